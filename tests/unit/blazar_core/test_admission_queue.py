@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Leases that wait for room, and get it."""
+"""Leases that wait for capacity."""
 
 import sqlalchemy as sa
 
@@ -27,7 +27,7 @@ load_tests = databases.load_tests
 
 
 class RetryingTestCase(base.LeaseTestCase):
-    """A host with two CPUs, of which a lease has all."""
+    """A host with two CPUs, and leases that may wait for them."""
 
     def setUp(self):
         super().setUp()
@@ -37,7 +37,7 @@ class RetryingTestCase(base.LeaseTestCase):
                                  self.encryption.open, 10)
 
     def fill(self, end=1000):
-        """Take all there is; returns the lease that has it."""
+        """Reserve the whole host and return the lease."""
         return self.reserve(0, end, self.places(2), active=True)
 
     def wanted(self, start=0, end=100, retries=10, interval=60, duration=None,
@@ -47,13 +47,13 @@ class RetryingTestCase(base.LeaseTestCase):
             duration=duration, **values)
 
     def held(self, count=1, project='project', **wanted):
-        """A boot that may wait; its call is kept."""
+        """Create a lease of a boot that may wait; its build is deferred."""
         return self.leases.creation.create(self.new_lease(
             count=count, project=project, request=self.wanted(**wanted)),
             self.encryption.seal('call'))
 
     def asked(self, amount=1, project='project', **wanted):
-        """Places that may be waited for."""
+        """Create a lease with slots that may wait."""
         return self.reserve(0, 0, self.places(amount), project=project,
                             request=self.wanted(**wanted))
 
@@ -146,7 +146,7 @@ class TestRetrying(RetryingTestCase):
         self.assertEqual('ACTIVE', self.status(lease))
 
     def test_it_is_tried_at_its_times_too(self):
-        """What the books do not tell may have changed in the cloud."""
+        """The cloud may have changed without a trace in the database."""
         self.places_type.demand_of = lambda reserved: model.Demand(
             {'VCPU': 1}, hosts=frozenset())
         self.fill()
@@ -173,7 +173,7 @@ class TestRetrying(RetryingTestCase):
             'hosts', 'changes', 'leases', 'reservations', 'events',
             'bookings', 'projects'))
         self.assertEqual([], self.cloud.sent)
-        # Its servers are there, until it ends.
+        # Its servers exist until the lease ends.
         server_id, = base.servers_of(lease)
         self.cloud.servers[server_id] = cloud_api.ObservedServer(State.ERROR)
         self.clock.advance(5000)
@@ -205,7 +205,7 @@ class TestRetrying(RetryingTestCase):
         self.assertEqual('ERROR', self.status(lease))
 
     def test_what_cannot_be_tried_fails_all_the_same(self):
-        """And keeps no other of its project from its turn for ever."""
+        """And it does not block the other leases of its project."""
         first = self.fill(10000)
         lease = self.asked(retries=1, duration=100)
 
@@ -233,7 +233,7 @@ class TestRetrying(RetryingTestCase):
         self.assertEqual('TERMINATED', self.status(lease))
 
     def test_after_the_time_in_which_it_may_wait_it_gets_nothing(self):
-        """Limits and trusts were asked for no longer than that."""
+        """Limits and trusts were only checked for that time."""
         first = self.fill(10000)
         lease = self.asked(duration=100)
         self.clock.advance(601)
@@ -327,7 +327,7 @@ class TestRetrying(RetryingTestCase):
 
 
 class TestTurns(RetryingTestCase):
-    """Who gets what falls free."""
+    """The order of admissions."""
 
     def test_of_a_project_the_first_comes_first(self):
         first = self.fill(10000)
@@ -340,7 +340,7 @@ class TestTurns(RetryingTestCase):
         self.clock.advance(60)
         driven.run_due(self.engine)
         self.assertEqual(['WAITING', 'WAITING'], self.statuses(large, small))
-        # Nor does a new one go before them.
+        # A new lease is not admitted before them either.
         self.assertEqual('WAITING', self.asked(1, end=5000)['status'])
         self.free(first)
         self.look()
@@ -355,7 +355,7 @@ class TestTurns(RetryingTestCase):
         self.assertEqual(['WAITING', 'PENDING'], self.statuses(large, small))
 
     def test_a_round_is_finished_before_the_next_one(self):
-        """However often something changes: each takes longer than that."""
+        """However often something changes: each try takes longer than that."""
         self.fill()
         for project in 'abc':
             self.asked(project=project)
@@ -374,7 +374,7 @@ class TestTurns(RetryingTestCase):
         self.assertEqual('abca', ''.join(tried))
 
     def test_the_last_time_each_is_tried(self):
-        """Whoever of its project comes before it."""
+        """Even if another lease of its project is before it."""
         self.fill(10000)
         self.asked(2, end=9000)
         small = self.asked(1, end=9000, retries=1)
@@ -424,7 +424,7 @@ class TestTurns(RetryingTestCase):
         self.free(first)
         self.look()
         self.assertEqual(('WAITING', []), (self.status(lease), answers))
-        # It was silent, and is asked again a while later.
+        # The cloud did not answer, and is asked again later.
         self.clock.advance(demands.AGAIN)
         self.look()
         self.assertEqual('PENDING', self.status(lease))
@@ -468,7 +468,7 @@ class TestTurns(RetryingTestCase):
             ('lease.update', lease['id'])))
 
     def test_who_takes_the_room_first_has_it(self):
-        """It is decided as any other booking is."""
+        """It is decided like any other booking."""
         first = self.fill()
         lease = self.asked(2, end=2000)
         self.free(first)

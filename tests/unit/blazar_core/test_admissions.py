@@ -41,14 +41,14 @@ class TestPickAgainstBruteForce(admissions_base.AgainstBruteForce):
                     answers[exc.refusal.reason] += 1
                     self.check_refusal(question, exc.refusal)
                     if exc.refusal.next_start is not None:
-                        # Raises, if it does not fit there.
+                        # Raises if it does not fit there.
                         start = exc.refusal.next_start
                         admitting.pick(demand, model.Window(
                             start, start + window.end - window.start))
                 else:
                     self.assertIsNone(quoted)
                     answers['admitted'] += 1
-                    # Who is content with fewer gets all that there are.
+                    # A demand with a minimum gets as many as there are.
                     self.assertEqual(oracle.most(
                         world.hosts, world.bookings(), asked, window.start,
                         window.end) if demand.least else demand.count,
@@ -60,7 +60,7 @@ class TestPickAgainstBruteForce(admissions_base.AgainstBruteForce):
             self.in_books(world, followed, work)
 
         self.for_all(check, worlds.questions(), st.booleans())
-        # No answer is a rarity that the examples hardly reach.
+        # Each answer occurs often enough in the examples.
         for answer in ('admitted', refusals.Reason.NO_ROOM,
                        refusals.Reason.NO_HOST, refusals.Reason.TOO_BIG):
             self.assertGreaterEqual(
@@ -138,7 +138,7 @@ class TestPickAgainstBruteForce(admissions_base.AgainstBruteForce):
                         with_them, asked, window.start, window.end))
                 return admitting.quote([demand], window)
 
-            # And they are back after it.
+            # The bookings are counted again afterwards.
             after = self.in_books(world, False, ask)
             fits = oracle.most(
                 world.hosts, world.bookings(), asked._replace(
@@ -286,7 +286,7 @@ class TestSeveralDemands(admissions_base.AdmissionTestCase):
             model.Demand({'VCPU': 2}))
         self.assertEqual(refusals.Refusal(refusals.Reason.TOO_BIG, 4, 3, None),
                          refused.refusal)
-        # What was tried has left no trace.
+        # The failed attempt has left nothing.
         self.assertEqual(['one'] * 4, self.pick(0, 10, 4))
 
     def test_who_has_the_fewest_hosts_chooses_first(self):

@@ -31,12 +31,12 @@ class AuditTestCase(base.LeaseTestCase):
         return [one.text for one in self.audit.differences()]
 
     def assert_one(self, *words):
-        """One difference, with these words; returns it."""
+        """Check that there is one difference with these words; return it."""
         found, = self.audit.differences()
         for text in words:
             self.assertIn(text, found.text)
         self.assertTrue(found.remedy)
-        # Another look finds the same.
+        # A second check finds the same.
         self.assertEqual([found], list(self.audit.differences()))
         return found
 
@@ -51,7 +51,7 @@ class AuditTestCase(base.LeaseTestCase):
         self.assertIsNone(self.assert_one(*words).mend)
 
     def change(self, table, *where, **values):
-        """A hand in the books, or a process that died."""
+        """Change a row, as an operator or a process that died would."""
         with self.database.writer() as session:
             session.execute(sa.update(table).where(*where).values(**values))
 
@@ -60,7 +60,7 @@ class AuditTestCase(base.LeaseTestCase):
             session.execute(sa.delete(table).where(*where))
 
     def over(self, **kwargs):
-        """A lease that is over."""
+        """Return a lease that has ended."""
         lease = self.lease(50, 100, **kwargs)
         self.lifecycle.lease_end.end(lease['id'])
         self.assertEqual('TERMINATED', self.status(lease))
@@ -109,7 +109,7 @@ class TestWhatIsRight(AuditTestCase):
 class TestLeases(AuditTestCase):
 
     def test_one_without_bookings(self):
-        """Its last server was freed, and the process died right then."""
+        """The process died right after its last server was freed."""
         for start, status in ((50, 'PENDING'), (0, 'STARTING')):
             lease = self.lease(start, 100)
             self.delete(models.Booking)
@@ -135,7 +135,7 @@ class TestLeases(AuditTestCase):
     def test_one_that_runs_and_is_still_held(self):
         self.lease(50, 100)
         self.change(models.Lease, status='STARTING')
-        # It may be tried again.
+        # The build may be tried again.
         self.assertEqual([], list(self.audit.differences()))
         self.change(models.Lease, status='ACTIVE')
         self.assert_not_mended('is ACTIVE, but 1 of its servers were not sent '
@@ -292,7 +292,7 @@ class TestWhatIsLeftBehind(AuditTestCase):
 
 
 class TestABookingWithoutALease(AuditTestCase):
-    """Only where foreign keys are not enforced can it come to that."""
+    """Bookings without a lease, possible only without foreign keys."""
 
     scenarios = [one for one in databases.SCENARIOS if one[0] == 'sqlite']
 
@@ -313,7 +313,7 @@ class TestABookingWithoutALease(AuditTestCase):
 class TestCapacity(AuditTestCase):
 
     def book_too_much(self):
-        """Two leases of 2 on hosts of 2 each, then one of them on both."""
+        """Create two leases of 2 on hosts of 2, and book both on one host."""
         self.two = self.host('two', VCPU=2)
         first = self.lease(50, 100, resources={'VCPU': 2})
         second = self.lease(60, 90, resources={'VCPU': 2})

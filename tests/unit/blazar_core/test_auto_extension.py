@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Leases that are prolonged by themselves."""
+"""Leases with automatic extension."""
 
 from blazar_core.audit import audit
 from blazar_core.common import errors
@@ -19,9 +19,7 @@ load_tests = databases.load_tests
 
 
 class ExtendingTestCase(base.LeaseTestCase):
-    """A host with two CPUs, and a lease of both that gets an hour more each
-    time.
-    """
+    """A host with two CPUs, and a lease of both that an hour is added to."""
 
     def setUp(self):
         super().setUp()
@@ -65,7 +63,7 @@ class TestExtending(ExtendingTestCase):
             self.assertEqual((4 + number) * HOUR, self.end_of(lease))
             self.assertEqual(number, self.updates(lease))
             self.assertEqual([(3 + number) * HOUR], self.times(lease))
-        # It never neared its end.
+        # Its end was never near.
         self.assertEqual([7 * HOUR - 600],
                          self.times(lease, 'before_end_lease'))
         self.assertNotIn(('lease.event.before_end_lease', lease['id']),
@@ -73,7 +71,7 @@ class TestExtending(ExtendingTestCase):
         self.assertEqual([], [*audit.Audit(
             self.database, self.clock, self.lifecycle, self.encryption.open,
             10).differences()])
-        # Its room is taken for as long.
+        # Its capacity is reserved as long.
         self.assertRaises(errors.Refused, self.reserve, 6 * HOUR, 8 * HOUR,
                           self.places(1))
         self.reserve(7 * HOUR, 8 * HOUR, self.places(1))
@@ -195,7 +193,7 @@ class TestExtending(ExtendingTestCase):
             self.end_of(lease), self.updates(lease)))
 
     def test_it_goes_before_what_is_only_told(self):
-        """Else one that is told that it nears its end may not do so."""
+        """Otherwise the notification before the end could be sent in vain."""
         lease = self.extended(before_end=NOW + 3 * HOUR)
         self.run_at(3 * HOUR)
         self.assertEqual(5 * HOUR, self.end_of(lease))
@@ -205,7 +203,7 @@ class TestExtending(ExtendingTestCase):
     def test_who_stood_still_does_not_prolong_it_once_more(self):
         lease = self.extended()
         self.run_at(3 * HOUR)
-        # Somebody else has taken over, and is done by now.
+        # Another process has taken over and is done by now.
         self.lifecycle.auto_extension.extend(lease['id'])
         self.assertEqual(5 * HOUR, self.end_of(lease))
         self.assertEqual(1, self.updates(lease))
@@ -224,7 +222,7 @@ class TestExtending(ExtendingTestCase):
         self.lifecycle.auto_extension._granting = lambda *_what: 1 / 0
         self.run_at(3 * HOUR)
         self.assertEqual(4 * HOUR, self.end_of(lease))
-        # However often, it is not given up before the end.
+        # However often it fails, it is tried until the end.
         for time in range(3 * HOUR, 4 * HOUR - 300, 300):
             self.run_at(time)
         self.lifecycle.auto_extension._granting = lambda *_what: None
@@ -248,7 +246,7 @@ class TestExtending(ExtendingTestCase):
         lease = self.extended()
         self.lifecycle.lease_end.delete(lease['id'])
         self.run_at(3 * HOUR)
-        # It was over at once.
+        # The lease ended at once.
         self.assertEqual([NOW], self.scalars(models.Lease.end_date))
 
     def test_who_moves_the_end_moves_it_too(self):
@@ -275,7 +273,7 @@ class TestExtending(ExtendingTestCase):
         lease = self.extended()
         self.clock.advance(4 * HOUR)
         self.assertIsNone(self.lifecycle.auto_extension.extend(lease['id']))
-        # It was another process, whose clock is ahead of this one's.
+        # Another process, whose clock is ahead, has tried it.
         self.clock.advance(-5)
         with self.database.writer() as session:
             session.query(models.Event).filter_by(

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""What a request does not wait for."""
+"""Work that a request does not wait for."""
 
 import threading
 import time
@@ -10,7 +10,7 @@ from oslotest import base
 
 from blazar_core.common import background
 
-#: Seconds after which a thread does not come any more.
+#: Seconds after which a thread is missing.
 LONGEST = 30
 
 
@@ -39,7 +39,7 @@ class TestBackground(base.BaseTestCase):
         self.go_on.set()
         for one in busy:
             one.result(LONGEST)
-        # A thread is free again a moment after its result is there.
+        # A thread becomes free a moment after it returns its result.
         deadline = time.monotonic() + LONGEST
         while self.background.start(threading.current_thread).result(
                 LONGEST) is threading.current_thread():

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Leases for which servers of others are moved."""
+"""Leases for which servers of others are migrated."""
 
 from unittest import mock
 
@@ -37,13 +37,13 @@ load_tests = databases.load_tests
 
 
 class Killed(BaseException):
-    """A process dies."""
+    """The process dies."""
 
 
 class RoomTestCase(base.LeaseTestCase):
-    """Three hosts with four CPUs each, and what runs there without a lease.
+    """Three hosts with four CPUs each, and servers without a lease.
 
-    One and two have two servers of two CPUs each; three has room for two.
+    One and two have two servers of two CPUs each; three has capacity for two.
     """
 
     def setUp(self):
@@ -61,7 +61,7 @@ class RoomTestCase(base.LeaseTestCase):
                                  self.encryption.open, 10)
 
     def put(self, name, vcpus=2):
-        """Have a server run on a host."""
+        """Run a server on a host."""
         server_id = uuidutils.generate_uuid()
         self.there[name][server_id] = {
             'VCPU': vcpus, 'MEMORY_MB': 512 * vcpus}
@@ -71,7 +71,7 @@ class RoomTestCase(base.LeaseTestCase):
         return server_id
 
     def tell(self, *names):
-        """Write down what runs on hosts, as the comparison does."""
+        """Report the usage of hosts, as the periodic sync does."""
         for name in names:
             uuid = self.names[name]
             with self.database.writer() as session:
@@ -80,7 +80,7 @@ class RoomTestCase(base.LeaseTestCase):
                     inventory.generations(session, [uuid])[uuid])
 
     def arrive(self, server_id, told=True):
-        """A server has come where it was to move; returns where that is."""
+        """Complete a migration and return its target."""
         target = dict(self.cloud.moves)[server_id]
         to = next(name for name, uuid in self.names.items()
                   if uuid == target)
@@ -93,12 +93,12 @@ class RoomTestCase(base.LeaseTestCase):
         return to
 
     def stay(self, server_id):
-        """Its move has failed."""
+        """Let a migration fail."""
         self.cloud.arrive(server_id)
 
     def wanted(self, count=1, vcpus=4, timeout=600, end=5000, duration=None,
                sealed=True, **values):
-        """A lease for servers that are to have room."""
+        """Create a best-effort lease."""
         request = self.request(0, end, timeout=timeout, duration=duration)
         self.places_type.demand_of = lambda reserved: model.Demand(
             {'VCPU': vcpus, 'MEMORY_MB': 512 * vcpus},
@@ -112,7 +112,7 @@ class RoomTestCase(base.LeaseTestCase):
             self.encryption.seal('call'))
 
     def go_on(self, seconds=2):
-        """Time passes, and what is due is done."""
+        """Let time pass, and carry out what is due."""
         driven.run_due(self.engine)
         self.clock.advance(seconds)
         driven.run_due(self.engine)
@@ -127,7 +127,7 @@ class RoomTestCase(base.LeaseTestCase):
             return session.query(models.Booking).all()
 
     def asked(self):
-        """Who was asked to move."""
+        """Return the servers that were asked to migrate."""
         return [server_id for server_id, _host in self.cloud.moves]
 
 
@@ -142,7 +142,7 @@ class TestMakingRoom(RoomTestCase):
         self.assertEqual([], self.cloud.moves)
 
     def test_servers_move_and_the_lease_starts(self):
-        # What is free on host three is enough for one that moves.
+        # The free capacity of host three is enough for one migration.
         self.put('three', 2)
         self.there['two'].clear()
         self.put('two', 2)
@@ -168,7 +168,7 @@ class TestMakingRoom(RoomTestCase):
         lease = self.wanted(vcpus=4)
         self.go_on()
         self.assertEqual([], self.cloud.moves)
-        # A host is free already: what leads there needs no plan.
+        # A host is free already, so no plan is needed.
         self.assertEqual('STARTING', self.status(lease))
         lease = self.wanted(vcpus=4)
         self.go_on()
@@ -177,7 +177,7 @@ class TestMakingRoom(RoomTestCase):
 
 
 class FourHosts(RoomTestCase):
-    """Host three has no room for who leaves, host four has."""
+    """Host three has no capacity for migrations, host four has."""
 
     def setUp(self):
         super().setUp()
@@ -185,7 +185,7 @@ class FourHosts(RoomTestCase):
         self.names['four'] = self.host('four', **self.capacity)
         self.there['four'] = {}
         self.cloud.hosts.add(self.names['four'])
-        # Not for those that want a host.
+        # The leases cannot use host four.
         self.common = frozenset(
             self.names[name] for name in ('one', 'two', 'three'))
 
@@ -255,7 +255,7 @@ class TestMoving(FourHosts):
         self.go_on()
         self.assertIn('1 of 1 servers moved. 1 could not be moved.',
                       self.reason(lease))
-        # What has moved is in the books after a while.
+        # The completed migration is recorded after a while.
         self.go_on(best_effort.SETTLE)
         others = self.asked()[2:]
         self.assertEqual(set(self.servers) - {first, second}, set(others))
@@ -289,14 +289,14 @@ class TestMoving(FourHosts):
         self.assertIn('No capacity could be freed until', reason)
         self.assertIn(
             'Servers migrated for it: 1, being moved: 1.', reason)
-        # Whose they are is nobody else's concern.
+        # The reason does not name servers of other users.
         self.assertNotIn(first, reason)
         self.assertEqual('DONE', self.events_of(lease)['make_room'])
         self.assertEqual([None], [
             row.host_id for row in self.bookings()])
         self.assertEqual([], [*self.audit.differences()])
         self.assertEqual([], self.cloud.sent)
-        # Its end still comes, and takes its server along.
+        # Its end is still carried out and deletes its server.
         server_id, = base.servers_of(lease)
         self.cloud.servers[server_id] = cloud_api.ObservedServer(State.ERROR)
         self.clock.advance(5000)
@@ -382,8 +382,10 @@ class TestMoving(FourHosts):
             self.status(one) for one in leases})
 
     def planned_while(self, owner, name):
-        """One plan is made, and before it calls something another one is; both
-        have room on host four only. Who moves there is returned.
+        """Make a second plan before the first one calls the cloud.
+
+        Both have free capacity only on host four. Returns the servers that
+        migrate there.
         """
         first, second = self.wanted(), self.wanted()
         wanted = {first['id']: self.names['one'],
@@ -453,7 +455,7 @@ class TestMoving(FourHosts):
         self.assertEqual(
             ['requested', 'requested'], [*self.moves(lease).values()])
         del self.cloud.broken['move']
-        # Nobody knows whether it was asked for: not again, in any case.
+        # Whether it was requested is unknown: it is not requested again.
         self.go_on(10)
         self.assertEqual([], self.cloud.moves)
         self.go_on(server_moves.LOST)
@@ -524,11 +526,11 @@ class TestMoving(FourHosts):
 
 
 class TestPace(FourHosts):
-    """Servers of others are migrated now and then, not all the time."""
+    """Servers of others are migrated at a limited rate."""
 
     def setUp(self):
         super().setUp()
-        # Those on host one may be moved, between that and host four.
+        # The servers on host one may be migrated, there and to host four.
         self.victims = self.servers[:2]
         self.cloud.bound |= set(self.servers[2:])
         self.waiting = None
@@ -537,8 +539,9 @@ class TestPace(FourHosts):
         self.limit_moves(interval=interval, per_hour=per_hour)
 
     def chase(self, leases, seconds=20, **values):
-        """Leases for the host where the victims are, one after the other,
-        each deleted when its migrations are done, or after some seconds.
+        """Create leases for the host of the victims, one after the other.
+
+        Each is deleted when its migrations are done, or after some seconds.
         """
         for _each in range(leases):
             name = next(name for name, some in self.there.items()
@@ -651,7 +654,7 @@ class TestPace(FourHosts):
 
 
 class TestWholeHosts(whole_hosts_base.WholeHostsTestCase):
-    """Three hosts serve leases only, and servers with leases are on each."""
+    """Three enrolled hosts, each with servers that have leases."""
 
     def setUp(self):
         super().setUp()
@@ -664,7 +667,7 @@ class TestWholeHosts(whole_hosts_base.WholeHostsTestCase):
         self.engine = self.new_engine()
 
     def put(self, name, vcpus=1, preemptible=True, start=0, end=900):
-        """Have a server with a lease run on a host."""
+        """Run a server with a lease on a host."""
         make = self.running_lease if start == 0 else self.lease
         lease = make(start, end, resources={
             'VCPU': vcpus, 'MEMORY_MB': 512 * vcpus}, among=model.HostPool.ALL,
@@ -706,7 +709,7 @@ class TestWholeHosts(whole_hosts_base.WholeHostsTestCase):
         self.go_on()
         (moved, to), = self.moves()
         self.assertEqual(going, [moved])
-        # None that serves everybody, and where least is left.
+        # Not to a host for all workloads, and to the fullest one.
         self.assertEqual('three', to)
         with self.database.reader() as session:
             move, = session.query(models.ServerMove)
@@ -720,7 +723,7 @@ class TestWholeHosts(whole_hosts_base.WholeHostsTestCase):
 
     def test_one_that_is_promised_or_has_one_that_stays_is_not(self):
         self.put('one', preemptible=False)
-        # It has not begun, and so nobody can move it.
+        # Its lease has not started, so it cannot be migrated.
         self.put('two', start=600, end=1200)
         self.put('three', vcpus=4)
         lease = self.wanted()
@@ -788,8 +791,9 @@ class TestWholeHosts(whole_hosts_base.WholeHostsTestCase):
         self.assertNotIn('one', self.bookings_of(lease))
 
     def both(self):
-        """A lease of a host and of a server that are to have room, where
-        each needs one server to move; says which.
+        """Create a lease of a host and of a server; return the server to move.
+
+        Each of the two needs the migration of one server.
         """
         self.uuids['spare'] = self.host('spare', VCPU=2, MEMORY_MB=2048)
         self.cloud.hosts = set(self.uuids.values())
@@ -839,7 +843,7 @@ class TestWholeHosts(whole_hosts_base.WholeHostsTestCase):
 
 
 class TestStandingStill(FourHosts):
-    """A worker stands still after it has written that it asks for a move."""
+    """A worker freezes after it has recorded the request of a migration."""
 
     def test_it_asks_for_nothing(self):
         lease = self.wanted()
@@ -864,7 +868,7 @@ class TestStandingStill(FourHosts):
 
 
 class TestDeath(FourHosts):
-    """Whoever makes room dies at every step, and another one goes on."""
+    """The worker dies at every step, and another one continues."""
 
     def test_at_every_step(self):
         for step in (fault_points.FaultPoint.ROOM_PLANNED,
@@ -891,7 +895,7 @@ class TestDeath(FourHosts):
                 try:
                     driven.run_due(self.engine)
                 except Killed:
-                    # Its claim runs out.
+                    # Its claim expires.
                     self.engine = self.new_engine(f'heir{len(deaths)}')
                 for one in self.asked():
                     if self.cloud.servers[one].busy:
@@ -907,7 +911,7 @@ class TestDeath(FourHosts):
         self.reset()
 
     def reset(self):
-        """As it was before."""
+        """Restore the initial state."""
         with self.database.writer() as session:
             session.query(models.ServerMove).delete()
         for lease_id in self.scalars(models.Lease.id):

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""The books in memory follow the database, whoever writes and in what order.
-"""
+"""The index in memory follows the database, for any writers and any order."""
 
 import contextlib
 import itertools
@@ -33,12 +32,12 @@ load_tests = databases.load_tests
 
 NOW = base.NOW
 RESOURCES = [{'VCPU': 1}, {'VCPU': 2, 'MEMORY_MB': 512}, {'GPU': 1}]
-#: What a server without a lease takes.
+#: The usage of a server without a lease.
 PLAIN = {'VCPU': 3, 'MEMORY_MB': 0, 'GPU': 0}
 
 
 class IndexTestCase(base.LeaseTestCase):
-    """Books with hosts, a reservation to hang bookings on, an index."""
+    """A database with hosts, a reservation for bookings, and an index."""
 
     scenarios = databases.SQL
 
@@ -62,8 +61,9 @@ class IndexTestCase(base.LeaseTestCase):
             ledger.amend(session, self.clock.now(), edits)
 
     def skip(self, followed: booking_index.Index) -> None:
-        """Let it take everything so far for read: as if that had been
-        committed long after ids behind it were read.
+        """Let an index regard all changes so far as read.
+
+        As if their ids had been skipped, and committed long after higher ones.
         """
         with self.database.reader() as session:
             followed._known.top = session.execute(feed.NEWEST).one()
@@ -74,7 +74,7 @@ class IndexTestCase(base.LeaseTestCase):
             models.Booking.server_id.is_(None)).order_by(models.Booking.id)))
 
     def picture(self, followed: booking_index.Index) -> ty.Any:
-        """All that an index says, from now on."""
+        """Return everything that an index contains, from now on."""
         with followed.fresh() as timeline:
             pictures = {}
             for host_id in sorted(timeline.ids):
@@ -297,7 +297,7 @@ class FaultTest(IndexTestCase):
 
     @contextlib.contextmanager
     def failing_at(self, number: int) -> ty.Iterator[mock.Mock]:
-        """Let a statement fail; the mock tells of it."""
+        """Let a statement fail; the mock counts it."""
         statements = itertools.count()
         failed = mock.Mock(side_effect=Fault)
 
@@ -312,7 +312,7 @@ class FaultTest(IndexTestCase):
             sa.event.remove(self.database.engine, 'before_execute', count)
 
     def change_everything(self, number: int) -> None:
-        """What makes the index ask whatever it may ask."""
+        """Change everything that the index may have to read."""
         self.amend(self.new(self.host_ids[0], 20 + number, 60))
         self.skip(self.index)
         self.amend(self.new(self.host_ids[0], 20 + number, 60),
@@ -329,7 +329,7 @@ class FaultTest(IndexTestCase):
         self.picture(self.index)
         for number in itertools.count():
             self.change_everything(number)
-            # Half of the times so that generations are compared.
+            # Every other time, so that generations are compared.
             self.clock.advance(feed.COMPARE // 2)
             with self.failing_at(number) as failed, contextlib.suppress(
                     Fault), self.index.fresh():
@@ -362,7 +362,7 @@ class FaultTest(IndexTestCase):
 
 
 class ReadAgainTest(IndexTestCase):
-    """What cannot be followed is read again, and nothing else is."""
+    """Only what cannot be followed is loaded again."""
 
     def setUp(self) -> None:
         super().setUp()
@@ -377,7 +377,7 @@ class ReadAgainTest(IndexTestCase):
         return feed.trim(self.database, before)
 
     def test_a_quiet_system_is_followed_however_often_it_is_trimmed(self):
-        """By who looks within an hour of what was decided."""
+        """If the index is used within an hour of each change."""
         later = 100 * booking_index.KEEP
         for number in range(6):
             self.amend(self.new(self.host_ids[number % 3], later, later + 9))
@@ -405,7 +405,7 @@ class ReadAgainTest(IndexTestCase):
             feed.COMPARE, self.host_ids[1])
 
     def check_trimmed_by_another_clock(self, seconds: int, then: int) -> None:
-        """The newest change that is known was made where it is later."""
+        """The newest known change was made by a clock that is ahead."""
         with self.database.writer() as session:
             ledger.amend(session, NOW + 9999, [
                 self.new(self.host_ids[2], 20, 30)])
@@ -418,7 +418,7 @@ class ReadAgainTest(IndexTestCase):
         self.load.assert_called_once()
 
     def restore(self, backup: dict[str, list[ty.Any]]) -> None:
-        """Put a backup in the place of what is there."""
+        """Replace the content of the database by a backup."""
         tables = models.Base.metadata.sorted_tables
         again = {
             'sqlite': "SELECT 1",
@@ -444,7 +444,7 @@ class ReadAgainTest(IndexTestCase):
         self.load.assert_called_once()
 
     def test_one_that_has_gone_on_since(self):
-        """The same ids and generations mean something else now."""
+        """The same ids and generations have another meaning now."""
         backup = self.everything()
         for window in ((20, 30), (25, 35)):
             self.amend(self.new(self.host_ids[0], *window))
@@ -478,7 +478,7 @@ class ReadAgainTest(IndexTestCase):
 
 
 class BlocksTest(IndexTestCase):
-    """The bookings of some hosts are read at once."""
+    """The bookings of several hosts are read at once."""
 
     def setUp(self) -> None:
         super().setUp()
@@ -602,7 +602,7 @@ class AlikeTest(base.TestCase):
 
 
 class OutOfOrderTest(IndexTestCase):
-    """Transactions that overlap commit in another order than they began."""
+    """Overlapping transactions commit in another order than they began."""
 
     scenarios = databases.SERVERS
 
@@ -613,7 +613,7 @@ class OutOfOrderTest(IndexTestCase):
         with early.writer() as session:
             ledger.amend(session, NOW, [self.new(first, 40, 50)])
             session.flush()
-            # Somebody else is faster, with a later id.
+            # Another transaction is faster, with a higher id.
             self.amend(self.new(second, 40, 50))
             with self.index.fresh() as timeline:
                 window = model.Window(NOW + 40, NOW + 41)
@@ -624,7 +624,7 @@ class OutOfOrderTest(IndexTestCase):
         self.assert_true_to_the_database(self.index)
 
     def test_more_changes_than_ids_are_looked_for(self):
-        """Half of a decision has ids that nobody looks for any more."""
+        """Half of a decision has ids that are no longer looked for."""
         self.host('big', VCPU=9999)
         (big,) = self.scalars(models.Host.id, models.Host.name == 'big')
         self.picture(self.index)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""What a budget service charges is what there is of leases, whoever dies."""
+"""The budget service charges the leases that exist, whatever process dies."""
 
 import contextlib
 from unittest import mock
@@ -32,11 +32,11 @@ class Killed(BaseException):
 
 
 class Budget:
-    """What it has charged is by lease; it may be told of a lease twice.
+    """A budget service that charges by lease and may be called twice.
 
     :ivar charged: the end for which each lease is charged
-    :ivar commits: the ids of all that were committed, however often
-    :ivar before: called before it writes anything down
+    :ivar commits: the ids of all committed leases, with repetitions
+    :ivar before: called before it records anything
     :ivar after: called before it answers
     """
 
@@ -66,7 +66,7 @@ class Budget:
 
 
 def failing(exc, at, once=True):
-    """Raises at one of its calls."""
+    """Return a function that raises at one of its calls."""
     calls = []
 
     def fail(what, _lease):
@@ -93,7 +93,7 @@ class ChargingTestCase(base.LeaseTestCase):
         driven.run_due(self.engine)
 
     def assert_settled(self):
-        """What is charged is what there is, and nothing waits."""
+        """Check that charges and leases agree, and no event is open."""
         self.assertEqual(
             dict(self.existing()), self.budget.charged)
         self.assertEqual([], self.scalars(
@@ -175,7 +175,7 @@ class TestNewLeases(ChargingTestCase):
         self.assert_settled()
 
     def test_a_request_that_took_too_long_makes_no_lease(self):
-        """The refund has begun, and may have come before the commit."""
+        """The refund has begun, and may have preceded the commit."""
         def late(what, _lease):
             self.run_at(AFTER)
         self.budget.before = late
@@ -308,7 +308,7 @@ class TestChanges(ChargingTestCase):
 
 
 class TestServers(ChargingTestCase, test_members.JoiningTestCase):
-    """Servers that come under a lease, and leave it."""
+    """Servers that are added to a lease, and removed from it."""
 
     def test_what_comes_and_what_leaves_is_charged(self):
         one, two, three = self.runs(1, 2, 1)
@@ -334,7 +334,7 @@ class TestServers(ChargingTestCase, test_members.JoiningTestCase):
 
 
 class TestWaiting(ChargingTestCase, test_admission_queue.RetryingTestCase):
-    """A lease that waits for capacity has other dates when it has got it."""
+    """A lease that waits for capacity is admitted with other dates."""
 
     def setUp(self):
         super().setUp()
@@ -349,7 +349,7 @@ class TestWaiting(ChargingTestCase, test_admission_queue.RetryingTestCase):
                                lease['end_date'] - NOW))
 
     def admit(self, look=None):
-        """After 500 seconds there is capacity for it."""
+        """Free capacity for the lease after 500 seconds."""
         self.clock.advance(500)
         self.free(self.first)
         (look or self.look)()

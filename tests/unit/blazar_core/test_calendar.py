@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""What is reserved when, and how much is free."""
+"""When capacity is reserved, and how much is free."""
 
 from unittest import mock
 

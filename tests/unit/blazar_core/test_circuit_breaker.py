@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""A database that is away: who asks it, how long he waits, when it is back.
-"""
+"""An unavailable database: which calls try it, how long, and its recovery."""
 
 import os
 import socket
@@ -26,7 +25,7 @@ from tests.unit import base
 
 
 class TestPresence(base.TestCase):
-    """Who asks, and when."""
+    """Which calls try the database, and when."""
 
     def setUp(self):
         super().setUp()
@@ -116,10 +115,10 @@ class TestPresence(base.TestCase):
 
 
 class TestTimes(base.TestCase):
-    """Nobody waits for an answer for ever."""
+    """Each wait for an answer has a timeout."""
 
     def connected(self, url, **how):
-        """With what a driver is told to connect."""
+        """Return the arguments with which a driver connects."""
         conf = databases.configuration(url)
         for name, value in how.items():
             conf.set_override(name, value, 'blazar_database')
@@ -141,7 +140,7 @@ class TestTimes(base.TestCase):
             told['connect_timeout'], told['tcp_user_timeout']))
 
     def check_mute(self, scheme, more):
-        """One that accepts connections, and never answers."""
+        """Check a server that accepts connections and never answers."""
         with socket.create_server(('127.0.0.1', 0)) as mute:
             database = api.Database(databases.configuration(
                 f'{scheme}://user@127.0.0.1:{mute.getsockname()[1]}'
@@ -150,7 +149,7 @@ class TestTimes(base.TestCase):
             self.assertRaises(errors.DatabaseUnavailable, self.read, database)
             self.assertRaises(errors.DatabaseUnavailable, self.read, database)
             self.assertLess(time.monotonic() - begun, 15)
-            # Nobody is asked any more.
+            # The database is not tried again.
             asked = []
             database.status._probe = lambda: asked.append(scheme)
             self.assertRaises(errors.DatabaseUnavailable, self.read, database)
@@ -166,7 +165,7 @@ class TestTimes(base.TestCase):
     def test_one_that_is_not_there(self):
         for scheme in ('mysql+pymysql', 'postgresql+psycopg2'):
             with socket.socket() as taken:
-                # Bound, and nobody listens.
+                # Bound, but not listening.
                 taken.bind(('127.0.0.1', 0))
                 database = api.Database(databases.configuration(
                     f'{scheme}://user@127.0.0.1:{taken.getsockname()[1]}/a'))
@@ -180,7 +179,7 @@ class TestTimes(base.TestCase):
 
 
 class TestWithoutBooks(base.DatabaseTestCase):
-    """What a scheduler does while the database is away."""
+    """A scheduler while the database is unavailable."""
 
     scenarios = []
 
@@ -206,7 +205,7 @@ class TestWithoutBooks(base.DatabaseTestCase):
         self.clock.advance(circuit_breaker.PAUSE)
 
     def promise(self, vcpus):
-        """Book a part of the host for somebody, for a while to come."""
+        """Reserve a part of the host by a lease in the future."""
         with self.database.writer() as session:
             lease = models.Lease(
                 lease_type='immediate',
@@ -239,7 +238,7 @@ class TestWithoutBooks(base.DatabaseTestCase):
         self.clock.advance(600)
         self.assertEqual({self.uuid: 2}, self.fits().by_host)
         self.assertEqual(float('inf'), self.fits().elsewhere)
-        # What comes meanwhile counts.
+        # Servers that are admitted meanwhile count.
         take_back = self.claim('first')
         self.assertEqual({self.uuid: 1}, self.fits().by_host)
         self.claim('second')
@@ -251,7 +250,7 @@ class TestWithoutBooks(base.DatabaseTestCase):
         self.assertEqual({self.uuid: 0}, self.fits().by_host)
         self.assertEqual(1, self.log.output.count(
             'servers are checked against the state of 600 s ago'))
-        # Until somebody can write, or those who can have had the time.
+        # Until the claim can be recorded, or the listener has had the time.
         self.bring_back()
         self.assertEqual({self.uuid: 0}, self.by_host())
         self.claim('again', forced=True)

@@ -47,7 +47,7 @@ class Shifted(clocks.SystemClock):
 
 
 class TestClockSkew(base.TestCase):
-    """What follows from the database's time, without a database."""
+    """Conclusions from the database's time, without a database."""
 
     def setUp(self):
         super().setUp()
@@ -68,8 +68,9 @@ class TestClockSkew(base.TestCase):
         return (self.clock.now() + self.offset) * 1000000
 
     def note(self, took=0):
-        """The database's clock is ``offset`` ahead of ours; it has answered
-        within ``took`` seconds.
+        """Note the time of a database whose clock is ``offset`` ahead.
+
+        :param took: seconds within which it answered
         """
         self.skew.note(self.time(), self.clock.elapsed() - took)
 
@@ -105,7 +106,7 @@ class TestClockSkew(base.TestCase):
         self.assertIn('at least 999 s behind the clock of', str(exc))
 
     def test_a_slow_answer_is_no_skew(self):
-        # Somewhere within the eight seconds it has read its clock.
+        # The database has read its clock at some time in the eight seconds.
         for offset, right in ((-8, True), (-13, True), (-14, False),
                               (0, True), (6, True), (7, False)):
             self.offset = offset
@@ -167,7 +168,7 @@ class TestDatabase(base.DatabaseTestCase):
         self.database = self.connect()
 
     def connect(self):
-        """As another process would, by the clock of this test."""
+        """Connect as another process would, with the clock of this test."""
         database = api.Database(self.books.conf, self.clock)
         self.addCleanup(database.engine.dispose)
         return database
@@ -223,7 +224,7 @@ class TestDatabase(base.DatabaseTestCase):
     def test_a_step_is_noticed_without_a_statement(self):
         self.database.check_clock()
         self.clock.ahead = 1000
-        # Whoever would ask now had no answer.
+        # A call would not be answered now.
         self.assertRaises(errors.ClockSkewed, self.database.skew.check_step)
 
     def test_a_machine_that_was_suspended_is_not_wrong(self):
@@ -240,7 +241,7 @@ class TestDatabase(base.DatabaseTestCase):
 
 
 class TestEngine(engine_base.EngineTestCase):
-    """A listener whose clock is not that of its database."""
+    """A listener whose clock differs from that of its database."""
 
     scenarios = _SERVERS
 
@@ -261,7 +262,7 @@ class TestEngine(engine_base.EngineTestCase):
                           'end_lease')
 
     def test_who_stood_still_takes_nothing_that_was_taken_meanwhile(self):
-        """By the time it read before, the claim of another is far ahead."""
+        """In terms of its last reading, the claim of another is far ahead."""
         event_id = self.event('lease', claimed_until=self.now + 60,
                               claimed_by='other', status='IN_PROGRESS')
         queue = self.engine()._queue
@@ -314,7 +315,7 @@ class TestEngine(engine_base.EngineTestCase):
             one for one in statements if one.startswith('SELECT')]))
 
     def test_the_outcome_of_what_was_under_way_is_written_by_others(self):
-        """The clock steps while an action goes on."""
+        """The clock steps during an action."""
         event_id = self.due_in('a', -100)
         door = self.shut('a')
         worker = self.engine()
@@ -330,7 +331,7 @@ class TestEngine(engine_base.EngineTestCase):
 
 
 class TestScheduler(base.DatabaseTestCase):
-    """A scheduler with a wrong clock is one without a database."""
+    """A scheduler with a wrong clock behaves as without a database."""
 
     scenarios = _SERVERS
 
@@ -348,7 +349,7 @@ class TestScheduler(base.DatabaseTestCase):
         self.book(self.clock.now() + 100, self.clock.now() + 500)
 
     def book(self, start, end):
-        """Reserve the host for somebody."""
+        """Reserve the host."""
         with self.database.writer() as session:
             session.add(models.Lease(
                 lease_type='immediate',
@@ -369,7 +370,7 @@ class TestScheduler(base.DatabaseTestCase):
     def test_it_goes_by_what_it_knew_when_its_clock_was_right(self):
         self.assertEqual(0, self.eligibility.for_unreserved(
             {'VCPU': 1}, [self.uuid]).by_host[self.uuid])
-        # By this clock the lease is over.
+        # By this clock the lease has ended.
         self.clock.ahead = 1000
         self.assertRaises(
             errors.ClockSkewed, self.eligibility.for_unreserved, {'VCPU': 1},
@@ -395,7 +396,7 @@ class TestScheduler(base.DatabaseTestCase):
 
 
 class TestSimultaneous(base.DatabaseTestCase):
-    """Threads of a process share what is known of its clock."""
+    """Threads of a process share the known skew of its clock."""
 
     scenarios = _SERVERS
 

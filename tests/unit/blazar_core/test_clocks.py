@@ -34,7 +34,7 @@ class TestSystemClock(base.TestCase):
         event = threading.Event()
         until = int(time.time()) + 1
         clocks.SystemClock().wait(event, until)
-        # The machine's timers may be a trifle early.
+        # The machine's timers may be slightly early.
         self.assertGreater(time.time(), until - 0.05)
 
     def test_there_is_no_waiting_for_the_past(self):
@@ -58,7 +58,7 @@ class TestRepeating(base.TestCase):
 
         thread = self.in_thread(lambda: periodic.run_periodically(
             manual, stopping, 30, 'What is short', look))
-        # It may be on its way to wait: the time goes on until it looks.
+        # The thread may not wait yet: advance until it looks.
         self.wait_for(lambda: manual.advance(1) and len(looks) == 2,
                       'the second look')
         thread.join(20)

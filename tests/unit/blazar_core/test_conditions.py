@@ -74,7 +74,7 @@ class TestUpdate(base.TestCase):
             self.said())
 
     def test_a_row_that_was_read_is_not_changed(self):
-        """SQLAlchemy writes only what is another object."""
+        """SQLAlchemy writes a value only if it is another object."""
         self.update(5, FAILED)
         before = self.lease.conditions
         copy = [dict(one) for one in before]

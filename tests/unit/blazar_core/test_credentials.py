@@ -22,7 +22,7 @@ State = base.State
 
 
 class TestCredentials(lifecycle_base.LifecycleTestCase):
-    """What lets us act for the user, from the admission to the end."""
+    """The trust of a lease, from the admission to the end."""
 
     def held(self, **wanted):
         return self.lease(50, 100, credential='trust', **wanted)
@@ -47,7 +47,7 @@ class TestCredentials(lifecycle_base.LifecycleTestCase):
                          views.get(self.database,
                                    lease['id'])['status_reason'])
         self.assertEqual([('lease.update', lease['id'])], self.notified)
-        # What was booked is free again.
+        # The booked capacity is free again.
         self.lease(50, 100)
 
     def test_it_is_given_back_when_the_lease_is_over(self):
@@ -149,7 +149,7 @@ class TestCredentials(lifecycle_base.LifecycleTestCase):
                          (self.cloud.deleted_with, self.cloud.revoked))
 
     def entrust(self, lease, text):
-        """Replace it; returns which can be revoked now."""
+        """Replace the trust; return the trusts that can be revoked now."""
         return list(map(self.encryption.open, self.leases.credentials.store(
             lease['id'], self.encryption.seal(text))))
 
@@ -188,7 +188,7 @@ class TestCredentials(lifecycle_base.LifecycleTestCase):
         with self.database.writer() as session:
             session.get(models.Lease, lease['id']).status = 'STARTING'
         for number in range(300):
-            # Each is sent with, and found to have come to nothing.
+            # Each is used for a build that is then found lost.
             with self.database.writer() as session:
                 session.execute(sa.update(models.Booking).values(
                     dispatched_at=self.clock.now()))

@@ -39,7 +39,7 @@ CHANGES_A_TABLE = '''
                if op.get_bind().dialect.name != 'mysql' else sa.text(
                    "UPDATE hosts SET note = CONCAT(name, ' noted')"))
 '''
-# What changes no rows may have been done before.
+# What changes no rows may be repeated.
 MAKES_A_TABLE = '''
     op.execute('CREATE TABLE IF NOT EXISTS later (id INTEGER)')
 '''
@@ -54,13 +54,13 @@ class TestMigration(base.DatabaseTestCase):
 
     def setUp(self):
         super().setUp()
-        # What is compiled once takes the tables of the first database for
-        # those of all others.
+        # A dialect shared by compile_once() has the tables of the first
+        # database.
         self.database = api.Database(self.books.conf)
         self.addCleanup(self.database.engine.dispose)
 
     def empty(self):
-        """Take everything out of the database."""
+        """Drop all tables."""
         metadata = sa.MetaData()
         metadata.reflect(self.database.engine)
         metadata.drop_all(self.database.engine)
@@ -84,8 +84,10 @@ class TestMigration(base.DatabaseTestCase):
         self.assertEqual(['one'], self.scalars(models.Host.name))
 
     def later(self, fails):
-        """Have two further revisions: the first one changes a table with rows
-        in it, the second one makes a table, and may fail after that.
+        """Add two revisions.
+
+        The first one changes a table with rows in it; the second one creates a
+        table, and may fail after that.
         """
         folder = os.path.join(self.useFixture(fixtures.TempDir()).path, 'db')
         shutil.copytree(os.path.dirname(migration.__file__), folder)
@@ -122,7 +124,7 @@ class TestMigration(base.DatabaseTestCase):
         with self.later(fails=True):
             self.assertRaises(ZeroDivisionError, migration.upgrade,
                               self.database)
-            # PostgreSQL alone rolls back what changes tables.
+            # Only PostgreSQL rolls back changes of tables.
             self.assertEqual('0001' if self.kind == 'postgresql' else '0002',
                              migration.version(self.database))
         with self.later(fails=False):
@@ -259,7 +261,7 @@ class TestTransactionsThatMeet(base.DatabaseTestCase):
     scenarios = databases.SERVERS
 
     def test_a_row_that_another_changed_meanwhile_is_read_again(self):
-        """The second run sees it, and decides on that."""
+        """The second run sees the change and decides by it."""
         self.host('one', VCPU=1)
         other = self.books.connect()
         seen = []
@@ -289,7 +291,7 @@ class TestTransactionsThatMeet(base.DatabaseTestCase):
         with fixtures.MonkeyPatch('blazar_core.db.api.LOCK_SECONDS', 1):
             other = self.books.connect()
             other._retries = 1
-            # Its settings are made with its connection.
+            # Its settings are made when it connects.
             other.engine.connect().close()
         runs = []
 
@@ -326,11 +328,11 @@ class TestTransactionsThatMeet(base.DatabaseTestCase):
 
 
 class TestFrozenProcess(base.DatabaseTestCase):
-    """A process stands still in a transaction."""
+    """A process freezes in a transaction."""
 
     scenarios = databases.SERVERS
 
-    #: Locks a row, says so, and writes no more until it is told to.
+    #: Locks a row, reports it, and writes nothing until it is told to.
     WORK = """
 import sys
 import sqlalchemy as sa
@@ -384,7 +386,7 @@ class TestJson(base.DatabaseTestCase):
 
 
 class TestRoundTrips(base.DatabaseTestCase):
-    """What a connection is not asked, and what it is nevertheless."""
+    """Round trips that a connection saves, and those it needs."""
 
     scenarios = databases.SERVERS
 
@@ -394,11 +396,11 @@ class TestRoundTrips(base.DatabaseTestCase):
         self.other = self.books.connect()
         # It reads the database's time before its first transaction.
         self.other.check_clock()
-        # One connection, which all of its transactions have.
+        # One connection, for all its transactions.
         self.read()
 
     def read(self):
-        """What the other one sees, and in which session of the database."""
+        """Return what the other connection sees, and its session id."""
         kind = self.other.engine.dialect.name
         with self.other.reader() as session:
             session_id = session.scalar(sa.text(
@@ -413,7 +415,7 @@ class TestRoundTrips(base.DatabaseTestCase):
                 generation=generation))
 
     def asked(self):
-        """How often it was asked for what, as the database counts it."""
+        """Return how many statements of each kind the database has counted."""
         with self.other.reader() as session:
             return {name: int(count) for name, count in session.execute(
                 sa.text("SHOW SESSION STATUS WHERE variable_name IN "
@@ -421,7 +423,7 @@ class TestRoundTrips(base.DatabaseTestCase):
                         "'Com_admin_commands')"))}
 
     def kill(self):
-        """Take its connection away from it."""
+        """Close its connection in the database."""
         _generation, session_id = self.read()
         with self.database.engine.connect() as connection:
             connection.execute(sa.text(
@@ -430,7 +432,7 @@ class TestRoundTrips(base.DatabaseTestCase):
                 f'SELECT pg_terminate_backend({session_id})'))
 
     def stay_fresh(self):
-        """However long it takes here."""
+        """Keep connections fresh, however long the test takes."""
         self.useFixture(fixtures.MonkeyPatch(
             'blazar_core.db.pooling.FRESH_SECONDS', 600))
 
@@ -449,7 +451,7 @@ class TestRoundTrips(base.DatabaseTestCase):
             {name: after[name] - before[name] for name in after})
 
     def test_who_has_not_answered_for_long_is_asked(self):
-        """And one that has gone meanwhile is not missed."""
+        """And one that was closed meanwhile is not missed."""
         with fixtures.MonkeyPatch(
                 'blazar_core.db.pooling.FRESH_SECONDS', 0):
             self.kill()
@@ -465,13 +467,13 @@ class TestRoundTrips(base.DatabaseTestCase):
         self.assertEqual(7, self.generation('one'))
 
     def test_what_was_only_read_is_undone(self):
-        """Or the next transaction would see what was so then."""
+        """Otherwise the next transaction would see the old state."""
         for number in range(3):
             self.assertEqual(number or 1, self.read()[0])
             self.write(number + 1, self.database)
 
     def test_what_fails_is_undone(self):
-        """Also by its first statement, and what fails while it is written."""
+        """Also by its first statement, and by its commit."""
         def fail(statement):
             with self.other.writer() as session:
                 session.execute(sa.text(statement))
@@ -482,11 +484,11 @@ class TestRoundTrips(base.DatabaseTestCase):
             self.assertEqual(number, self.read()[0])
             with self.commits_that_fail():
                 self.assertRaises(errors.OutcomeUnknown, self.write, 99)
-            # It neither sees what was so before, nor keeps the row.
+            # It neither sees the old state nor locks the row.
             self.write(number + 1, self.database)
 
     def test_what_does_not_get_as_far_as_the_database_is_undone(self):
-        """Others listen to the end of a transaction, too, and may fail."""
+        """Other listeners of the end of a transaction may fail."""
         engine, failed = self.other.engine, ValueError('Not now.')
 
         def fail(_connection):
@@ -515,7 +517,7 @@ class TestRoundTrips(base.DatabaseTestCase):
         self.assertEqual(2, self.read()[0])
 
     def commits_that_fail(self):
-        """Before they reach the database."""
+        """Let commits fail before they reach the database."""
         dialect = self.other.engine.dialect
         return mock.patch.object(
             dialect, 'do_commit', side_effect=(
@@ -523,12 +525,12 @@ class TestRoundTrips(base.DatabaseTestCase):
 
 
 class TestNotOurs(base.DatabaseTestCase):
-    """A database that answers, and is not as it was."""
+    """A database that answers, but has changed."""
 
     scenarios = databases.SQL
 
     def away(self, *statements):
-        """Somebody else does that to it; returns who uses it then."""
+        """Change the database; return the functions that use it then."""
         other = self.books.connect()
         with other.engine.begin() as connection:
             for statement in statements:
@@ -548,7 +550,7 @@ class TestNotOurs(base.DatabaseTestCase):
     def test_without_a_table(self):
         for use in self.away('ALTER TABLE projects RENAME TO others'):
             failure = self.assertRaises(errors.DatabaseUnavailable, use)
-            # It has committed nothing, which is known.
+            # It is known that nothing was committed.
             self.assertNotIsInstance(failure, errors.OutcomeUnknown)
 
     def test_read_only(self):
@@ -584,7 +586,7 @@ class TestNotOurs(base.DatabaseTestCase):
 
 
 class TestRetried(base.TestCase):
-    """Which errors a transaction is run again for."""
+    """The errors for which a transaction is run again."""
 
     def setUp(self):
         super().setUp()
@@ -593,7 +595,7 @@ class TestRetried(base.TestCase):
         self.tries = 0
 
     def work_that_raises(self, *raised):
-        """Raises one after the other, and then returns."""
+        """Return a function that raises these in turn, and then returns."""
         left = list(raised)
 
         def work(answer):
@@ -680,7 +682,7 @@ class TestSqlite(base.TestCase):
         return session.scalar(sa.select(sa.func.count(models.Host.id)))
 
     def in_another_process(self, context, work):
-        """Begin a transaction there; what it finds comes to the list."""
+        """Begin a transaction in a thread; its result is added to the list."""
         found = []
         database = self.books.connect()
 

@@ -26,7 +26,7 @@ State = base.State
 
 
 class TestLostBuilds(lifecycle_base.LifecycleTestCase):
-    """Sent, and never seen again: its worker or the bus died just then."""
+    """A build that was sent and lost: its worker or the bus died just then."""
 
     def sent(self):
         lease = self.lease(50, 1000)
@@ -127,7 +127,7 @@ class TestLostBuilds(lifecycle_base.LifecycleTestCase):
         self.cloud.broken['traces'] = errors.CloudUnavailable('away')
         self.assertEqual(1, self.look_after(300))
         self.cloud.broken.clear()
-        # It is missed from now on.
+        # It is missing from now on.
         self.assertEqual(1, self.look_after(0, 119))
         self.assertEqual(2, self.look_after(1))
 
@@ -152,7 +152,7 @@ class TestLostBuilds(lifecycle_base.LifecycleTestCase):
         self.assertEqual(1, len(self.cloud.abandoned))
 
     def test_a_lost_build_whose_call_is_not_kept_is_abandoned(self):
-        """That of a server with a reservation slot."""
+        """As is that of a server with a reservation slot."""
         server_id, = self.take_slots(self.reserve(0, 1000, active=True))
         self.cloud.stranded[server_id] = cloud_api.BuildTrace.NONE
         self.look_after(0, 120)
@@ -186,7 +186,7 @@ class TestFromNowOn(lifecycle_base.LifecycleTestCase):
         self.lifecycle.dispatch.send_own(self.made, cast or self.cast_it)
 
     def listen(self):
-        """What a listener does when it is its turn."""
+        """Let a listener carry out what is due after the head start."""
         self.clock.advance(dispatch.HEAD_START)
         driven.run_due(self.engine)
 
@@ -231,7 +231,7 @@ class TestFromNowOn(lifecycle_base.LifecycleTestCase):
         self.assert_sent_once()
 
     def test_a_request_that_stood_still_with_the_permit_sends_nothing(self):
-        """It is found as one that got lost, and sent once."""
+        """It is found as a lost build, and sent once."""
         def stand_still(gate):
             deadline = gate(self.new.server_ids)
             for server_id in self.new.server_ids:
@@ -245,7 +245,7 @@ class TestFromNowOn(lifecycle_base.LifecycleTestCase):
         self.assert_sent_once()
 
     def lose_answers(self, count, committed=True, step=0):
-        """Have the answers to commits be lost, a second after each other."""
+        """Lose the answers to commits, a second after each other."""
         begin, lost = self.database.begin, []
 
         @contextlib.contextmanager
@@ -284,7 +284,7 @@ class TestFromNowOn(lifecycle_base.LifecycleTestCase):
         self.assert_sent_once()
 
     def losing(self, send):
-        """Have answers to the commits of a listener's permits be lost."""
+        """Lose answers to the commits of a listener's permits."""
         def lost(transaction):
             @contextlib.contextmanager
             def losing():
@@ -329,7 +329,7 @@ class TestFromNowOn(lifecycle_base.LifecycleTestCase):
         self.assert_sent_once()
 
     def test_a_listener_that_was_faster_than_an_answer(self):
-        """It has sent what the request could not write."""
+        """It has sent what the request could not record."""
         begin = self.database.begin
 
         @contextlib.contextmanager
@@ -400,7 +400,7 @@ class TestFromNowOn(lifecycle_base.LifecycleTestCase):
         self.assert_sent_once()
 
     def test_of_several_who_try_together_one_sends_it(self):
-        """The request, and listeners that believe it died."""
+        """The request, and listeners that assume it died."""
         self.clock.advance(dispatch.HEAD_START)
         others = [threading.Thread(
             target=self.lifecycle.lease_start.start, args=(self.made['id'],))

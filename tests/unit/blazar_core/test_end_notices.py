@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Servers without a lease are told of when one would be over."""
+"""Notifications about servers without a lease that would have ended."""
 
 from unittest import mock
 
@@ -28,7 +28,7 @@ class TestAnnouncing(base.LeaseTestCase):
         self.one = self.another()
 
     def another(self, notify=None):
-        """One of those who tell."""
+        """Return another sender of notifications."""
         return end_notices.EndNotices(
             self.database, self.clock, self.cloud,
             notify or (lambda *said: self.said.append(said)))
@@ -43,7 +43,7 @@ class TestAnnouncing(base.LeaseTestCase):
                     State.RUNNING, 'host')
 
     def told(self):
-        """Of which servers was told, a list for each time."""
+        """Return the servers of each notification."""
         return [payload['server_ids'] for _event, payload in self.said]
 
     def ids(self):
@@ -114,7 +114,7 @@ class TestAnnouncing(base.LeaseTestCase):
 
     def test_another_tells_what_one_has_died_over(self):
         class Died(BaseException):
-            """Nothing is done after it."""
+            """The process dies."""
 
         def die(*_said):
             raise Died
@@ -165,7 +165,7 @@ class TestAnnouncing(base.LeaseTestCase):
         self.one.tell()
         self.assertEqual([['b']], self.told())
         broken.clear()
-        # So many may be like that that others would have no turn.
+        # Many servers like that must not keep others from their turn.
         self.one.tell()
         self.assertEqual([['b']], self.told())
         self.clock.advance(600)

@@ -31,7 +31,7 @@ FAILED = conditions.Condition(
 
 
 class Keep(end_policies.EndPolicy):
-    """Servers stay as they are, and nothing is promised to them any more."""
+    """Servers stay as they are, without guaranteed capacity."""
 
     def ask(self, cloud: cloud_api.Cloud,
             ended: end_policies.EndedServer) -> None:
@@ -43,7 +43,7 @@ class Keep(end_policies.EndPolicy):
 
 
 class Shut(end_policies.EndPolicy):
-    """Turns servers off, and lets them be."""
+    """Stops servers and leaves them."""
 
     def __init__(self):
         self.asked = []
@@ -62,7 +62,7 @@ class Shut(end_policies.EndPolicy):
 
 
 class TestGracePeriod(base.LeaseTestCase):
-    """A server of a lease until 100, and for 50 seconds more."""
+    """A server of a lease until 100, with a grace period of 50 seconds."""
 
     def setUp(self):
         super().setUp()
@@ -265,7 +265,7 @@ class TestPolicies(base.LeaseTestCase):
         self.assertEqual([NOW + 100], self.scalars(models.Host.recheck_at))
 
     def assert_room(self, count):
-        """So many servers of one VCPU fit, and no more."""
+        """Check that exactly so many servers of one VCPU fit."""
         self.lease(200, 300, count=count)
         self.assertRaises(errors.Refused, self.lease, 200, 300)
 
@@ -276,7 +276,7 @@ class TestPolicies(base.LeaseTestCase):
         self.assertIn('end policy can vanish', later.why)
         self.assertEqual(('ACTIVE', []), (
             self.status(lease), self.cloud.deleted))
-        # Nobody did.
+        # No process has.
         self.clock.advance(self.start_timeout)
         for _time in range(2):
             self.assertIsNone(
@@ -395,7 +395,7 @@ class TestSteps(StepsTestCase):
 
     def test_what_overstays_does_not_stay_on_what_others_have_soon(self):
         lease, (server,) = self.ending('release')
-        # It counts as if it were there for another minute.
+        # An overdue server is counted for another minute.
         self.lease(120, 140, count=4)
         self.clock.advance(110)
         self.assertFalse(self.lifecycle.server_removal.remove_server(
@@ -423,7 +423,7 @@ class TestSteps(StepsTestCase):
         self.assertEqual('TERMINATED', self.status(lease))
 
     def test_what_is_being_moved_is_waited_for(self):
-        """It may have its room elsewhere, and only until the end."""
+        """Its target host may have capacity only until the end."""
         lease, (server,) = self.ending('release')
         seen = self.cloud.servers[server]
         self.cloud.servers[server] = dataclasses.replace(seen, busy=True)
@@ -509,7 +509,7 @@ class TestLimit(StepsTestCase):
         self.assertIn('It is away.', said['message'])
 
     def test_who_comes_after_the_limit_tries_before(self):
-        """The control plane was away, and nobody has tried yet."""
+        """The control plane was unavailable, and there was no attempt yet."""
         lease, (server,) = self.ending('snapshot,delete')
         self.cloud.slow.add(server)
         self.run_at(5000)

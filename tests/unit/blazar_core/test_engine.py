@@ -49,7 +49,7 @@ class TestRunDue(engine_base.EngineTestCase):
                 'start_lease')):
             self.event('a', number - 11, kind)
         driven.run_due(self.engine())
-        # What moves a lease before what tells of it, and its start first.
+        # Events that move a lease come before notifications, its start first.
         self.assertEqual(
             ['start_lease', 'expire', 'retry', 'make_room', 'extend',
              'changed', 'end_lease', 'before_end_lease', 'mine', 'charge',
@@ -89,7 +89,7 @@ class TestRunDue(engine_base.EngineTestCase):
 class TestFailures(engine_base.EngineTestCase):
 
     def fail_until_given_up(self, event_type, times):
-        """Let an action fail so many times; returns the pauses."""
+        """Let an action fail so many times; return the pauses."""
         event_id = self.event('a', 0, event_type)
         self.actions.answers['a'] = [RuntimeError(n) for n in range(times)]
         worker = self.engine()
@@ -191,7 +191,7 @@ class TestFailures(engine_base.EngineTestCase):
         self.assertIn('Lease a: mine is deferred: No key.', log.output)
         self.assertEqual(f'{FAILED.message} An event is retried: mine: No '
                          'key.', self.reason())
-        # An event that is carried out says nothing of another one.
+        # An event that is carried out does not change the reason of another.
         self.event('a', event_type='other')
         driven.run_due(self.engine())
         self.assertIn('mine: No key.', self.reason())
@@ -250,7 +250,7 @@ class TestFailures(engine_base.EngineTestCase):
         self.assertEqual([], self.actions.given_up)
 
     def test_failures_count_from_the_last_time_that_it_went_well(self):
-        """A start that waits for weeks meets many short troubles."""
+        """A start that waits for weeks meets many short failures."""
         self.books.conf.set_override('event_max_retries', 1, 'blazar')
         event_id = self.event('a', 0, 'start_lease')
         self.actions.answers['a'] = 3 * [
@@ -271,7 +271,7 @@ class TestFailures(engine_base.EngineTestCase):
 
 
 class TestTogether(base.TestCase):
-    """What several workers have done is written down at once."""
+    """The results of several workers are written together."""
 
     def setUp(self):
         super().setUp()
@@ -337,12 +337,12 @@ class TestRun(engine_base.EngineTestCase):
         self.clock.advance(1)
         self.wait_for(self.done, 'the event')
         self.wait_for(lambda: self.clock.waits[1:], 'the engine to go on')
-        # It did not look before its time.
+        # It did not wake up before the time.
         self.assertEqual(NOW + 100, self.clock.waits[0])
         self.assertGreaterEqual(self.clock.waits[1], NOW + 101)
 
     def start_three(self):
-        """Three leases that are to start, and one that is to end."""
+        """Start three leases, and end one."""
         for lease_id in 'abc':
             self.event(lease_id, event_type='start_lease')
         self.event('d', event_type='end_lease')
@@ -366,7 +366,7 @@ class TestRun(engine_base.EngineTestCase):
         self.assertEqual(dict.fromkeys('abc'), self.actions.read_with)
 
     def test_what_could_not_be_handed_out_is_not_held(self):
-        """Another worker gets it when its claim runs out."""
+        """Another worker takes it when its claim expires."""
         for lease_id in 'abc':
             self.event(lease_id, event_type='start_lease')
         worker, pool = self.engine(), mock.Mock()
@@ -383,14 +383,14 @@ class TestRun(engine_base.EngineTestCase):
         self.wait_for(self.done, 'the event that nobody told it of')
 
     def test_a_look_that_finds_nothing_asks_once(self):
-        """And the next one does not go by what it has seen."""
+        """And the next one does not rely on what it has seen."""
         worker, statements = self.engine(max_sleep=1000), []
 
         @sa.event.listens_for(worker._database.engine, 'before_cursor_execute')
         def note(_connection, _cursor, statement, *_rest):
             statements.append(statement)
 
-        # What a wrong clock has put off is looked for now and then.
+        # Events put off by a wrong clock are looked for now and then.
         worker._hand_out(None)
         for due in (50, 20):
             self.event('a', due=due)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Hosts are enrolled, and removed."""
+"""Enrolling and removing hosts."""
 
 import dataclasses
 
@@ -48,7 +48,7 @@ class TestEnrollment(whole_hosts_base.WholeHostsTestCase):
         self.assertEqual((['leaving'], set()), (
             self.enrollments(), self.left()))
         self.assertRaises(errors.Refused, self.reserve_machines, 200, 300)
-        # What was promised begins all the same.
+        # Reserved leases start all the same.
         driven.run_due(self.new_engine())
         self.assertEqual('ACTIVE', self.status(lease))
         self.assertEqual({'one'}, self.held().keys())
@@ -68,7 +68,7 @@ class TestEnrollment(whole_hosts_base.WholeHostsTestCase):
         exc = self.assertRaises(errors.Conflict, self.write, enrollment.start,
                                 self.uuid_of('one'), {})
         self.assertIn('To keep it, set', str(exc))
-        # Who writes back what he has read changes nothing.
+        # Writing back the value that was read changes nothing.
         shown, = self.scalars(models.Host.reservable)
         for reservable in (shown, None):
             self.write(enrollment.change, host_id, {'gpu': 'A100'}, reservable)
@@ -114,7 +114,7 @@ class TestEnrollment(whole_hosts_base.WholeHostsTestCase):
         self.assertRaises(errors.Refused, self.lease, 200, 300)
 
     def test_who_follows_the_books_sees_it(self):
-        """The index was there before the host was enrolled, or left."""
+        """The index existed before the host was enrolled or removed."""
         self.lease(50, 60)
         self.clock.advance(100)
         self.assertRaises(errors.Refused, self.reserve_machines, 100, 200)
@@ -178,7 +178,7 @@ class TestEnrollment(whole_hosts_base.WholeHostsTestCase):
         self.assertEqual(['enrolled'], self.enrollments())
 
     def test_one_that_was_given_up_is_not_finished(self):
-        """Whatever has let others in meanwhile."""
+        """Whatever has admitted other servers meanwhile."""
         first = self.begin()
         self.assertEqual('leaving', self.write(
             enrollment.cancel, first).enrollment)
@@ -219,7 +219,7 @@ class TestEnrollment(whole_hosts_base.WholeHostsTestCase):
             for _again in range(2):
                 self.assertEqual(found, self.admission.quote(
                     [wanted], window) is None, said)
-        # Two expressions that are equal, and not alike.
+        # Two expressions that are equivalent, but not identical.
         self.assertIsNotNone(self.admission.quote([dataclasses.replace(
             wanted, properties=host_properties.parse('["=", "$gpu", true]'))],
             window))

@@ -31,7 +31,8 @@ class RelocatingTestCase(test_maintenance.MaintenanceTestCase):
     def setUp(self):
         super().setUp()
         self.evacuation = self.new_relocating(INTERVAL)
-        #: What those are asked who know what is certain, and what they say.
+        #: The hosts that the check for certainty was called with, and its
+        #: answer.
         self.fenced, self.says = [], True
         self.cloud.hosts = set(self.uuids.values())
 
@@ -43,24 +44,24 @@ class RelocatingTestCase(test_maintenance.MaintenanceTestCase):
         self.evacuation.look(self.certain)
 
     def runs(self, end=2 * INTERVAL, name='one', **wanted):
-        """A lease on a host, and its server, which runs there."""
+        """Return a lease on a host, and its running server."""
         lease = self.running_lease(
             end=end, hosts=frozenset([self.uuid_of(name)]), **wanted)
         return lease, *base.servers_of(lease)
 
     def at(self, server_id, **seen):
-        """What is seen of a server by now."""
+        """Set what is observed of a server."""
         known = self.cloud.servers[server_id]
         self.cloud.servers[server_id] = cloud_api.ObservedServer(**{
             'state': known.state, 'host': known.host, **seen})
 
     def due(self):
-        """From when on servers may be asked for again."""
+        """Return in how many seconds servers may be requested again."""
         return [one - self.clock.now() for one in self.scalars(
             models.ServerMove.next_at)]
 
     def states(self):
-        """The reasons and the states of the moves."""
+        """Return the reason, the status and the attempts of each move."""
         with self.database.reader() as session:
             return [(row.reason, row.status, row.attempts) for row in
                     session.query(models.ServerMove).order_by('id')]
@@ -90,7 +91,7 @@ class TestEvacuating(RelocatingTestCase):
         self.assertEqual([('failed_host', 'accepted', 1)], self.states())
         self.assertIs(True, self.get(lease)['reservations'][0][
             'missing_resources'])
-        # It is on its way.
+        # It is being evacuated.
         self.clock.advance(2 * server_moves.AGAIN)
         self.look()
         self.assertEqual(1, len(self.cloud.evacuations))
@@ -152,7 +153,7 @@ class TestEvacuating(RelocatingTestCase):
     def test_one_on_an_enrolled_host_goes_to_another_enrolled_host(self):
         self.enroll('one', 'three', 'four')
         servers = [self.runs_in_a_slot('one') for _number in range(2)]
-        # Nova keeps it among them.
+        # Nova keeps it on enrolled hosts.
         self.cloud.hosts -= {self.uuid_of('two')}
         self.fail()
         self.look()
@@ -168,7 +169,7 @@ class TestEvacuating(RelocatingTestCase):
         self.assertIn(alternatives.NO_ROOM, self.log.output)
 
     def enroll(self, *names):
-        """Have hosts serve leases only; those that are not there are new."""
+        """Enroll hosts, and add those that do not exist."""
         for name in names:
             if name not in self.uuids:
                 self.with_host(name, VCPU=2)
@@ -178,7 +179,7 @@ class TestEvacuating(RelocatingTestCase):
         self.cloud.hosts = set(self.uuids.values())
 
     def runs_in_a_slot(self, name):
-        """A server of a reservation that has one slot, on a host."""
+        """Return a server in the only slot of a reservation, on a host."""
         lease = self.reserve(0, INTERVAL, self.places(
             among=model.HostPool.ENROLLED,
             hosts=frozenset([self.uuid_of(name)])), active=True)
@@ -201,7 +202,7 @@ class TestEvacuating(RelocatingTestCase):
         self.look()
         self.look()
         self.assertEqual([], self.cloud.evacuations)
-        # It is told once.
+        # This is logged once.
         self.assertEqual(1, self.log.output.count('force its nova-compute'))
         self.says = True
         self.look()
@@ -237,7 +238,7 @@ class TestEvacuating(RelocatingTestCase):
         self.clock.advance(1)
         self.look()
         self.assertEqual(2, len(self.cloud.evacuations))
-        # And then after twice as long, as it may be asked for in vain.
+        # And then after twice as long, as the request may fail again.
         self.cloud.arrive(server_id)
         self.clock.advance(2 * server_moves.AGAIN - 1)
         self.look()
@@ -337,14 +338,14 @@ class TestEvacuating(RelocatingTestCase):
         self.assertEqual(1, len(self.cloud.evacuations))
 
     def test_one_that_has_left_its_lease_need_not_leave_its_host(self):
-        """Also where others of the lease stay there, and slots."""
+        """Even if other servers and slots of the lease stay there."""
         _lease, _stays, server_id = self.runs(count=2)
         self.runs(name='two', count=2)
         self.fail()
         self.look()
         with self.database.writer() as session:
             booking = lease_status.booking_of(session, server_id)
-            # One of its slots is free by now.
+            # One of its slots is free by then.
             booking.server_id, booking.running = None, False
         self.clock.advance(30)
         self.look()
@@ -365,8 +366,10 @@ class TestEvacuating(RelocatingTestCase):
         self.assertEqual([('failed_host', 'planned', 1)], self.states())
 
     def answered(self, *late, again=None):
-        """Nova answers a request late: another process has looked meanwhile,
-        and requested it again, if there was still capacity.
+        """Let Nova answer a request late.
+
+        Another process has looked meanwhile, and requested it again if there
+        was still capacity.
         """
         self.runs()
         self.fail()
@@ -420,7 +423,7 @@ class TestEvacuating(RelocatingTestCase):
                 asked, len(self.cloud.evacuations), (attempts, due))
 
     def test_no_two_are_asked_to_go_where_one_can(self):
-        """The books know where the first one goes only a moment later."""
+        """The target of the first one is recorded only a moment later."""
         servers = [self.runs()[1] for _number in range(2)]
         self.runs(name='two')
         self.fail()
@@ -431,7 +434,7 @@ class TestEvacuating(RelocatingTestCase):
         self.cloud.arrive(first)
         self.clock.advance(30)
         self.look()
-        # It has not left, and is no more in the way.
+        # Its move has failed and its capacity is free again.
         self.assertEqual([first, second], [
             one for one, _to in self.cloud.evacuations])
 
@@ -782,7 +785,7 @@ class TestMaintenance(RelocatingTestCase):
                 State.RUNNING, self.uuid_of(self.host_of(server_id)))
             self.lifecycle.reconciliation.check(server_id)
         left, = set(self.uuids) - set(names)
-        # The only other host on which none of them is.
+        # The only other host without a server of the lease.
         self.with_host(left, usage=2, VCPU=2)
         self.take(names[0], start=0)
         self.assertEqual([(lease['id'], alternatives.NO_ROOM)],

@@ -22,12 +22,12 @@ NOW, HOUR = base.NOW, 3600
 
 
 class TestStrays(engine_base.EngineTestCase):
-    """What a clock that was an hour ahead for a moment leaves behind."""
+    """Claims and events of a clock that was an hour ahead for a moment."""
 
     scenarios = databases.SQL
 
     def done_within(self, seconds):
-        """What another worker carries out, by the right clock."""
+        """Return what another worker carries out with a correct clock."""
         worker = self.engine('other')
         for _second in range(seconds):
             driven.run_due(worker)
@@ -130,7 +130,7 @@ class TestStrays(engine_base.EngineTestCase):
 class TestPauses(engine_base.EngineTestCase):
 
     def pauses(self, worker, event_id, times):
-        """The pauses of an event that is put off each time."""
+        """Return the pauses of an event that is put off each time."""
         pauses = []
         for _time in range(times):
             self.assertEqual(1, driven.run_due(worker))
@@ -167,7 +167,7 @@ class TestPauses(engine_base.EngineTestCase):
         self.assertEqual([2, 4], self.pauses(worker, event_id, 2))
 
     def test_so_they_do_when_that_is_told_while_it_is_tried(self):
-        """The action may have looked before the server had gone."""
+        """The action may have looked before the server was deleted."""
         event_id = self.event('a', 0, 'end_lease')
         self.actions.answers['a'] = [retries.RetryAfter(2, '', 300)] * 9
         worker = self.engine()
@@ -209,7 +209,7 @@ class TestPauses(engine_base.EngineTestCase):
 class TestShares(engine_base.EngineTestCase):
 
     def fill(self, number, due, kind, project='mine'):
-        """Due events of a project whose actions do not come to an end."""
+        """Add due events of a project whose actions never end."""
         for lease in range(2):
             name = f'{project}-{kind}-{lease}'
             self.shut(name)
@@ -277,7 +277,7 @@ class TestCost(engine_base.EngineTestCase):
                  base.DatabaseTestCase.scenarios if kind != 'postgresql']
 
     def rows_read(self):
-        """What the database has done until now, in its own measure."""
+        """Return how much the database has read, in a unit of its own."""
         if self.kind == 'sqlite':
             return self.steps
         with self.database.engine.connect() as connection:
@@ -285,7 +285,7 @@ class TestCost(engine_base.EngineTestCase):
                 sa.text("SHOW GLOBAL STATUS LIKE 'Handler_read%'")))
 
     def cost(self, worker):
-        """What one round costs of everything that the engine does."""
+        """Return the cost of one round of everything that the engine does."""
         self.event('a', 1, 'start_lease', deferrals=3)
         self.event('a', 0, 'mine')
         before = self.rows_read()
@@ -351,13 +351,13 @@ class TestClaims(engine_base.EngineTestCase):
         self.assertEqual(set(), second._queue.claim([event_id]))
         self.assertEqual(set(), first._queue.claim([event_id]))
         self.assertEqual('first', self.row(event_id).claimed_by)
-        # Of several, each gets those that nobody has.
+        # Of several events, each worker gets those without a claim.
         self.assertEqual({another}, second._queue.claim(
             [event_id, another]))
         self.assertEqual('second', self.row(another).claimed_by)
 
     def test_what_another_worker_took_first_takes_no_ones_place(self):
-        """Of what it wanted it gets as much as it has workers for."""
+        """It still gets as many as it has workers for."""
         events = [self.event(str(number), project='project', due=-10,
                              action='snapshot') for number in range(4)]
         worker, other = self.engine('first'), self.engine('second')
@@ -416,7 +416,7 @@ class TestClaims(engine_base.EngineTestCase):
         self.assertEqual('DONE', self.row(event_id).status)
 
     def test_a_stale_worker_does_not_overwrite_who_came_after(self):
-        """It was given up for dead, and comes back with an outcome."""
+        """It was regarded as dead, and returns with a result."""
         for outcome in (None, retries.RetryAfter(5, ''), RuntimeError()):
             event_id = self.event('a')
             stale = self.engine('stale', worker_timeout=60)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""A port, a fixed IP or a volume is one server's at a time."""
+"""A port, a fixed IP or a volume belongs to one server at a time."""
 
 import dataclasses
 
@@ -125,7 +125,7 @@ class TestExclusive(base.LeaseTestCase):
             self.lifecycle.reconciliation.check(server_id)
 
     def test_what_a_running_server_had_it_may_have_given_back(self):
-        """Whether it has, Nova knows when the other one is built."""
+        """Nova finds out when the other one is built."""
         first = self.hold(60, 600, 'volume a')
         self.clock.advance(60)
         driven.run_due(self.new_engine())
@@ -137,7 +137,7 @@ class TestExclusive(base.LeaseTestCase):
         self.assertEqual('STARTING', self.status(other))
 
     def test_only_time_that_it_does_not_have_yet_is_refused_to_a_lease(self):
-        """The other one was admitted, as it may have given the volume back."""
+        """The other lease was admitted, as the volume may be free by then."""
         first = self.hold(60, 600, 'volume a')
         self.clock.advance(60)
         driven.run_due(self.new_engine())
@@ -155,7 +155,7 @@ class TestExclusive(base.LeaseTestCase):
             updates.LeaseChange(end=NOW + 701))
 
     def wait(self, *needed):
-        """One of 100 s that is to start at 10, or until 100."""
+        """Create a lease of 100 s that starts at 10, or later until 100."""
         return self.hold(10, 110, *needed, request=self.request(
             10, 110, retry=requests.Retry(10, 10), duration=100))
 
@@ -188,7 +188,7 @@ class TestExclusive(base.LeaseTestCase):
 
 
 class TestJoined(test_members.JoiningTestCase):
-    """What a server has that comes under a lease."""
+    """Resources of a server that is added to a lease."""
 
     def setUp(self):
         super().setUp()
@@ -224,7 +224,7 @@ class TestJoined(test_members.JoiningTestCase):
                      updates.LeaseChange(end=NOW + 61))
 
     def test_what_a_server_has_that_has_left_holds_nobody_up(self):
-        """Whether it was removed or deleted; the lease goes on with others."""
+        """Whether it was removed or deleted; the lease has other servers."""
         later = NOW + 90
         for leave in (self.leave, lambda lease, one: (
                 self.lifecycle.server_removal.gone(lease['id'], one.id))):
@@ -238,7 +238,7 @@ class TestJoined(test_members.JoiningTestCase):
             leave(lease, joiner)
             self.leases.updates.update(
                 lease['id'], updates.LeaseChange(end=later))
-            # What the others have is still known.
+            # The resources of the others are still known.
             self.assertEqual({frozenset({'port c'})}, {
                 exclusive.of(spec) for spec, its_lease in self.specs()
                 if its_lease == lease['id']})

@@ -35,7 +35,7 @@ class TestFailure(lifecycle_base.LifecycleTestCase):
         self.assertIsNone(self.host_of(server_id))
 
     def test_what_the_cloud_keeps_for_it_ends_with_its_lease(self):
-        """A nova-compute that died over its build has its allocation."""
+        """A nova-compute that died during the build leaves the allocation."""
         lease = self.lease(0, 100, count=2)
         server_id, other = base.servers_of(lease)
         self.see(other, State.RUNNING, self.one)
@@ -62,13 +62,13 @@ class TestFailure(lifecycle_base.LifecycleTestCase):
             listed, = views.page(self.database, views.Query())[0]
             self.assertEqual((True, [reservation]), (
                 reservation['missing_resources'], listed['reservations']))
-        # It has an end, and others may come after it.
+        # The usage has an end, so another lease can follow.
         driven.withdraw(self.leases, self.lease(100, 200, count=2)['id'])
-        # As soon as it is free it is for others.
+        # Its capacity is available as soon as it is free.
         report(ran=other)
         self.assertIsNone(self.host_of(server_id))
         self.assertEqual(1, self.room())
-        # It may be booked for somebody else by then, and is so no more.
+        # Its slot may be booked again by then, and is freed again.
         report(ran=other, failed=server_id)
         self.see(server_id, State.GONE)
         report(ran=other)
@@ -111,7 +111,7 @@ class TestFailure(lifecycle_base.LifecycleTestCase):
         self.assertEqual(('active', True), (
             reservation['status'], reservation['missing_resources']))
         self.assertEqual('one', self.host_of(second))
-        # What is left of it is a lease like others.
+        # The rest of it is a lease like others.
         self.leases.updates.update(
             lease['id'], updates.LeaseChange(end=NOW + 200))
         self.assertTrue(self.leases.lookup.is_leased(first))
@@ -169,7 +169,7 @@ class TestFailure(lifecycle_base.LifecycleTestCase):
 
 
 class TestNotPlaced(lifecycle_base.LifecycleTestCase):
-    """Nova has no host or no quota just then."""
+    """Nova has no host or no quota at the time."""
 
     def sent(self, count=1, end=100_000):
         lease = self.lease(50, end, count=count)
@@ -203,7 +203,7 @@ class TestNotPlaced(lifecycle_base.LifecycleTestCase):
         event = self.start_event(lease)
         self.assertEqual(('UNDONE', NOW + 50 + retries.AWAY),
                          (event.status, event.run_at))
-        # Seen once more, it is nothing new.
+        # Observing it again changes nothing.
         self.fail(server_id)
         self.clock.advance(retries.AWAY)
         self.start(lease)
@@ -293,7 +293,7 @@ class TestNotPlaced(lifecycle_base.LifecycleTestCase):
         self.assertEqual(('call', [first]), self.cloud.sent[-1])
 
     def test_what_was_seen_before_it_was_sent_again_is_old(self):
-        """Who looked stands still; others see it, and send it once more."""
+        """The observer is frozen; another worker sends the build again."""
         lease = self.sent()
         server_id, = base.servers_of(lease)
         failed = Seen(State.ERROR, fault='No valid host', unplaced=True)
@@ -382,7 +382,7 @@ class TestNotPlaced(lifecycle_base.LifecycleTestCase):
 
 
 class TestSettledAgain(lifecycle_base.LifecycleTestCase):
-    """Who should have brought a lease into its state died over it."""
+    """The process that should have updated the status has died."""
 
     def test_one_whose_servers_all_run_is_active(self):
         lease = self.running_lease(0, 100)
@@ -411,7 +411,7 @@ class TestSettledAgain(lifecycle_base.LifecycleTestCase):
 
 
 class TestSettled(lifecycle_base.LifecycleTestCase):
-    """The state of a lease follows from what is left of it."""
+    """The status of a lease follows from its remaining servers."""
 
     def kept(self):
         return self.scalars(models.HeldBuild.lease_id)

@@ -27,7 +27,7 @@ load_tests = databases.load_tests
 
 
 class TestFailing(whole_hosts_base.WholeHostsTestCase):
-    """A lease has all of a host, which fails."""
+    """A lease has a whole host, which fails."""
 
     def setUp(self):
         super().setUp()
@@ -57,7 +57,7 @@ class TestFailing(whole_hosts_base.WholeHostsTestCase):
             'missing_resources']
 
     def on(self, names, start, end, count=1):
-        """A lease of so many hosts, of these."""
+        """Create a lease of a number of the named hosts."""
         wanted = self.machines_of(count, count)
         return self.reserve(start, end, dataclasses.replace(
             wanted, demand=dataclasses.replace(
@@ -65,8 +65,9 @@ class TestFailing(whole_hosts_base.WholeHostsTestCase):
                     self.uuids[name] for name in names))))
 
     def after_failure(self, start, runs_until, later):
-        """One host of three fails; one is in use for some time, and one is
-        booked for later. Who has lost the first, and who comes later.
+        """Let one of three hosts fail; one is in use, one is booked for later.
+
+        Returns the lease that lost its host, and the later lease.
         """
         self.uuids['three'] = self.host('three', VCPU=4)
         lost = self.on(['one'], start, 7200)
@@ -91,8 +92,10 @@ class TestFailing(whole_hosts_base.WholeHostsTestCase):
         self.assert_exchanged(*self.after_failure(60, 3900, 4000))
 
     def assert_each_is_exchanged(self, start):
-        """Two hosts of a lease fail; two are in use for some time, and each
-        of two more is booked for later.
+        """Let two hosts of a lease fail, and check that each is replaced.
+
+        Two hosts are in use for some time, and each of two more is booked for
+        later.
         """
         names = [f'host{number}' for number in range(6)]
         self.uuids |= {name: self.host(name, VCPU=4) for name in names}
@@ -157,7 +160,7 @@ class TestFailing(whole_hosts_base.WholeHostsTestCase):
             self.bookings_of(lost).keys(), self.bookings_of(other).keys()))
 
     def test_what_is_where_nobody_may_be_any_more_stays(self):
-        """It is nothing that could be dealt out."""
+        """It cannot be reassigned."""
         self.uuids |= {name: self.host(name, VCPU=4)
                        for name in ('three', 'four', 'five', 'six')}
         lost = self.on(['one'], 1000, 7200)
@@ -226,7 +229,7 @@ class TestFailing(whole_hosts_base.WholeHostsTestCase):
         free.assert_not_called()
 
     def test_who_cannot_be_helped_keeps_nobody_from_it(self):
-        """The older one asks first, each time, and in vain."""
+        """The older one is always first, and always fails."""
         reshuffler = self.overbooking._booking_reassignment._reshuffler
         tried = []
         demand, window = self.machines.so_many({'min': 1, 'max': 1}), (
@@ -237,7 +240,7 @@ class TestFailing(whole_hosts_base.WholeHostsTestCase):
             return False
 
         reshuffler._free = free
-        # Looks are more often than it rests, or not so.
+        # The checks are at shorter and at longer intervals than its pauses.
         for wait in (0, 3, 20, 20, 3, 20, 60, 60):
             self.clock.advance(wait)
             for one in ('old', 'young', 'last'):
@@ -368,11 +371,11 @@ class TestFailing(whole_hosts_base.WholeHostsTestCase):
                 'missing_resources', 'resources_changed')))
         self.assertThat(listed['warnings'], matchers.MatchesListwise([
             matchers.Contains('have changed')]))
-        # What else is said of it is not about its hosts.
+        # Other changes do not concern its hosts.
         for _time in range(2):
             self.change(lease, 1, 1)
             self.assertEqual({'one', 'two'}, self.bookings_of(lease).keys())
-        # It does not get a third one, unless that is asked for.
+        # It gets a third host only on request.
         self.uuids['three'] = self.host('three', VCPU=4)
         self.fail('one')
         self.assertEqual({'one', 'two'}, self.bookings_of(lease).keys())
@@ -382,7 +385,7 @@ class TestFailing(whole_hosts_base.WholeHostsTestCase):
         self.assertEqual(
             {'one', 'two', 'three'}, self.bookings_of(lease).keys())
         driven.run_due(self.engine)
-        # The one that was replaced stays beside those that are left.
+        # The host that was replaced stays, too.
         self.change(lease, 1, 1)
         driven.run_due(self.engine)
         self.assertEqual({'one', 'two'}, self.held().keys())
@@ -438,7 +441,7 @@ class TestFailing(whole_hosts_base.WholeHostsTestCase):
         self.assertIs(False, self.missing(lease))
 
     def test_one_of_which_nothing_is_known_keeps_no_other_from_its(self):
-        """What it asked for is no more, say."""
+        """For example, its rack no longer exists."""
         broken = self.reserve_machines(0, 7200)
         other = self.reserve_machines(0, 7200)
         driven.run_due(self.engine)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""On how many hosts a project has reservations, over all times."""
+"""The number of hosts on which a project has reservations over all times."""
 
 import dataclasses
 import threading
@@ -46,7 +46,7 @@ class HostBoundTestCase(base.LeaseTestCase):
         self.use(self.process())
 
     def process(self):
-        """What a process of nova-api has."""
+        """Return the objects of a nova-api process."""
         database = self.books.connect()
         search = admissions.Admission(database, self.clock, self.strategy)
         return leases.Leases(
@@ -58,14 +58,14 @@ class HostBoundTestCase(base.LeaseTestCase):
 
     def ask(self, start, project_id='project', name=None, length=50,
             process=None, **demand):
-        """Ask for a lease of one server; with a name of a host, on that."""
+        """Create a lease of one server, on the named host if any."""
         made, _allowed = process or (self.made, self.limits)
         return made.creation.create(self.allowed(
             start, project_id, name, length, process, **demand), None)
 
     def allowed(self, start, project_id='project', name=None, length=50,
                 process=None, **demand):
-        """What the limits let through."""
+        """Return a new lease that has passed the limits."""
         _made, allowed = process or (self.made, self.limits)
         wanted = None if name is None else host_properties.parse(
             ['==', '$hypervisor_hostname', name])
@@ -85,7 +85,7 @@ class HostBoundTestCase(base.LeaseTestCase):
         return found
 
     def on(self, project_id='project'):
-        """The hosts on which a project has reservations."""
+        """Return the hosts on which a project has reservations."""
         return set(self.scalars(
             models.Booking.host_id, models.Booking.host_id.is_not(None),
             models.Booking.reservation_id.in_(
@@ -103,7 +103,7 @@ class TestFollowing(HostBoundTestCase):
         self.assertEqual(1, len(self.on()))
 
     def test_so_they_do_side_by_side(self):
-        """Four that overlap at a time, by four processes at once."""
+        """Four at a time overlap, created by four processes at once."""
         failed = []
 
         def work(mine, process):
@@ -125,7 +125,7 @@ class TestFollowing(HostBoundTestCase):
 
 
 class TestRandomFollowing(TestFollowing):
-    """The same where hosts are chosen at random."""
+    """The same with hosts that are chosen at random."""
 
     strategy = staticmethod(selection.spread)
 
@@ -143,7 +143,7 @@ class TestChosen(HostBoundTestCase):
             errors.LimitExceeded, self.choose, self.names[4], start=1000)
         self.assertIn('(max_host_spread)', str(error))
         self.assertEqual(4, len(self.on()))
-        # Where it has some it may have more, and so may others elsewhere.
+        # More on the same hosts is allowed, and other projects on other hosts.
         self.choose(*self.names[:4], start=2000)
         self.ask(100, 'other', self.names[4])
 
@@ -185,7 +185,7 @@ class TestChosen(HostBoundTestCase):
         self.assertEqual([True] * 5 + [False], allowed)
 
     def test_where_its_hosts_are_full_it_gets_others(self):
-        """Others have them."""
+        """They are full of leases of other projects."""
         self.choose(*self.names[:4])
         for name in self.names[:4]:
             self.ask(1000, 'other' + name, name, resources={'VCPU': 4})
@@ -258,7 +258,7 @@ class TestAtOnce(HostBoundTestCase):
 
 
 class TestManyAtOnce(HostBoundTestCase):
-    """Many requests of one project, on databases that many write to."""
+    """Many requests of one project, on databases with concurrent writers."""
 
     scenarios = databases.RACES
 
@@ -287,12 +287,12 @@ class TestManyAtOnce(HostBoundTestCase):
 
 
 class TestSeries(HostBoundTestCase):
-    """All occurrences of a lease."""
+    """All occurrences of a recurring lease."""
 
     strategy = staticmethod(selection.spread)
 
     def series(self, many):
-        """So many occurrences, made together."""
+        """Create a number of occurrences together."""
         windows = tuple(model.Window(NOW + 100 * number, NOW + 100 * number +
                                      50) for number in range(1, many + 1))
         asked = requests.Recurrence('rule', 'UTC', 'delete', False, windows)
@@ -310,12 +310,12 @@ class TestSeries(HostBoundTestCase):
 
 
 class TestSeriesMoved(TestSeries):
-    """All occurrences of a lease, which others are in the way of."""
+    """All occurrences of a recurring lease, which must move."""
 
     strategy = staticmethod(selection.pack)
 
     def change(self, one, ids):
-        """An occurrence half a step later, if the limits let it."""
+        """Return a change of an occurrence by half a step."""
         start = one['start_date'] + 50
         reservation, = one['reservations']
         return updates.LeaseChange(
@@ -331,7 +331,7 @@ class TestSeriesMoved(TestSeries):
         first, = (name for name in self.names
                   if self.host_id(name) in self.on())
         left = [name for name in self.names if name != first]
-        # Each finds another host that is fuller than the rest.
+        # For each occurrence another host is fuller than the rest.
         for number in range(8):
             start = 100 * number + 150
             self.ask(start, f'a{number}', first, resources={'VCPU': 4})

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Hosts are cleaned between two leases."""
+"""Cleaning of hosts between two leases."""
 
 import fixtures
 from oslo_utils import uuidutils
@@ -27,7 +27,7 @@ load_tests = databases.load_tests
 
 
 class TestCleaning(whole_hosts_base.WholeHostsTestCase):
-    """Two hosts, of a lease that was over at 100."""
+    """Two hosts of a lease that ended at 100."""
 
     def setUp(self):
         super().setUp()
@@ -47,7 +47,7 @@ class TestCleaning(whole_hosts_base.WholeHostsTestCase):
         driven.run_due(self.engine)
 
     def looked(self):
-        """The cloud was asked what is left on the hosts: nothing."""
+        """Record that the cloud was read: the hosts are empty."""
         with self.database.writer() as session:
             session.execute(sa.update(models.Host).values(recheck_at=None))
 
@@ -129,7 +129,7 @@ class TestCleaning(whole_hosts_base.WholeHostsTestCase):
         self.assertEqual('TERMINATED', self.status(lease))
 
     def test_what_could_not_start_is_cleaned_when_it_was_used(self):
-        """It was given up, and started in the end."""
+        """Its start was given up, and succeeded in the end."""
         start, self.machines.start = self.machines.start, lambda _: 1 / 0
         self.machines.cleaning_time = 600
         lease = self.reserve_machines(0, 10_000, 2, 2)
@@ -158,7 +158,7 @@ class TestCleaning(whole_hosts_base.WholeHostsTestCase):
         lease, _id = self.started(cleaning_time=60)
         self.run_at(100)
         with self.database.writer() as session:
-            # What a worker writes that dies over it.
+            # The state after a worker that died over the cleaning.
             session.execute(sa.update(models.Host).values(
                 vacated_at=self.clock.now() + 3600, cleaned_at=None,
                 cleaning_until=self.clock.now() + 3600 + 30))
@@ -213,10 +213,10 @@ class TestCleaning(whole_hosts_base.WholeHostsTestCase):
                 return clean(*args)
             self.clock.advance(3600)
             if len(times) == 1:
-                # Another one takes it over, and stands still as well.
+                # Another worker takes over, and freezes as well.
                 self.lifecycle.lease_end.end(lease['id'], when_due=True)
             else:
-                # The first one wakes up: to him they are clean.
+                # The first one continues, and regards the hosts as clean.
                 self.lifecycle.lease_close._cleaning._keep(
                     lease['reservations'][0]['id'], lease_close._Held(
                         2, 2, {*self.uuids}, first, 0), {*self.uuids})
@@ -315,7 +315,7 @@ class TestCleaning(whole_hosts_base.WholeHostsTestCase):
             cloud_api.ObservedServer(base.State.RUNNING))
         early = self.reserve_machines(150, 170)
         self.run_at(100)
-        # It may be a matter of seconds.
+        # It may take only seconds.
         self.lifecycle.lease_end.delete(self.reserve_machines(200, 300)['id'])
         self.assertEqual('PENDING', self.status(early))
         self.lifecycle.lease_end.delete(early['id'])
@@ -477,7 +477,7 @@ class TestCleaning(whole_hosts_base.WholeHostsTestCase):
         self.assertEqual([guest], self.cloud.deleted)
 
     def test_it_is_nothing_that_whoever_deletes_a_lease_waits_for(self):
-        """It may take as long as the operator's command does."""
+        """Cleaning may take as long as the operator's command does."""
         lease, _id = self.started()
         self.lifecycle.lease_end.delete(lease['id'])
         self.assertEqual([], self.machines.swept)

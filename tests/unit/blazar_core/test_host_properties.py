@@ -17,7 +17,7 @@ from tests import examples
 HOST = {'vcpus': 9, 'memory_mb': '16384', 'gpu': 'True', 'arch': 'x86_64',
         'load': 0.5, 'ssd': True}
 
-#: Names of operators and what they mean, for the oracle.
+#: Names of operators and their meaning, for the oracle.
 MEANING = {'=': operator.eq, '==': operator.eq, '!=': operator.ne,
            '<': operator.lt, '>': operator.gt, '<=': operator.le,
            '>=': operator.ge}
@@ -32,7 +32,7 @@ def says(expression: object) -> bool:
 
 
 class SpecTest(testtools.TestCase):
-    """Properties that are compared as extra specs of flavors are."""
+    """Properties that are compared like extra specs of flavors."""
 
     def has(self, gpu, spec, operator='='):
         return matches(host_properties.parse(
@@ -111,7 +111,7 @@ class ExpressionTest(testtools.TestCase):
         for value in (float('nan'), float('inf'), -float('inf')):
             self.assertRaises(errors.InvalidLeaseParams, host_properties.parse,
                               ['=', '$load', value])
-        # As deep as what reads JSON may leave it, and no further.
+        # As deep as a JSON parser may return it.
         deep: list[object] = []
         for _level in range(sys.getrecursionlimit()):
             deep = [deep]

@@ -17,8 +17,8 @@ from tests.unit.blazar_core import test_overbooking
 load_tests = databases.load_tests
 
 NOW = base.NOW
-#: Seconds: until a host is believed to have failed, or to be back, and for
-#: how long from now on it is not expected then.
+#: Seconds until a host counts as failed, or as back, and for how long from now
+#: on it is then unavailable.
 FAILED, BACK, INTERVAL = 30, 120, 3600
 DOWN = host_status.Down('No sign of life from nova-compute for 60 s.')
 SURE = host_status.Down('Forced down.', certain=True)
@@ -40,7 +40,7 @@ class HealthTestCase(test_overbooking.WatchTestCase):
             lambda event, lease: self.notified.append((event, lease['id'])))
 
     def see(self, **seen):
-        """Tell what is seen of hosts; the others are up."""
+        """Report which hosts are down; the others are up."""
         return self.host_status.update({
             self.uuid_of(name): seen.get(name) for name in self.uuids})
 
@@ -48,7 +48,7 @@ class HealthTestCase(test_overbooking.WatchTestCase):
         self.see(**{name: SURE})
 
     def outages(self):
-        """The dates of each, by the name of its host."""
+        """Return the dates of each outage by the name of its host."""
         with self.database.reader() as session:
             return {row.host_id and session.get(
                 models.Host, row.host_id).name: (
@@ -57,13 +57,13 @@ class HealthTestCase(test_overbooking.WatchTestCase):
                     models.Booking.outage.is_not(None))}
 
     def booked_on(self, name, start, end, **values):
-        """A lease for later that is booked on a host."""
+        """Create a lease for later that is booked on a host."""
         return self.lease(start, end, hosts=frozenset([self.uuid_of(name)]),
                           **values)
 
 
 class TestBelieving(HealthTestCase):
-    """What is seen is believed when it has been so for a while."""
+    """A change of the status takes effect after a while."""
 
     def test_where_all_are_up_nothing_is_written(self):
         before = self.everything()
@@ -100,7 +100,7 @@ class TestBelieving(HealthTestCase):
         self.see(one=DOWN)
         self.assertEqual({}, self.outages())
         self.see(one=None)
-        # It begins anew.
+        # The time starts again.
         self.clock.advance(5)
         self.see(one=DOWN)
         self.clock.advance(FAILED - 1)
@@ -140,7 +140,7 @@ class TestBelieving(HealthTestCase):
         self.assertEqual({'one': (0, INTERVAL)}, self.outages())
 
     def test_where_most_fail_it_is_what_reports_of_them(self):
-        """The message bus, say; but what was forced down is down."""
+        """For example the message bus; but a forced-down host is down."""
         self.with_host('three', VCPU=2)
         for seen in ({'one': DOWN, 'two': DOWN}, {'one': SURE, 'two': DOWN}):
             self.see(**seen)
@@ -158,7 +158,7 @@ class TestBelieving(HealthTestCase):
             {'one': (0, INTERVAL + INTERVAL // 10)}, self.outages())
 
     def test_one_that_nobody_sees_any_more_stays_away(self):
-        """Its cell does not answer, say."""
+        """For example, its cell does not answer."""
         self.fail()
         self.clock.advance(INTERVAL)
         self.host_status.update({self.uuid_of('two'): None})
@@ -193,7 +193,7 @@ class TestBelieving(HealthTestCase):
             return note(uuid, down)
 
         self.host_status._note = busy
-        # Each waits for longer than the one before.
+        # Each retry waits longer than the one before.
         self.host_status._database._retries = 2
         self.see(one=SURE, two=SURE)
         self.assertEqual(1, len(self.outages()))
@@ -231,7 +231,7 @@ class TestBelieving(HealthTestCase):
 
 
 class TestHealing(HealthTestCase):
-    """The five points: at once, near, later, as it comes near, nothing."""
+    """Healing at once, soon, later, as the start comes near, and never."""
 
     def test_what_begins_soon_goes_at_once_and_what_is_later_waits(self):
         soon = self.booked_on('one', INTERVAL - 1, INTERVAL + 50)
@@ -264,7 +264,7 @@ class TestHealing(HealthTestCase):
             lease['id'], updates.LeaseChange(seen=True))
         self.assertIs(False, seen['degraded'])
         self.assertEqual((False, False), is_said())
-        # Another change says nothing of it, nor does this twice.
+        # Another change does not affect it, nor does a repetition.
         self.leases.updates.update(
             lease['id'], updates.LeaseChange(seen=True))
         self.leases.updates.update(
@@ -346,7 +346,7 @@ class TestHealing(HealthTestCase):
         self.assertEqual([None, None], self.hosts_of(lease))
         self.see(one=None)
         self.clock.advance(BACK)
-        # Its start has come meanwhile, and waits for that.
+        # Its start is due meanwhile, and was deferred.
         self.see(one=None)
         self.overbooking.look()
         self.assertEqual(['one', 'one'], self.hosts_of(lease))
@@ -406,7 +406,7 @@ class TestHealing(HealthTestCase):
 
 
 class TestDeciding(HealthTestCase):
-    """What is decided while a host is away."""
+    """Decisions while a host is unavailable."""
 
     def setUp(self):
         super().setUp()

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Servers within leases of hosts leave one that has failed."""
+"""Evacuation of hosted servers from a failed host."""
 
 import dataclasses
 from unittest import mock
@@ -46,7 +46,7 @@ class TestLodgers(whole_hosts_base.WholeHostsTestCase):
                     self.uuids[name] for name in names))))
 
     def has(self, name, *server_ids):
-        """So many servers are within the lease, on a host."""
+        """Add hosted servers of the lease on a host."""
         its = self.machines.full.setdefault(
             self.lease_['reservations'][0]['id'], [])
         for server_id in server_ids:
@@ -80,7 +80,7 @@ class TestLodgers(whole_hosts_base.WholeHostsTestCase):
         self.has('two', 'third')
         self.fail('one')
         self.assertEqual(['first', 'second'], self.evacuated())
-        # They are asked for again after a while, if they are there yet.
+        # They are requested again after a while, if they are still there.
         self.assertEqual([], self.evacuated())
         for server_id in ('first', 'second'):
             self.cloud.arrive(server_id)
@@ -117,7 +117,7 @@ class TestLodgers(whole_hosts_base.WholeHostsTestCase):
         self.assertEqual(['second'], self.evacuated())
 
     def test_as_many_leave_as_there_is_room_for(self):
-        """The other one may be asked for when there is more."""
+        """The other one may be requested when there is more capacity."""
         self.cloud.left[self.uuids['two']] = 0
         self.fail('one')
         self.assertEqual([], self.evacuated())
@@ -161,7 +161,7 @@ class TestLodgers(whole_hosts_base.WholeHostsTestCase):
         self.assertEqual(1, len(self.evacuated()))
 
     def test_one_that_cannot_leave_is_not_asked_for_all_the_time(self):
-        """Beside one that would be, and does not."""
+        """Nor is another server that could be evacuated, but is not."""
         self.cloud.servers['first'] = dataclasses.replace(
             self.cloud.servers['first'], busy=True)
         self.fail('one')
@@ -174,7 +174,7 @@ class TestLodgers(whole_hosts_base.WholeHostsTestCase):
         self.assertEqual(3, asked)
 
     def test_those_at_the_end_have_their_turn(self):
-        """There is not the time for all, again and again."""
+        """There is never enough time for all of them."""
         self.fail('one')
         needs, seen = self.cloud.needs, set()
 
@@ -202,7 +202,7 @@ class TestLodgers(whole_hosts_base.WholeHostsTestCase):
         self.assertEqual(['second'], self.evacuated())
 
     def test_they_leave_for_one_that_it_got_instead(self):
-        """Then it lacks nothing any more."""
+        """The lease lacks no host then."""
         self.fail('one', 'two')
         self.overbooking_check().look()
         for server_id in ('first', 'second'):
@@ -223,7 +223,7 @@ class TestLodgers(whole_hosts_base.WholeHostsTestCase):
         self.assertEqual(['second'], self.evacuated())
 
     def test_one_of_several_asks(self):
-        """Another one looks when it has seen that they are due, too."""
+        """Another process has also found that they are due."""
         self.fail('one')
         others, go_on = self.new_relocating(), self.evacuation._go_on
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""A lease that is asked for twice by one key is made once."""
+"""A lease that is requested twice with one key is created once."""
 
 import dataclasses
 import sys
@@ -40,10 +40,10 @@ class TestRepeats(base.LeaseTestCase):
         self.assertIsNone(self.made(self.key()))
         lease = self.make(self.key())
         self.assertEqual(lease['id'], self.made(self.key())['id'])
-        # However the same thing is written.
+        # In whatever order the body is written.
         self.assertEqual(lease['id'], self.made(
             self.key(body=dict(reversed(BODY.items()))))['id'])
-        # Another key, and the same key of somebody else.
+        # Another key, and the same key of another project or user.
         for other in (self.key('other'), self.key(project='other'),
                       self.key(user='other')):
             self.assertIsNone(self.made(other))
@@ -98,7 +98,7 @@ class TestRepeats(base.LeaseTestCase):
         self.key('x' * 255)
 
     def test_of_many_at_once_one_makes_it(self):
-        """Each by a connection of its own, as processes have them."""
+        """Each with a connection of its own, like several processes."""
         together, answers = threading.Barrier(4), []
 
         def ask(by):

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Leases that were made elsewhere: as they were, and never too much."""
+"""Leases from Blazar are imported as they were, without overbooking."""
 
 from concurrent import futures
 import dataclasses
@@ -30,7 +30,7 @@ load_tests = databases.load_tests
 
 
 class AdoptingTestCase(whole_hosts_base.WholeHostsTestCase):
-    """Two hosts that are enrolled, the first of them in use already."""
+    """Two enrolled hosts, the first of them in use."""
 
     scenarios = databases.SCENARIOS
 
@@ -44,7 +44,7 @@ class AdoptingTestCase(whole_hosts_base.WholeHostsTestCase):
             self.database, self.clock, self.types)
 
     def known(self, start, end, *names, **values):
-        """A lease of hosts; a name of none is one that is missing."""
+        """Return a lease to import; an unknown host is a missing one."""
         lease_id = uuidutils.generate_uuid()
         return imports.KnownLease(**{
             'id': lease_id, 'name': 'old', 'project_id': 'project',
@@ -59,7 +59,7 @@ class AdoptingTestCase(whole_hosts_base.WholeHostsTestCase):
             'events': (), **values})
 
     def in_use(self, *server_ids):
-        """Servers run on the first host."""
+        """Run servers on the first host."""
         with self.database.writer() as session:
             host = session.get(models.Host, self.ids['one'])
             host.consumers = {one: ({'VCPU': 1}, NOW) for one in server_ids}
@@ -89,7 +89,7 @@ class TestPending(AdoptingTestCase):
                  'id', 'status', 'amount', 'params', 'missing_resources')))
         self.assertEqual({'one': {'VCPU': 4}, 'two': {'VCPU': 4}},
                          self.bookings_of(lease))
-        # An end comes to every lease.
+        # Every lease gets an end event.
         there = {event['event_type']: event for event in lease['events']}
         self.assertEqual(
             {'mine': ('ERROR', NOW + 5), 'start_lease': ('UNDONE', NOW + 10),
@@ -118,7 +118,7 @@ class TestPending(AdoptingTestCase):
         self.assertTrue(self.imports.adopt(known))
         before = self.everything()
         self.assertFalse(self.imports.adopt(known))
-        # Who counts what a project has is told that somebody was here.
+        # Only the generation of the project has changed.
         self.assertEqual(before | {'projects': None},
                          self.everything() | {'projects': None})
 
@@ -184,7 +184,7 @@ class TestActive(AdoptingTestCase):
         self.assertEqual({'one': known.reservations[0].id}, self.held())
         self.assertEqual({'start_lease': 'DONE', 'end_lease': 'UNDONE'},
                          self.events_of({'id': known.id}))
-        # Its servers are within it, and no usage beside it.
+        # Its servers are within it, and no longer part of the usage.
         self.assertEqual([{}], self.scalars(
             models.Host.usage, models.Host.name == 'one'))
         self.assertEqual([NOW], self.scalars(models.Booking.claimed_at))
@@ -240,7 +240,7 @@ class TestActive(AdoptingTestCase):
 
 
 class TestPlaces(AdoptingTestCase):
-    """Of 2 VCPU each; two are a host."""
+    """Reservations of slots with 2 VCPU each, two for each host."""
 
     def places(self, start, end, *names, servers=(), amounts=(2,), **values):
         return self.known(start, end, reservations=tuple(
@@ -255,7 +255,7 @@ class TestPlaces(AdoptingTestCase):
         return imports.KnownServer(name, self.ids.get(host), running)
 
     def rows(self):
-        """The bookings, by host and server."""
+        """Return the bookings, by host and server."""
         with self.database.reader() as session:
             return sorted(session.execute(sa.select(
                 models.Host.name, models.Booking.server_id,
@@ -340,12 +340,12 @@ class TestPlaces(AdoptingTestCase):
 
 
 class TestRaces(AdoptingTestCase):
-    """Two operators import at once; so does who makes a lease meanwhile."""
+    """Two operators import at once, while other leases are created."""
 
     scenarios = databases.SERVERS
 
     def adopted(self, count=4):
-        """How many of so many leases of one host and one time are."""
+        """Return how many leases of one host and one window are imported."""
         both = threading.Barrier(count)
 
         def adopt(known):
@@ -366,7 +366,7 @@ class TestRaces(AdoptingTestCase):
         self.assertEqual(1, len(self.scalars(models.Booking.id)))
 
     def test_this_test_fails_without_the_guard(self):
-        """Each has read when the others write, and nothing keeps them."""
+        """Each has read before the others write, and nothing stops them."""
         real, read = ledger._check, threading.Barrier(4)
 
         def check(*args):

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Values of users are read, or answered with a sentence."""
+"""Input of users is parsed, or answered with a sentence."""
 
 import hypothesis
 from hypothesis import strategies as st

@@ -34,7 +34,7 @@ from tests.unit.blazar_core import test_scheduler_claims
 load_tests = databases.load_tests
 
 NOW = base.NOW
-#: Seconds from the notification on until the capacity is free.
+#: Seconds from the notification until the capacity is free.
 LEAD = 600
 State = cloud_api.ServerState
 
@@ -47,7 +47,7 @@ class InterruptibleTestCase(test_scheduler_claims.ClaimTestCase):
         self.evictions = self.new_evictions()
 
     def new_evictions(self):
-        """What evicts servers."""
+        """Return an object that evicts servers."""
         return eviction.Evictions(
             self.database, self.clock, self.cloud,
             lambda event, payload: self.told.append((
@@ -56,7 +56,7 @@ class InterruptibleTestCase(test_scheduler_claims.ClaimTestCase):
             lambda _credential_id: 'trust', ['shelve', 'delete'])
 
     def register(self, on_evict='shelve', safe_for=0, lead_time=LEAD):
-        """A server of which a user says that it may be evicted."""
+        """Register an interruptible server of a user."""
         server_id = uuidutils.generate_uuid()
         with self.database.begin() as connection:
             interruptible.register(connection, [{
@@ -69,7 +69,7 @@ class InterruptibleTestCase(test_scheduler_claims.ClaimTestCase):
         return server_id
 
     def boot(self, host='one', vcpus=1, **values):
-        """An interruptible server runs on a host."""
+        """Run an interruptible server on a host."""
         server_id = self.register(**values)
         self.claim(server_id, host, VCPU=vcpus)
         self.tell(server_id, host, VCPU=vcpus)
@@ -79,20 +79,20 @@ class InterruptibleTestCase(test_scheduler_claims.ClaimTestCase):
         return server_id
 
     def until(self, instant):
-        """Time passes."""
+        """Let time pass."""
         self.clock.advance(instant - self.clock.now())
 
     def events(self):
-        """What owners were notified of since the last time."""
+        """Return the notifications since the last call."""
         told, self.told = self.told, []
         return told
 
     def leave(self, server_id, host='one'):
-        """The cloud says that a server has left a host."""
+        """Record that a server has left a host."""
         self.tell(server_id, host)
 
     def moves(self):
-        """The states of all evictions."""
+        """Return the status of each eviction."""
         return {row.server_id: row.status
                 for row in self.scalars(models.ServerMove)}
 
@@ -127,7 +127,7 @@ class TestAdmission(InterruptibleTestCase):
         self.lease(LEAD + 60, LEAD + 1000, resources={'VCPU': 4})
 
     def quote(self, start):
-        """Whether a lease of the whole host could start then."""
+        """Return whether a lease of the whole host could start then."""
         return self.leases.creation.quote(self.new_lease(
             start, start + 100_000, resources={'VCPU': 4})) is None
 
@@ -221,7 +221,7 @@ class TestAdmission(InterruptibleTestCase):
         self.assertEqual([0, 0], [
             hosts.for_unreserved({'VCPU': 1}, uuids).by_host[one]
             for one in uuids])
-        # Where nothing is booked soon, Nova decides alone.
+        # If nothing is booked soon, Nova decides alone.
         self.assertEqual({uuids[0]: 0}, hosts.for_server(
             self.register(), {'VCPU': 1}, uuids).by_host)
         self.assertEqual([0, 0], [
@@ -262,9 +262,7 @@ class TestAdmission(InterruptibleTestCase):
         self.assertEqual((1, NOW + 7200), why())
 
     def test_the_claim_counts_other_interruptible_servers(self):
-        """Whether something is reserved there or not: what is ordinary would
-        fit.
-        """
+        """Even if there is no reservation: an open-ended server would fit."""
         self.host('one', VCPU=4)
         self.lease(7200, 9000, resources={'VCPU': 1})
         self.boot(vcpus=3)
@@ -287,7 +285,7 @@ class TestAdmission(InterruptibleTestCase):
                     for at in (0, 4000)])
 
     def test_one_that_came_back_unnoticed_is_found(self):
-        """It has left; nova-scheduler had no database when it came back."""
+        """It was deleted; nova-scheduler had no database when it came back."""
         self.host('one', VCPU=4)
         server_id = self.boot(vcpus=1)
         self.leave(server_id)
@@ -373,7 +371,7 @@ class TestEvictions(InterruptibleTestCase):
         self.assertEqual({server_id: states.Move.MOVED}, self.moves())
 
     def needed(self, vcpus=2, ahead=LEAD + 60):
-        """A lease that needs capacity of the host soon."""
+        """Create a lease that needs capacity of the host soon."""
         start = self.clock.now() - NOW + ahead
         lease = self.lease(start, start + 1000, resources={'VCPU': vcpus})
         self.until(NOW + start - LEAD)
@@ -381,14 +379,14 @@ class TestEvictions(InterruptibleTestCase):
         return lease, NOW + start
 
     def run_until(self, instant):
-        """A listener looks every 15 seconds."""
+        """Let a listener look every 15 seconds."""
         while self.clock.now() < instant:
             self.clock.advance(15)
             self.evictions.carry_out()
             self.evictions.plan()
 
     def set_busy(self, server_id, busy=True):
-        """Something is being done to a server, or no longer is."""
+        """Set whether the cloud works on a server."""
         self.cloud.servers[server_id] = dataclasses.replace(
             self.cloud.servers[server_id], busy=busy)
 
@@ -650,7 +648,7 @@ class TestEvictions(InterruptibleTestCase):
 
 
 class TestStories(InterruptibleTestCase):
-    """Random stories: leases, ordinary and interruptible servers, an hour."""
+    """An hour of leases, ordinary and interruptible servers at random."""
 
     def test_nothing_is_late_and_everybody_has_notice(self):
         evicted = 0
@@ -695,7 +693,7 @@ class TestStories(InterruptibleTestCase):
                 host, vcpus)
 
     def running(self, host):
-        """What leases take of a host now."""
+        """Return what leases use of a host now."""
         now = self.clock.now()
         return sum(row.resources['VCPU'] for row in self.scalars(
             models.Booking, models.Booking.host_id == self.row(host).id)
@@ -752,7 +750,7 @@ class TestStories(InterruptibleTestCase):
         self.check(now)
 
     def check(self, now):
-        """All that is due fits on its host, in reality."""
+        """Check that all due leases and servers really fit on their hosts."""
         for host in {place for place, _size in self.mine.values()}:
             self.assertLessEqual(sum(
                 size for place, size in (*self.mine.values(),
@@ -761,7 +759,7 @@ class TestStories(InterruptibleTestCase):
 
 
 class TestOrder(base.TestCase):
-    """The order of eviction, against all possible choices."""
+    """The order of eviction, compared with all possible choices."""
 
     def some(self, rng):
         capacity = {'VCPU': rng.randint(4, 16),
@@ -812,7 +810,8 @@ class TestOrder(base.TestCase):
             for one, instant in interruptible.victims(
                     capacity, {}, servers, booked, 0, 1000):
                 self.assertEqual(found[one.id], instant)
-            # Those evicted first are safe for the shortest time.
+            # The servers that are evicted first are safe for the shortest
+            # time.
             instants = [found.get(one.id, 10_000) for one in servers]
             self.assertEqual(sorted(instants), instants)
 

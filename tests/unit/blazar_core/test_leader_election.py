@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""One process at a time."""
+"""Leader election: one process at a time."""
 
 from concurrent import futures
 import signal
@@ -41,7 +41,7 @@ class TurnsTest(base.DatabaseTestCase):
         self.assertEqual(NOW + 60, self.other.take())
         self.clock.advance(30)
         self.one.done()
-        # Whoever did it does it again, as long as he lives.
+        # The leader stays leader as long as it lives.
         self.assertEqual(NOW + 300, self.one.take())
         self.assertEqual(NOW + 360, self.other.take())
         self.clock.advance(270)
@@ -61,7 +61,7 @@ class TurnsTest(base.DatabaseTestCase):
         self.assertEqual(NOW + 60, self.other.take())
         self.clock.advance(1)
         self.assertIsNone(self.other.take())
-        # It only stood still.
+        # It was only frozen.
         self.assertFalse(self.one.extend())
         self.one.done()
         self.one.leave(done=False)
@@ -92,7 +92,7 @@ class TurnsTest(base.DatabaseTestCase):
         self.other.trigger()
         self.assertIsNotNone(self.other.take())
         self.assertIsNone(self.one.take())
-        # Once more: this one may have passed by that already.
+        # Again: the leader may have passed that point already.
         self.other.trigger()
         self.assertIsNotNone(self.other.take())
         self.one.done()
@@ -122,7 +122,7 @@ class WrongClockTest(base.DatabaseTestCase):
             wrong = turn(worker, ahead)
             self.assertIsNone(wrong.take())
             wrong.done()
-            # It is set right; or its process is gone.
+            # The clock is set right, or its process has died.
             self.assertIsNone(turn(worker, self.clock).take())
             ahead.advance(86400)
             self.assertIsNone(turn(worker, ahead).take())
@@ -131,11 +131,11 @@ class WrongClockTest(base.DatabaseTestCase):
 
 
 class ProcessTest(base.DatabaseTestCase):
-    """A process that has its turn dies, or stands still."""
+    """A leader dies, or freezes."""
 
     scenarios = databases.SERVERS
 
-    #: Takes the turn, says so, and extends it when it is told to.
+    #: Becomes leader, reports it, and extends its term when it is told to.
     WORK = """
 import sys
 from blazar_core.db import api

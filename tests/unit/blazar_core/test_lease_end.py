@@ -102,7 +102,7 @@ class TestEnd(lifecycle_base.LifecycleTestCase):
         self.see(*base.servers_of(lease), State.GONE)
         self.assertEqual('TERMINATED', self.status(lease))
         self.assertEqual([], self.scalars(models.HeldBuild.lease_id))
-        # It never began: what did not happen is not told of.
+        # It never started, so there is no event of a start.
         self.assertEqual({'end_lease': 'DONE'}, self.events_of(lease))
         described = views.get(self.database, lease['id'])
         self.assertEqual((NOW + 50, NOW + 50, NOW), (
@@ -215,8 +215,9 @@ class TestWhatIsLeftOfThem(lifecycle_base.LifecycleTestCase):
             self.lifecycle.reconciliation.check(server_id)
 
     def test_an_end_that_comes_late_leaves_the_next_lease_its_server(self):
-        """A worker that stood still, while what it ended was ended by another
-        one, and the next occurrence has begun.
+        """A frozen worker continues after the next occurrence has started.
+
+        Another worker has ended the occurrence that it was ending.
         """
         self.host('one', VCPU=4)
         late, current = (self.running_lease(0, 100) for _lease in range(2))
@@ -243,7 +244,7 @@ class TestWhatIsLeftOfThem(lifecycle_base.LifecycleTestCase):
         self.assertEqual(sorted(held), sorted(self.cloud.forgotten))
 
     def test_what_was_sent_is_let_be(self):
-        """Whoever builds it may be at it."""
+        """A conductor may be building it."""
         sent = self.lease(50, 100)
         self.lifecycle.lease_start.start(sent['id'])
         at_once = self.lease(0, 100)
@@ -332,7 +333,8 @@ class TestDelete(lifecycle_base.LifecycleTestCase):
         self.lifecycle.lease_start.give_up(lease['id'], 'start_lease')
         return lease
 
-    #: What is there, its status, and whether it has servers to delete.
+    #: A method, the status of its lease, and whether there are servers to
+    #: delete.
     STATES = (
         ('offered', 'OFFERED', False), ('pending', 'PENDING', False),
         ('held', 'PENDING', True), ('starting', 'STARTING', True),
@@ -410,12 +412,12 @@ class TestDelete(lifecycle_base.LifecycleTestCase):
         self.assert_over(lease)
 
     def while_its_end_is_carried_out(self, lease):
-        """Another worker finds that the event is not his any more."""
+        """Delete a lease while its end is carried out."""
         self.clock.advance(100)
         retried, deleted = self.worker._database.retried, []
 
         def late(work, *args, **kwargs):
-            # Its end has been carried out, and is to be written down.
+            # Its end was carried out, and is about to be recorded.
             if getattr(work, 'func', None) == self.worker._settled and (
                     not deleted):
                 deleted.append(self.lifecycle.lease_end.delete(lease['id']))

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Leases that were over long ago are deleted, and nothing else is."""
+"""Leases that ended long ago are deleted, and nothing else."""
 
 import threading
 from unittest import mock
@@ -25,14 +25,14 @@ DAY = 86400
 
 
 class Purging:
-    """What the tests of it have in common."""
+    """Common methods of the tests of purging."""
 
     def setUp(self):
         super().setUp()
         self.told = []
 
     def over(self, **columns):
-        """A lease that was over a moment ago, with what it has left."""
+        """Return a lease that has just ended, with all its rows."""
         lease = self.running_lease(0, 10 * DAY, **columns)
         for server_id in base.servers_of(lease):
             self.cloud.servers.pop(server_id)
@@ -41,8 +41,9 @@ class Purging:
         return lease
 
     def purge(self, before=None, **how):
-        """
-        :param before: seconds ago; None: as few as may be
+        """Purge leases.
+
+        :param before: seconds ago; None: as few as allowed
         """
         return lease_purge.LeasePurge(
             self.books.connect(), self.clock, self.told.append).purge(
@@ -115,7 +116,7 @@ class TestPurging(Purging, base.LeaseTestCase):
                 id=name, rule='FREQ=DAILY', timezone='UTC', between='delete',
                 servers=[], left_out=[], created_at=NOW))
         self.later()
-        # It is just being made, before its leases are.
+        # It is being created before its leases.
         self.add(models.Recurrence(
             id='new', rule='FREQ=DAILY', timezone='UTC', between='delete',
             servers=[], left_out=[], created_at=self.clock.now()))
@@ -130,7 +131,7 @@ class TestPurging(Purging, base.LeaseTestCase):
 
         def late(this, before):
             remember(this, before)
-            # It is told before anything is gone.
+            # The limit is recorded before anything is deleted.
             self.assertEqual(before, lease_purge.purged_before(self.database))
             self.assertEqual([lease['id']], self.scalars(models.Lease.id))
             self.add(models.Credential(
@@ -256,7 +257,7 @@ class TestBatches(Purging, base.LeaseTestCase):
         super().setUp()
         self.host('host', VCPU=64)
         self.made = [self.over() for _one in range(7)]
-        # The same end for several: pages go on within it.
+        # Several have the same end: pages continue within it.
         for number, one in enumerate(self.made):
             self.set(one, end_date=NOW + number // 4, updated_at=NOW)
         self.later()
@@ -306,7 +307,7 @@ class TestTwoAtOnce(Purging, base.LeaseTestCase):
                 for _one in range(3)]
             for thread in threads:
                 thread.start()
-            # Users work on meanwhile.
+            # Users send requests meanwhile.
             self.lease(0, 5)
             for thread in threads:
                 thread.join()

@@ -73,7 +73,7 @@ class TestLockedAsRead(lifecycle_base.LifecycleTestCase):
         self.assertRaises(api.Outdated, self.lock)
 
     def start(self):
-        """Start it as it was read before."""
+        """Start the lease with what was read before."""
         self.clock.advance(50)
         return self.lifecycle.lease_start.start(
             self.lease_id, True, lease_start.Read(
@@ -108,7 +108,7 @@ class TestLockedAsRead(lifecycle_base.LifecycleTestCase):
         self.assertEqual(1, len(self.cloud.sent))
 
     def test_what_it_has_waited_for_its_lock_does_not_count(self):
-        """The build may be sent for so long from then on."""
+        """The permit is valid for so long from then on."""
         lock = api.lock
 
         def wait(session, lease_id):
@@ -156,7 +156,7 @@ class TestStart(lifecycle_base.LifecycleTestCase):
         self.assertEqual(1, len(self.notified))
 
     def test_two_who_are_at_it_together_send_it_once(self):
-        """Both have found it held; the gate lets one of them through."""
+        """Both have found it deferred; only one of them gets the permit."""
         lease = self.lease(50, 100)
         servers, gates = base.servers_of(lease), self.gates()
         self.lifecycle.lease_start.start(lease['id'])
@@ -177,7 +177,7 @@ class TestStart(lifecycle_base.LifecycleTestCase):
         self.assertIsNotNone(gates[1]([second]))
 
     def gates(self):
-        """Instead of sending, the gates that would be asked."""
+        """Return a list that collects the gates instead of sending."""
         gates = []
 
         def send(*args):
@@ -218,7 +218,7 @@ class TestStart(lifecycle_base.LifecycleTestCase):
         self.lifecycle.lease_start.start(lease['id'])
         self.assertEqual(([], 'STARTING'),
                          (self.cloud.sent, self.status(lease)))
-        # As what got lost.
+        # It is sent as a lost build.
         self.cloud.stranded = dict.fromkeys(
             base.servers_of(lease), cloud_api.BuildTrace.NONE)
         self.lifecycle.lost_builds.send()
@@ -369,7 +369,7 @@ class TestWaitingForTheHost(lifecycle_base.LifecycleTestCase):
         self.clock.advance(66)
         read = self.lifecycle.lease_start.read(
             [self.after['id'], late['id'], elsewhere['id'], 'unknown'])
-        # The patience of the first one is over.
+        # The first one has waited long enough.
         self.assertEqual({self.after['id']: False, late['id']: True,
                           elsewhere['id']: False},
                          {one: found.crowded for one, found in read.items()})
@@ -444,9 +444,10 @@ class TestObserve(lifecycle_base.LifecycleTestCase):
         self.assertEqual('two', self.host_of(server_id))
 
     def together(self, amount, count, **capacity):
-        """Servers of a reservation that run on one host, and another host.
+        """Run servers of a reservation on one host, and add another host.
 
-        :returns: the reservation's id, the servers, and the other's uuid
+        :returns: the reservation's id, the servers, and the UUID of the other
+            host
         """
         self.host('big', VCPU=9)
         lease = self.reserve(0, 100, self.places(amount, affinity=True,
@@ -520,8 +521,7 @@ class TestObserve(lifecycle_base.LifecycleTestCase):
 
 
 class TestLeftBehind(lifecycle_base.LifecycleTestCase):
-    """Whoever changes a lease while it is found what its server still has.
-    """
+    """The lease changes while the usage of its failed server is found."""
 
     scenarios = databases.SERVERS
 
@@ -547,7 +547,7 @@ class TestLeftBehind(lifecycle_base.LifecycleTestCase):
     def test_it_is_looked_at_again(self):
         lease = self.lease(0, 100, count=2)
         failed, other = base.servers_of(lease)
-        # A decision about the same host would be seen by that.
+        # It would be detected by a decision about the same host.
         self.see(other, State.RUNNING, self.host('two', VCPU=2))
         self.see(failed, State.ERROR, self.one, 'The host has died.')
 
@@ -555,7 +555,7 @@ class TestLeftBehind(lifecycle_base.LifecycleTestCase):
             self.leases.updates.update(
                 lease['id'], updates.LeaseChange(end=NOW + end))
 
-        # MariaDB shows what was true at first; PostgreSQL refuses by itself.
+        # MariaDB returns the state at the beginning; PostgreSQL refuses.
         self.assertRaises(
             (api.LostRace, sa.exc.DBAPIError, db_exception.DBError),
             self.compare, failed, meanwhile=lambda: extend(5000))
@@ -570,7 +570,7 @@ class TestLeftBehind(lifecycle_base.LifecycleTestCase):
         self.assertEqual((None, 3), (self.host_of(failed), self.room()))
 
     def test_it_waits_for_whoever_has_its_lease(self):
-        """He has read that its booking has no host, and goes by that."""
+        """The holder of the lock relies on a booking without a host."""
         lease = self.lease(0, 100)
         failed, = base.servers_of(lease)
         self.see(failed, State.ERROR, self.one, 'The host has died.')

@@ -149,7 +149,7 @@ class TestCreate(base.LeaseTestCase):
         self.assertEqual('PENDING', self.lease(start, start + 20)['status'])
 
     def test_one_who_loses_a_race_looks_elsewhere(self):
-        """The host that he chose is disturbed; another one is free."""
+        """The chosen host has changed; another one is free."""
         self.host('one', VCPU=1)
         self.host('two', VCPU=1)
         self.lose_first_race()
@@ -166,7 +166,7 @@ class TestCreate(base.LeaseTestCase):
                          self.count_rows('changes'))
 
     def test_one_who_has_lost_a_race_stays_elsewhere_for_a_while(self):
-        """Where he was disturbed he would be disturbed again."""
+        """Another conflict on that host would be likely."""
         self.host('one', VCPU=9)
         self.host('two', VCPU=9)
 
@@ -182,7 +182,7 @@ class TestCreate(base.LeaseTestCase):
         self.assertEqual('one', where())
 
     def test_but_not_where_nothing_is_reserved_until_that_goes_on(self):
-        """Hosts without reservations are for servers without an end."""
+        """Hosts without reservations are kept for open-ended servers."""
         self.host('one', VCPU=9)
         self.host('two', VCPU=9)
         found = []
@@ -202,7 +202,7 @@ class TestCreate(base.LeaseTestCase):
 
     def test_what_others_did_just_now_is_seen_before_anything_is_refused(
             self):
-        """The first search may be old by so little; a refusal may not."""
+        """The first search may use a slightly old index; a refusal may not."""
         self.useFixture(fixtures.MonkeyPatch(
             'blazar_core.capacity.admissions.LAG', 3600))
         self.host('one', VCPU=1)
@@ -219,7 +219,7 @@ class TestCreate(base.LeaseTestCase):
             *base.servers_of(self.lease(0, 100))))
 
     def lose_first_race(self):
-        """Whoever decides first finds that somebody was faster."""
+        """Let the first decision about a host lose against another process."""
         take = host_generations.advance
         lost = []
 
@@ -258,7 +258,7 @@ class TestCreate(base.LeaseTestCase):
 class TestUpdate(base.LeaseTestCase):
 
     def update(self, lease, **changed):
-        """Times are seconds from NOW."""
+        """Update a lease; times are seconds from NOW."""
         for name in ('start', 'end'):
             if name in changed:
                 changed[name] += NOW
@@ -266,7 +266,7 @@ class TestUpdate(base.LeaseTestCase):
             lease['id'], updates.LeaseChange(**changed))
 
     def assert_refused(self, error, part, lease, **changed):
-        """It says why, and everything is as it was."""
+        """Check that an update is refused with a sentence and changes nothing."""
         before = self.everything()
         refused = self.assertRaises(error, self.update, lease, **changed)
         self.assertIn(part, str(refused))
@@ -307,7 +307,7 @@ class TestUpdate(base.LeaseTestCase):
         self.assertEqual((NOW + 30, NOW + 40), (row.start_date, row.end_date))
 
     def window(self, lease):
-        """Its window and that of its bookings, which are the same."""
+        """Return the window of a lease, which is that of its bookings."""
         row, = self.scalars(models.Lease, models.Lease.id == lease['id'])
         booked = set()
         for server_id in base.servers_of(lease):
@@ -318,7 +318,7 @@ class TestUpdate(base.LeaseTestCase):
         return row.start_date - NOW, row.end_date - NOW
 
     def times(self, lease):
-        """When its events are, and when they are due, which is the same."""
+        """Return the times of its events, which are also when they are due."""
         rows = self.scalars(models.Event, models.Event.lease_id == lease['id'])
         self.assertEqual(
             [], [row.event_type for row in rows
@@ -404,7 +404,7 @@ class TestUpdate(base.LeaseTestCase):
                 (refusal.reason, refusal.latest_end, refusal.next_start))
             self.assertIn('latest_end: ', refusal.sentence())
             self.assertIn('next_start: ', refusal.sentence())
-        # Another start is another wish.
+        # For another start there is no latest end.
         self.assertIsNone(self.assertRaises(
             errors.Refused, self.update, lease, start=660, end=2400,
         ).refusal.latest_end)
@@ -542,8 +542,10 @@ class TestUpdate(base.LeaseTestCase):
             self.cloud.stubborn.clear()
 
     def test_one_whose_end_has_come_is_not_prolonged(self):
-        """Though nobody has ended it yet: others count on its room, and what
-        stays too long has it for a while by the rule.
+        """Even if its end was not carried out yet.
+
+        Other leases rely on its capacity, and an overdue server keeps it for a
+        while only by the rule.
         """
         self.host('one', VCPU=1)
         lease = self.running_lease(0, 100)
@@ -564,7 +566,7 @@ class TestUpdate(base.LeaseTestCase):
                 (running, {'end': 29}), (running, {'end': 0})):
             self.assert_refused(errors.InvalidLeaseParams, 'End date', lease,
                                 **changed)
-        # This very second: as good as deleted.
+        # The end is now: equivalent to a deletion.
         self.update(running, end=30)
         self.update(later, start=30)
 
@@ -596,11 +598,11 @@ class TestUpdateMeanwhile(base.LeaseTestCase):
     scenarios = databases.SERVERS
 
     def before_writing(self, work):
-        """Somebody else is faster than the first who decides."""
+        """Let another process decide before the first decision."""
         done = []
 
         def check(*args):
-            # The hosts and what is booked there have been read.
+            # The hosts and their bookings have been read.
             if not done:
                 done.append(None)
                 work()
@@ -612,7 +614,7 @@ class TestUpdateMeanwhile(base.LeaseTestCase):
         return done
 
     def elsewhere(self):
-        """The leases as another process has them."""
+        """Return the leases of another process."""
         database = self.books.connect()
         return leases.Leases(database, self.clock, admissions.Admission(
             database, self.clock), self.types)
@@ -640,7 +642,7 @@ class TestUpdateMeanwhile(base.LeaseTestCase):
 
 
 class TestUpdateOfALeaseThatChanged(base.LeaseTestCase):
-    """Between the search for other hosts and the writing of its change."""
+    """The lease changes between the search for hosts and the update."""
 
     def setUp(self):
         super().setUp()
@@ -654,7 +656,7 @@ class TestUpdateOfALeaseThatChanged(base.LeaseTestCase):
                 self.mine['reservations'][0]['id']: self.places(vcpus=2)}))
 
     def its_host(self):
-        """Where it is booked."""
+        """Return its booked hosts."""
         return self.scalars(
             models.Host.name, models.Host.id == models.Booking.host_id,
             models.Booking.reservation_id ==

@@ -29,10 +29,10 @@ NOW = base.NOW
 
 @st.composite
 def decisions(draw):
-    """A world, and what is to become of some of its bookings.
+    """Draw a world, and edits of some of its bookings.
 
-    Pairs of the number of one (None: it comes) and what it is to be (None:
-    it goes).
+    An edit is the number of a booking (None: a new one) and its new state
+    (None: it is deleted).
     """
     world = draw(worlds.worlds())
     any_row = worlds.rows(len(world.hosts))
@@ -56,7 +56,7 @@ def decisions(draw):
 
 
 def after(world, edits):
-    """The bookings as they would be."""
+    """Return the bookings after the edits."""
     gone = {index for index, _new in edits}
     return [row for index, row in enumerate(world.rows)
             if index not in gone] + [
@@ -77,7 +77,7 @@ class AmendTestCase(worlds.BooksTestCase):
         session.flush()
 
     def rows(self, session):
-        """The bookings in the table, as they would be said to the books."""
+        """Return the bookings of the table, as they are passed to the ledger."""
         session.expire_all()
         return {row.server_id: ledger.new_of(row) for row in session.scalars(
             sa.select(models.Booking))}
@@ -90,7 +90,7 @@ class AmendTestCase(worlds.BooksTestCase):
             models.Host.id, models.Host.generation)).tuples().all())
 
     def changes(self, session):
-        """The sum of what changed, by host, instant and class."""
+        """Return the sum of all changes, by host, instant and class."""
         total = collections.Counter()
         for row in session.scalars(sa.select(models.Change)):
             self.assertEqual(1, row.generation)
@@ -118,9 +118,9 @@ def raw(rows):
 
 
 class TestAmendAgainstBruteForce(AmendTestCase):
-    """A decision is made exactly when the rule holds wherever more is booked.
+    """A decision is made exactly if the rule holds wherever bookings grow.
 
-    And then all of it is made.
+    And then it is made completely.
     """
 
     def test_it_is_made_when_the_rule_holds_where_more_is_booked(self):
@@ -154,7 +154,7 @@ class TestAmendAgainstBruteForce(AmendTestCase):
             self.assertGreater(answers[answer], 100, answers)
 
     def is_allowed(self, world, edits):
-        # What overstays has been promised nothing for that.
+        # An extension cannot rely on the time that a server is overdue.
         longer = {index for index, new in edits if None not in (index, new)
                   and new.end > world.rows[index].end}
         before = [oracle.Booking(row.host, row.start, row.end, row.resources)
@@ -184,7 +184,7 @@ class TestAmendAgainstBruteForce(AmendTestCase):
             row = world.rows[index]
             end = max(row.start + 1, row.end - cut)
             if row.running and row.end > world.now:
-                # Nobody's end is moved into the past.
+                # No end is moved into the past.
                 end = max(end, world.now + 1)
             less = None if goes else dataclasses.replace(
                 row, end=end, resources={
@@ -233,7 +233,7 @@ class TestManyDecisions(AmendTestCase):
             self.assertGreater(answers[answer], 50, answers)
 
     def one(self, session, world, draw):
-        """Try some edit, and look whether the world is sound."""
+        """Try an edit, and check that the world is sound."""
         index = draw(st.none() if not world.rows else st.one_of(
             st.none(), st.integers(0, len(world.rows) - 1)))
         new = draw(worlds.rows(len(world.hosts)))
@@ -254,7 +254,7 @@ class TestManyDecisions(AmendTestCase):
         self.assertEqual(self.expected(world.rows), self.rows(session))
         idle = {(number, rc) for number, rc, _instant in oracle.overbooked(
             world.hosts, world.bookings())}
-        # Open-ended usage alone may be more than there is: nobody was asked.
+        # Only open-ended usage may exceed the capacity: no rule limits it.
         self.assertEqual([], [
             (number, rc) for number, rc in idle
             if any(row.host == number and row.resources.get(rc)
@@ -282,7 +282,7 @@ class TestAmend(worlds.BooksTestCase):
             models.Booking.server_id == server_id)).one()
 
     def changed(self, server_id, **changed):
-        """A booking, and what it is to be."""
+        """Return a booking and its new state."""
         with self.database.reader() as session:
             return server_id, ledger.new_of(
                 self.row(session, server_id), **changed)
@@ -418,7 +418,7 @@ class TestTheGuard(worlds.BooksTestCase):
 
 
 class TestMany(worlds.BooksTestCase):
-    """However many hosts are decided about, it takes as many statements."""
+    """The number of statements does not depend on the number of hosts."""
 
     def statements(self, count):
         edits = [ledger.Edit(None, ledger.NewBooking(
@@ -499,7 +499,7 @@ class TestDecisionsThatMeet(worlds.BooksTestCase):
             with self.database.writer() as session:
                 ledger.amend(session, NOW, [edit])
 
-        # He loses, looks again, and finds it full ever after.
+        # The decision is lost, tried again, and refused from then on.
         self.assertRaises(errors.ConcurrentUpdate, self.database.retried, work)
         self.assertEqual(3, len(runs) - 1)
         self.assertEqual(1, len(self.scalars(models.Booking)))
@@ -537,7 +537,7 @@ class TestDecisionsThatMeet(worlds.BooksTestCase):
             models.Host.generation, models.Host.name == 'two')[0])
 
     def test_many_hosts_are_locked_before_what_is_booked_is_read(self):
-        """What is read after the lock is of after it."""
+        """Rows read after the lock are at least as new as the lock."""
         self.useFixture(fixtures.MonkeyPatch(
             'blazar_core.capacity.host_generations.MANY', 1))
         for name in 'one', 'two':
@@ -574,7 +574,7 @@ class TestDecisionsThatMeet(worlds.BooksTestCase):
 
 
 class TestRebinding(base.LeaseTestCase):
-    """A booking may change its host until its server runs, and after."""
+    """A booking may change its host before its server runs, and after."""
 
     scenarios = databases.SQL
 
@@ -598,7 +598,7 @@ class TestRebindingMeanwhile(base.LeaseTestCase):
     scenarios = databases.SERVERS
 
     def test_who_decided_with_the_old_picture_has_to_look_again(self):
-        """The server arrives between the reading and the taking."""
+        """The server arrives between the read and the write."""
         self.host('one', VCPU=1)
         lease = self.running_lease(0, 100)
         other = self.host('two', VCPU=1)

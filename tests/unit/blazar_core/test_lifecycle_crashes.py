@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Processes that die, or meet, at any step of a lease."""
+"""Processes that die, or act concurrently, at any step of a lease."""
 
 import threading
 
@@ -20,18 +20,18 @@ State = base.State
 
 
 class TestCrashes(lifecycle_base.LifecycleTestCase):
-    """Every action is cut off after each of its transactions in turn.
+    """Every action is interrupted after each of its transactions in turn.
 
-    Another worker then does it again.
+    Another worker then repeats it.
     """
 
     class Crash(BaseException):
-        """The process is gone."""
+        """The process has died."""
 
     def cut_off(self, action, after):
         """Run an action until it has committed so many times.
 
-        :returns: whether it ended by itself
+        :returns: whether it completed
         """
         done = []
         retried = type(self.database).retried
@@ -78,7 +78,7 @@ class TestCrashes(lifecycle_base.LifecycleTestCase):
         self.assertGreater(cuts, 1)
 
     def test_a_lease_whose_last_server_went_unfinished_still_ends(self):
-        """Cut off between the last server and the lease."""
+        """Interrupted between the last server and the lease."""
         lease = self.running_lease()
         self.assertFalse(self.cut_off(
             lambda: self.see(*base.servers_of(lease), State.GONE), 1))
@@ -90,8 +90,8 @@ class TestCrashes(lifecycle_base.LifecycleTestCase):
 class TestStepsThatMeet(lifecycle_base.LifecycleTestCase):
 
     scenarios = databases.SERVERS
-    #: How many transactions of a database wait for a lock. (INNODB_TRX says
-    #: the same for ever to who asks more often than every 0.1 s.)
+    #: How many transactions of a database wait for a lock. (INNODB_TRX is
+    #: updated only every 0.1 s, and never if it is read more often.)
     WAITING = {
         'mysql': "SELECT CAST(VARIABLE_VALUE AS UNSIGNED) FROM "
                  "information_schema.GLOBAL_STATUS WHERE VARIABLE_NAME = "
@@ -108,7 +108,7 @@ class TestStepsThatMeet(lifecycle_base.LifecycleTestCase):
                 self.WAITING[engine.dialect.name]).scalar_one()
 
     def test_a_lease_that_is_being_ended_does_not_become_active(self):
-        """Its last server is seen running in the middle of its end."""
+        """Its last server is observed running in the middle of its end."""
         lease = self.lease(0, 100)
         with self.books.connect().writer() as ending:
             row = api.locked(ending, lease['id'])
@@ -135,10 +135,10 @@ class TestStepsThatMeet(lifecycle_base.LifecycleTestCase):
         self.assertEqual('TERMINATING', self.status(lease))
 
     def paused(self, work, owner, name):
-        """Let another process do something, and stop it before it commits.
+        """Start work in a thread, and stop it before it commits.
 
-        :param name: of what is the last that it does
-        :returns: what lets it go on
+        :param name: the last method that it calls
+        :returns: the event that lets it continue
         """
         at, go_on = threading.Event(), threading.Event()
         last = getattr(owner, name)
@@ -156,7 +156,7 @@ class TestStepsThatMeet(lifecycle_base.LifecycleTestCase):
         return go_on.set
 
     def other_lifecycle(self):
-        """That of another process."""
+        """Return the lifecycle of another process."""
         return self.new_handlers(self.books.connect())
 
     def test_a_server_that_comes_while_the_end_waits_goes_as_well(self):

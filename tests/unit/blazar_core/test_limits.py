@@ -35,7 +35,7 @@ class LimitsTestCase(base.LeaseTestCase):
         super().setUp()
         self.host('one', VCPU=64, PCPU=64, MEMORY_MB=65536, DISK_GB=640)
         self.asked_others = []
-        # What a test does not limit is not limited.
+        # Limits that a test does not set do not apply.
         self.limit(max_lease_duration=-1, max_lease_ahead=-1, **{
             LEASES: -1, HELD: -1, SPREAD: -1})
         self.limits = limits.Limits(
@@ -52,7 +52,7 @@ class LimitsTestCase(base.LeaseTestCase):
             self.books.conf.set_override(name, value, 'blazar_enforcement')
 
     def asked(self, start=50, end=100, servers=1, **values):
-        """What would be asked for, of the size of a lease of this test."""
+        """Return a request for servers of the size of this test."""
         return limits.Asked(**{
             'project_id': 'project', 'user_id': 'user',
             'window': model.Window(NOW + start, NOW + end),
@@ -61,11 +61,11 @@ class LimitsTestCase(base.LeaseTestCase):
             **values})
 
     def have(self, *args, **wanted):
-        """A lease of the project."""
+        """Create a lease of the project."""
         return self.lease(*args, **{'resources': SIZE, **wanted})
 
     def queries(self, asked):
-        """The statements that a question takes."""
+        """Return the queries of a check."""
         del self.statements[:]
         try:
             self.limits.check(asked)
@@ -74,7 +74,7 @@ class LimitsTestCase(base.LeaseTestCase):
         return [one for one in self.statements if one.startswith('SELECT')]
 
     def refused(self, name, *facts, **values):
-        """Make sure that it is refused, and that this is why."""
+        """Check that a request is refused because of a limit."""
         del self.asked_others[:]
         sentence = str(self.assertRaises(
             errors.LimitExceeded, self.limits.check, self.asked(**values)))
@@ -146,7 +146,7 @@ class TestDefaults(LimitsTestCase):
 
 
 class FakeQuota:
-    """A cloud that keeps what it was asked, and has so many CPUs."""
+    """A cloud that records requests, and has a quota of CPUs."""
 
     limit, used = 100, 0
 
@@ -171,14 +171,13 @@ class TestQuota(LimitsTestCase):
             self.books.conf, self.database, self.clock, self.quota)
 
     def asks(self, **values):
-        """What the cloud is asked about the project."""
+        """Return what the cloud is asked about the project."""
         del self.quota.asked[:]
         self.allowed(**values)
         return self.quota.asked[0] if self.quota.asked else None
 
     def peak(self, **values):
-        """How many CPUs its leases would have together, as the cloud sees it.
-        """
+        """Return how many CPUs its leases would have together, for the cloud."""
         self.quota.limit = -1
         sentence = str(self.assertRaises(
             errors.LimitExceeded, self.limits.check, self.asked(**values)))
@@ -248,14 +247,14 @@ class TestQuota(LimitsTestCase):
 
 
 class TestGranted(LimitsTestCase):
-    """What was let in is let in once more when it is written."""
+    """Limits that were checked are checked again with the commit."""
 
     def setUp(self):
         super().setUp()
         self.limit(**{VCPUS: 4})
 
     def wanted(self, servers=1, **values):
-        """A lease that was let in."""
+        """Return a lease that has passed the limits."""
         asked = self.asked(servers=servers, **values)
         return dataclasses.replace(
             self.new_lease(50, 100, count=servers, resources=SIZE),
@@ -315,7 +314,7 @@ class TestGranted(LimitsTestCase):
             errors.Conflict, self.leases.updates.update, lease['id'], earlier)
         self.assertIn('has just changed', str(refused))
         self.leases.updates.update(lease['id'], change(start=45, end=140))
-        # What others make is not in its way.
+        # Other leases do not conflict with it.
         later = change(start=46, end=141)
         self.leases.creation.create(self.wanted(), 'call')
         self.leases.updates.update(lease['id'], later)
@@ -400,7 +399,7 @@ class TestLeases(LimitsTestCase):
 
 
 class TestSeries(LimitsTestCase):
-    """New leases that are made together."""
+    """New leases that are created together."""
 
     def series(self, count, **values):
         return [self.asked(100 * number, 100 * number + 50, **values)
@@ -444,7 +443,7 @@ class TestSeries(LimitsTestCase):
 
 
 class TestMovedTogether(LimitsTestCase):
-    """What leases have that are changed in one transaction."""
+    """Usage of leases that are changed in one transaction."""
 
     def test_they_are_not_in_each_others_way(self):
         self.limit(**{VCPUS: 2, LEASES: 2})
@@ -542,7 +541,7 @@ class TestReserved(LimitsTestCase):
         self.limit(**{VCPUS: 6})
         self.allowed(end=150, servers=2, lease_id=lease['id'])
         self.limit(**{VCPUS: 5})
-        # It is above the limit already, where it was before.
+        # Before its window the limit is already exceeded.
         self.allowed(start=60, servers=2, lease_id=lease['id'])
         self.refused(VCPUS, end=150, servers=2, lease_id=lease['id'])
         self.refused(VCPUS, start=49, servers=2, lease_id=lease['id'])

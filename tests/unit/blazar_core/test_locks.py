@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""A transaction that has waited for a lock decides by the time it is then."""
+"""A transaction that has waited for a lock uses the time after the wait."""
 
 from blazar_core.common import errors
 from blazar_core.db import api
@@ -13,12 +13,12 @@ load_tests = databases.load_tests
 
 
 class Waiting:
-    """Another process has a lease locked until its end has come."""
+    """Another process holds the lock of a lease until its end is due."""
 
     scenarios = databases.RACES
 
     def decide(self, lease, work, *args):
-        """What becomes of work that waits for the lock meanwhile."""
+        """Return the result of work that waits for the lock meanwhile."""
         found = []
 
         def attempt():

@@ -28,7 +28,7 @@ load_tests = databases.load_tests
 
 State = cloud_api.ServerState
 LOG = logging.getLogger(__name__)
-#: As ids are, and none is a part of a message.
+#: An id that is not part of any message.
 PROJECT = uuidutils.generate_uuid(dashed=False)
 
 
@@ -91,14 +91,14 @@ class TestAbout(base.TestCase):
 
 
 class LivesMixin:
-    """Asserts what the lines of a test name."""
+    """Checks of the ids in the log lines of a test."""
 
     def setUp(self):
         super().setUp()
         self.lines = self.useFixture(logged.Lines())
 
     def assert_named(self, *parts):
-        """Each line names what it is about, and these were among them."""
+        """Check that each line has its ids, and that these parts occurred."""
         with self.database.reader() as session:
             owners = session.execute(sa.select(
                 models.Lease.id, models.Lease.project_id)).tuples().all()
@@ -119,12 +119,12 @@ class LivesMixin:
 
     @property
     def servers(self):
-        """The servers that there were, and their leases."""
+        """Return the servers that existed, and their leases."""
         return {}
 
 
 class TestLives(LivesMixin, base.LeaseTestCase):
-    """Leases of a project go through their lives by the engine."""
+    """The engine carries out the whole life of leases of a project."""
 
     no_shows = (100, 50)
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Hosts that their operator takes for a time."""
+"""Maintenance of hosts."""
 
 from unittest import mock
 
@@ -44,7 +44,7 @@ class MaintenanceTestCase(test_host_status.HealthTestCase):
 class TestTaking(MaintenanceTestCase):
 
     def test_what_is_promised_there_goes_at_once(self):
-        """Though it begins later than whatever a failure would concern."""
+        """Even if they start later than any lease affected by a failure."""
         before = self.booked_on('one', 10, FROM)
         during = self.booked_on('one', FROM - 1, FROM + 1)
         after = self.booked_on('one', UNTIL, UNTIL + 10)
@@ -80,7 +80,7 @@ class TestTaking(MaintenanceTestCase):
     def test_it_is_given_back(self):
         self.take()
         self.maintenance.give_back('one')
-        # Who has none gives none back.
+        # Ending it again has no effect.
         self.maintenance.give_back('one')
         self.assertEqual({}, self.outages())
         self.assertEqual([], self.scalars(models.Outage.host_id))
@@ -121,7 +121,7 @@ class TestTaking(MaintenanceTestCase):
         self.assertIs(False, self.get(lease)['degraded'])
         self.fail()
         self.assertIs(True, self.get(lease)['degraded'])
-        # That it is given back does not say that it is there.
+        # The end of the maintenance does not mean that the host is up.
         self.maintenance.give_back('one')
         self.assertIs(True, self.get(lease)['degraded'])
         self.see(one=None)
@@ -141,7 +141,7 @@ class TestTaking(MaintenanceTestCase):
 
 
 class TestBeforehand(MaintenanceTestCase):
-    """What is promised there is named, and changes nothing."""
+    """The preview of a maintenance changes nothing."""
 
     def test_what_would_go_and_what_would_stay(self):
         running = self.running_lease(

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Servers that run already: in the books."""
+"""Running servers that are added to a lease."""
 
 import itertools
 
@@ -28,18 +28,18 @@ load_tests = databases.load_tests
 
 
 class Died(BaseException):
-    """A process has; nothing handles this."""
+    """The process has died; nothing handles this."""
 
 
 class JoiningTestCase(base.LeaseTestCase):
-    """A host with eight CPUs, on which servers run that have no lease."""
+    """A host with eight CPUs, and running servers without a lease."""
 
     def setUp(self):
         super().setUp()
         self.uuid = self.host('one', VCPU=8)
 
     def runs(self, *sizes):
-        """Servers of so many CPUs that run, as the books have it."""
+        """Add running servers of so many CPUs to the database."""
         joiners = [members.NewMember(
             uuidutils.generate_uuid(), self.uuid, {'VCPU': size})
             for size in sizes]
@@ -85,7 +85,7 @@ class JoiningTestCase(base.LeaseTestCase):
 class TestAdopting(JoiningTestCase):
 
     def test_a_host_that_another_process_has_changed_is_read_again(self):
-        """Its usage would be what it was before that process."""
+        """Otherwise the usage would be that before the other process."""
         server, = self.runs(2)
         with self.database.writer() as session:
             host = session.scalars(sa.select(models.Host)).one()
@@ -119,7 +119,7 @@ class TestAdopting(JoiningTestCase):
         server, = self.runs(1)
         self.assert_conflict('is changing at this moment', [
             server._replace(takes={'VCPU': 2})])
-        # Of what the host does not have nothing is in the books.
+        # Classes that the host does not have are not part of its usage.
         self.adopt([server._replace(takes={'VCPU': 1, 'VGPU': 1})])
 
     def test_one_that_has_a_lease(self):
@@ -224,7 +224,7 @@ class TestMembers(JoiningTestCase):
         other = self.runs(1)
         self.cloud.stubborn |= {one.id for one in self.servers}
         self.clock.advance(100)
-        # It is due, and nobody has come to it yet.
+        # The end is due, and was not carried out yet.
         self.assertRaises(errors.Conflict, self.join, self.adopted, other)
         self.assertRaises(
             errors.Conflict, self.leave, self.adopted, self.servers[0])
@@ -241,11 +241,12 @@ class TestMembers(JoiningTestCase):
 
 
 class TestDying(JoiningTestCase):
-    """A process dies, and another one goes on."""
+    """A process dies, and another one continues."""
 
     def dies(self, commits, work, *args):
-        """Carry something out until one more than so many commits are to be
-        done; returns whether it came to that.
+        """Run work that dies at the commit after so many commits.
+
+        :returns: whether it died
         """
         left = iter(range(commits))
 
@@ -263,8 +264,9 @@ class TestDying(JoiningTestCase):
         return False
 
     def deaths(self, work):
-        """Carry something out that dies later each time, with a server of
-        its own; returns whether each has died.
+        """Run work that dies later each time, each with a server of its own.
+
+        Yields the servers, and whether it died.
         """
         for commits in itertools.count():
             servers = self.runs(1)
@@ -276,7 +278,7 @@ class TestDying(JoiningTestCase):
                 return
 
     def ends(self):
-        """Nothing is left when all leases have ended."""
+        """Check that nothing is left when all leases have ended."""
         self.clock.advance(100)
         driven.run_due(self.new_engine())
         self.assertEqual({'TERMINATED'}, {*self.scalars(models.Lease.status)})
@@ -302,7 +304,7 @@ class TestDying(JoiningTestCase):
         self.assertEqual({}, self.cloud.servers)
 
     def leaves(self, commits):
-        """A server whose process dies as it leaves its lease, alone in it."""
+        """Let a process die that removes the only server of a lease."""
         server, = self.runs(1)
         lease = self.adopt([server])
         self.assertTrue(self.dies(commits, self.leave, lease, server))

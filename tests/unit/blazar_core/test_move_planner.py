@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Plans of migrations, against a simulator of moves and a search in full."""
+"""Plans of migrations, against a simulator and an exhaustive search."""
 
 import collections
 import itertools
@@ -15,7 +15,7 @@ GIB = 1024
 
 
 def place(host_id, vcpus, memory=None, later=0):
-    """A host with so much free; and what is promised for later."""
+    """Return a host with free capacity, a part of it reserved for later."""
     within = {'VCPU': vcpus, 'MEMORY_MB': vcpus * GIB if memory is None
               else memory}
     return move_planner.PlannedHost(host_id, within, {
@@ -36,16 +36,17 @@ def wish(vcpus, count=1, hosts=(1, 2, 3), most=None, together=False):
 
 
 def disturbance(movable, moves):
-    """How many servers move, and how much memory with them."""
+    """Return how many servers migrate, and their memory."""
     sizes = {one.server_id: one.memory for one in movable}
     return len(moves), sum(sizes[move.server_id] for move in moves)
 
 
 def carry_out(places, movable, wishes, made):
-    """Do what a plan says, one move after the other, by the rule; with no
-    code of the planner's.
+    """Carry out a plan, one migration after the other, by the rule.
 
-    :returns: what was not as it has to be
+    Independent of the code of the planner.
+
+    :returns: what is wrong
     """
     free = {one.id: ({**one.within}, {**one.beyond}) for one in places}
     found = []
@@ -62,7 +63,7 @@ def carry_out(places, movable, wishes, made):
         if max(collections.Counter(hosts).values()) > one.most or (
                 one.together and len({*hosts}) > 1):
             found.append(f'{one} is not as it should be on {hosts}')
-        # At once: nobody else gets in there.
+        # At once: no other server is admitted there.
         for host_id in hosts:
             book(host_id, one.takes, [0], 1)
     where = {one.server_id: one for one in movable}
@@ -87,9 +88,9 @@ def carry_out(places, movable, wishes, made):
 
 
 def best_of(places, movable, one):
-    """The smallest disturbance of all plans there are; None: there is none.
+    """Return the smallest disturbance of all plans, or None without a plan.
 
-    Every choice of hosts, of servers that leave, and of where they go.
+    Every choice of hosts, of servers that leave, and of their targets.
     """
     best = None
     fewest = sorted(
@@ -141,7 +142,7 @@ def _can_be(places, leaving, one, picked):
                     room[rc] += first.takes[rc]
         return False
 
-    # Who goes to a host takes room that somebody else may need there.
+    # A migration takes capacity that others may need on the target.
     return find([*leaving]) and all(
         rooms[host_id][rc] + sum(
             server.takes[rc] for server in leaving
@@ -150,7 +151,7 @@ def _can_be(places, leaving, one, picked):
 
 
 def cloud(dice, hosts, servers, sizes=(1, 2, 4, 8)):
-    """Hosts, and servers that may be moved; some only to some hosts."""
+    """Generate hosts and movable servers; some only to some hosts."""
     ids = range(1, hosts + 1)
     movable = []
     for number in range(servers):
@@ -295,7 +296,7 @@ class TestProperties(base.BaseTestCase):
         self.assertGreater(found, examples.many(300) // 4)
 
     def test_the_disturbance_is_near_the_smallest(self):
-        """Of those that are small enough to look at every plan there is."""
+        """For clouds that are small enough to try every plan."""
         found = 0
         for seed in range(examples.many(150)):
             dice = random.Random(seed)
@@ -304,7 +305,7 @@ class TestProperties(base.BaseTestCase):
             one = wish(dice.choice([2, 4, 6]), dice.randint(1, 3),
                        [place.id for place in places[:-1]],
                        **dice.choice([{}, {'most': 1}]))
-            # There is more room than that, and it is elsewhere.
+            # There is more free capacity, but on another host.
             places[:-1] = [place(host.id, min(1, host.within['VCPU']))
                            for host in places[:-1]]
             places[-1] = place(len(places), dice.choice([2, 4, 6, 8]))

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Leases of which nobody has used anything."""
+"""Leases that are never used."""
 
 from blazar_core.audit import audit
 from blazar_core.common import conditions
@@ -20,8 +20,10 @@ load_tests = databases.load_tests
 
 
 class NoShowTestCase(base.LeaseTestCase):
-    """A host with two CPUs; who does not come for 100 s is announced, and
-    after 50 more his lease is ended.
+    """A host with two CPUs.
+
+    A notification is sent if a lease is unused for 100 s, and it is ended
+    after 50 more.
     """
 
     no_shows = (100, 50)
@@ -72,7 +74,7 @@ class TestNoShows(NoShowTestCase):
                                       'since its start.'),
             (found['status'], found['end_date'], found['status_reason']))
         self.assertEqual({}, self.places_type.open)
-        # All of it can be had at once.
+        # All capacity is free at once.
         self.reserve(150, 1000, self.places(2))
 
     def test_one_that_ends_by_itself_before_waits_for_nobody(self):
@@ -121,7 +123,7 @@ class TestNoShows(NoShowTestCase):
         self.assertEqual('', self.reason(first))
         self.look(60)
         self.assertEqual('ACTIVE', self.status(first))
-        # Once is enough.
+        # A single use is enough.
         self.lifecycle.reconciliation.observe(
             server_id, cloud_api.ObservedServer(cloud_api.ServerState.GONE))
         self.look(500)
@@ -271,7 +273,7 @@ class TestLowUse(NoShowTestCase):
         server_id = self.boot(lease)
         self.look(100)
         self.gone(server_id)
-        # Half of one of two slots: 25 %.
+        # Half of the time one of two slots: 25 %.
         self.look(99)
         self.assertEqual(0, self.announced(lease))
         self.look(1)

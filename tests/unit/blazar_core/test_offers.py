@@ -87,7 +87,7 @@ class TestOffers(OfferTestCase):
     def test_it_is_accepted_once(self):
         offer = self.offer()
         lease = self.leases.creation.accept(offer['id'])
-        # Of a request whose answer got lost.
+        # A repeated request whose answer was lost.
         self.assertEqual(lease, self.leases.creation.accept(offer['id']))
         self.assertEqual(3, len(self.scalars(models.Event)))
 
@@ -140,7 +140,7 @@ class TestOffersMeanwhile(OfferTestCase):
     scenarios = databases.EACH
 
     def test_one_that_is_accepted_while_it_expires_does_not_expire(self):
-        """Right before it is taken out of the books."""
+        """Right before it is deleted."""
         offer = self.offer()
         retried, accepted = self.database.retried, []
 

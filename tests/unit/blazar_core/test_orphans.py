@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 
 
-"""Leases without an owner are found, told of, and ended by policy."""
+"""Orphans: they are found, announced, and ended by policy."""
 
 from unittest import mock
 
@@ -27,7 +27,7 @@ GRACE = 2 * HOUR
 
 
 class FakeIdentity:
-    """A keystone that knows who is gone."""
+    """A keystone from which projects and users can be deleted."""
 
     def __init__(self):
         self.gone, self.unknown, self.asked = set(), set(), []
@@ -51,7 +51,7 @@ class TestOrphans(base.LeaseTestCase):
         self.engine = self.new_engine()
 
     def another(self, ends=False):
-        """One of those who look."""
+        """Return another process that searches for orphans."""
         return orphans.Orphans(
             self.database, self.clock, self.identity,
             self.lifecycle.lease_end.delete, ends, GRACE)
@@ -72,7 +72,7 @@ class TestOrphans(base.LeaseTestCase):
         return conditions.status_reason(self.row(lease).conditions)
 
     def told(self):
-        """The leases that are announced, when that is carried out."""
+        """Carry out the announcements, and return their leases."""
         driven.run_due(self.engine)
         return [lease for event, lease in self.notified
                 if event == 'lease.event.orphaned']
@@ -96,7 +96,7 @@ class TestOrphans(base.LeaseTestCase):
         lease = self.owned()
         self.identity.gone = {'project'}
         self.clock.step(10 * GRACE)
-        # It dies before it is announced.
+        # The process dies before the announcement.
         self.another().find()
         self.clock.step(-10 * GRACE)
         self.another(ends=True).find()
@@ -124,7 +124,7 @@ class TestOrphans(base.LeaseTestCase):
         self.assertEqual([], late.find())
 
     def test_an_answer_is_of_when_it_was_asked_for(self):
-        """Who stands still goes on with one that may have been wrong."""
+        """A process that was frozen continues with an outdated answer."""
         lease = self.owned()
         self.identity.gone = {'project'}
         self.another(ends=True).find()
@@ -213,7 +213,7 @@ class TestOrphans(base.LeaseTestCase):
         self.identity.unknown = {'project'}
         self.assertEqual([], one.find())
         self.assertEqual(states.Lease.ACTIVE, self.row(lease).status)
-        # Nor is he back.
+        # The project does not count as found either.
         self.assertEqual([lease], self.scalars(models.Orphan.lease_id))
 
     def test_one_whose_user_alone_is_gone_is_only_told_of(self):
@@ -309,7 +309,7 @@ class TestOrphans(base.LeaseTestCase):
         self.assertEqual([server], self.cloud.deleted)
 
     def is_ending(self):
-        """A lease that ends, in vain, before its project was missed."""
+        """Return a lease that fails to end before its project is missing."""
         lease = self.owned(on_end='snapshot,delete')
         self.cloud.broken['copy'] = errors.TrustUnavailable('He is gone.')
         self.identity.gone = {'project'}
@@ -322,7 +322,7 @@ class TestOrphans(base.LeaseTestCase):
         lease = self.is_ending()
         server, = self.scalars(models.Booking.server_id)
         for _half in range(2):
-            # However often that is looked at, its time goes on.
+            # However often that is checked, the time continues.
             self.another().find()
             self.lifecycle.lease_end.end(lease)
             self.assertEqual([], self.cloud.deleted)

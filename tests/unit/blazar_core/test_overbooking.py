@@ -29,9 +29,9 @@ NOW = base.NOW
 
 
 class WatchTestCase(base.LeaseTestCase):
-    """A watch, and a cloud that says of each project what it may use.
+    """An overbooking check, and a cloud with the demands of each project.
 
-    :ivar wanted: by project, what its servers need, or what is raised
+    :ivar wanted: by project, what its servers need, or the exception raised
     :ivar asked: what the cloud was asked about
     """
 
@@ -48,7 +48,7 @@ class WatchTestCase(base.LeaseTestCase):
             format='%(levelname)s %(message)s'))
 
     def new_check(self):
-        """One on connections of its own."""
+        """Return a check with connections of its own."""
         database = self.books.connect()
         search = admissions.Admission(database, self.clock)
         return overbooking.OverbookingCheck(
@@ -66,14 +66,14 @@ class WatchTestCase(base.LeaseTestCase):
         return demand
 
     def with_host(self, name, usage=0, **capacity):
-        """Write down what a host has and what of it is used."""
+        """Report the capacity and the usage of a host."""
         if name in self.uuids:
             self.report(self.uuids[name], name, {'VCPU': usage}, capacity)
         else:
             self.uuids[name] = self.host(name, {'VCPU': usage}, **capacity)
 
     def hosts_of(self, lease):
-        """The names of the hosts of its bookings, oldest first."""
+        """Return the names of the hosts of its bookings, oldest first."""
         with self.database.reader() as session:
             return list(session.scalars(
                 sa.select(models.Host.name).select_from(models.Booking)
@@ -84,7 +84,7 @@ class WatchTestCase(base.LeaseTestCase):
                 .order_by(models.Booking.id)))
 
     def change(self, lease, **values):
-        """Write into all bookings of a lease."""
+        """Update all bookings of a lease."""
         with self.database.writer() as session:
             session.execute(sa.update(models.Booking).where(
                 models.Booking.reservation_id.in_([
@@ -95,7 +95,7 @@ class WatchTestCase(base.LeaseTestCase):
         return views.get(self.database, lease['id'])
 
     def told(self, lease):
-        """How often its change was told."""
+        """Return how many notifications of its change were sent."""
         return self.notified.count(('lease.update', lease['id']))
 
 
@@ -173,7 +173,7 @@ class TestElsewhere(WatchTestCase):
         self.assertEqual(['two', 'two'], self.hosts_of(lease))
 
     def when_it_is_gone(self, count):
-        """Leases on a host that is away, and room for them on another one."""
+        """Create leases on a host that disappears, and add another host."""
         self.with_host('one', VCPU=count)
         leases = [self.lease(50, 100) for _time in range(count)]
         self.with_host('two', VCPU=count)
@@ -210,9 +210,7 @@ class TestElsewhere(WatchTestCase):
         self.assertEqual(['two'], self.hosts_of(third))
 
     def test_those_that_cannot_be_read_together_are_bound_one_by_one(self):
-        """One that cannot be read at all is in the way of no other one, and
-        is looked for again.
-        """
+        """An unreadable lease does not block others, and is tried again."""
         leases = self.when_it_is_gone(3)
         bad = leases[1]['reservations'][0]['id']
         cases, broken = self.overbooking._others.cases, [True]
@@ -231,7 +229,7 @@ class TestElsewhere(WatchTestCase):
         self.assertEqual(['two'], self.hosts_of(leases[1]))
 
     def test_many_are_bound_together(self):
-        """In a few transactions, and each has what the one before leaves."""
+        """In a few transactions, and each uses what the one before leaves."""
         leases, begun = self.when_it_is_gone(20), []
         engine = self.overbooking._database.engine
         sa.event.listen(engine, 'begin', begun.append)
@@ -253,7 +251,7 @@ class TestElsewhere(WatchTestCase):
         self.assertLess(len(begun), 15)
 
     def test_each_of_many_gets_what_others_have_left(self):
-        """Nobody is told that it lacks a host for which one falls free."""
+        """No lease is reported as lacking a host if another one frees one."""
         self.with_host('small', VCPU=2)
         self.with_host('gone', VCPU=1)
         leases = []
@@ -312,7 +310,7 @@ class TestElsewhere(WatchTestCase):
         self.assertEqual(['three'], self.hosts_of(leases[0]))
 
     def test_who_finds_what_another_one_has_bound_leaves_it_there(self):
-        """Also where another host would be better by now."""
+        """Even if another host would be better by then."""
         leases = self.when_it_is_gone(2)
         self.with_host('two', VCPU=1)
         self.with_host('three', VCPU=1)
@@ -408,7 +406,7 @@ class TestElsewhere(WatchTestCase):
         before = self.hosts_of(lease)
         self.overbooking.look()
         self.assertEqual((before, []), (self.hosts_of(lease), self.asked))
-        # It stays where it was, and something else has come.
+        # It has stayed on its host, and another server has arrived.
         self.clock.advance(overbooking.AGAIN + 1)
         with self.database.writer() as session:
             uuid = self.uuids[there]
@@ -620,7 +618,7 @@ class TestMissing(WatchTestCase):
                          [self.hosts_of(one) for one in (lease, other)])
         self.assertEqual([], self.notified)
         self.wanted.clear()
-        # It is not waited for again in every look.
+        # Not every check waits for it again.
         self.overbooking.look()
         self.assertEqual([['one'], ['two']],
                          [self.hosts_of(one) for one in (lease, other)])
@@ -630,7 +628,7 @@ class TestMissing(WatchTestCase):
                          [self.hosts_of(one) for one in (lease, other)])
 
     def test_looking_for_many_goes_on_in_the_next_look(self):
-        """Each costs a search, and what has just become too much waits."""
+        """Each costs a search, and new overbooking waits meanwhile."""
         found = [self.lease(50, 100, project=name) for name in 'ab']
         self.crowd()
         self.overbooking.look()
@@ -706,7 +704,7 @@ class TestTogether(WatchTestCase):
         real = self.overbooking._reassigner.rebind
 
         def rebind(*args):
-            # Meanwhile another one does it.
+            # Another process does it meanwhile.
             other.look()
             return real(*args)
 

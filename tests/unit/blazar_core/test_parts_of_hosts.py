@@ -28,7 +28,7 @@ load_tests = databases.load_tests
 
 
 class TestWhoGetsIn(whole_hosts_base.WholeHostsTestCase):
-    """The scheduler's questions, and its claims."""
+    """Queries and claims of the scheduler."""
 
     def setUp(self):
         super().setUp()
@@ -103,7 +103,7 @@ class TestWhoGetsIn(whole_hosts_base.WholeHostsTestCase):
 
 
 class TestParts(whole_hosts_base.WholeHostsTestCase):
-    """Servers on hosts that serve leases only: two, and one for all."""
+    """Servers on enrolled hosts: two of them, and one for all workloads."""
 
     def setUp(self):
         super().setUp()
@@ -128,7 +128,7 @@ class TestParts(whole_hosts_base.WholeHostsTestCase):
         return self.places(amount, among=model.HostPool.ALL, **demand)
 
     def taken(self, amount):
-        """The servers of a lease of parts, and their hosts."""
+        """Return the servers of a lease of parts of hosts, and their hosts."""
         lease = self.reserve(0, 100, self.parts(amount), active=True)
         ids = [one for _number in range(
             amount) for one in self.take_slots(lease)]
@@ -148,10 +148,10 @@ class TestParts(whole_hosts_base.WholeHostsTestCase):
     def test_so_they_do_where_not_all_are_looked_at(self):
         self.useFixture(fixtures.MonkeyPatch(
             'blazar_core.capacity.selection.FIRST', 1))
-        # Else an empty one comes last, whatever it is.
+        # Otherwise an empty host comes last, of either kind.
         self.reserve(0, 1000, self.parts(1, hosts=frozenset({
             self.uuids['one']})))
-        # What was booked is read by now.
+        # The bookings are in the index by then.
         self.clock.advance(1)
         lease = self.reserve(10, 100, self.parts(1))
         self.assertEqual({'plain'}, self.bookings_of(lease).keys())
@@ -178,7 +178,7 @@ class TestParts(whole_hosts_base.WholeHostsTestCase):
         self.reserve(0, 100, self.parts(12))
 
     def test_what_is_beside_them_can_be_changed(self):
-        """Two reservations: what is not changed keeps to its hosts."""
+        """Of two reservations, the one that does not change keeps its hosts."""
         lease = self.reserve(
             50, 100, self.places(1), self.parts(4), self.machines_of())
         one = next(one for one in lease['reservations']
@@ -192,7 +192,7 @@ class TestParts(whole_hosts_base.WholeHostsTestCase):
         self.assertEqual(8, len(self.scalars(models.Booking.id)))
 
     def test_who_decides_sees_what_became_of_a_host(self):
-        """It was closed, or is leaving, since it was picked."""
+        """It was closed, or is being removed, since it was picked."""
         for change in ({'reservable': False}, {'enrollment': 'leaving'}):
             with self.database.writer() as session:
                 session.execute(sa.update(models.Host).where(
@@ -209,7 +209,7 @@ class TestParts(whole_hosts_base.WholeHostsTestCase):
                             self.decided(session, among, 'plain'))
 
     def decided(self, session, among, name):
-        """Whether a booking may come there, which is taken back."""
+        """Return whether a booking is possible there, without writing it."""
         host_id = session.scalar(sa.select(models.Host.id).where(
             models.Host.name == name))
         try:
@@ -257,7 +257,7 @@ class TestParts(whole_hosts_base.WholeHostsTestCase):
         self.lifecycle.lease_end.delete(whole['id'])
         driven.run_due(self.new_engine('second'))
         self.assertEqual({}, self.held())
-        # Nor onto what is promised so for its time.
+        # Nor onto a host that is reserved as a whole later.
         self.reserve_machines(50, 100)
         for forced in (False, True):
             self.assertRaises(scheduler_claims.Denied, self.claim, inside,
@@ -279,7 +279,7 @@ class TestParts(whole_hosts_base.WholeHostsTestCase):
                 for forced in (False, True):
                     self.assertRaises(scheduler_claims.Denied, self.claim,
                                       server_id, name, forced)
-        # The booking follows, and stays, whatever becomes of the host.
+        # The booking follows and stays, even if the host is closed.
         self.claim(inside, other)()
         self.close(other)
         found = self.eligibility.for_server(
@@ -294,7 +294,7 @@ class TestParts(whole_hosts_base.WholeHostsTestCase):
             server_id, {self.uuids[host]: {'VCPU': 1}}, forced=forced)
 
     def test_who_comes_too_late_finds_somebody_else_there(self):
-        """His host was chosen before the end, and is claimed after it."""
+        """The host was chosen before the end, and is claimed after it."""
         ids, hosts = self.taken(5)
         inside, = {one for one in ids if hosts[one] != 'plain'}
         later = self.reserve_machines(100, 200, 2, 2)
@@ -318,7 +318,7 @@ class TestParts(whole_hosts_base.WholeHostsTestCase):
         locked = self.claims._locked
 
         def late(*args):
-            # Between his look at the host and his writing.
+            # Between its read of the host and its write.
             self.claims._locked = locked
             self.lifecycle.lease_start.start(later['id'], when_due=True)
             return locked(*args)
@@ -329,7 +329,7 @@ class TestParts(whole_hosts_base.WholeHostsTestCase):
         self.assertEqual({'one', 'two'}, self.held().keys())
 
     def test_whole_hosts_wait_for_who_overstays(self):
-        """Nobody is thrown out, and nobody is let in beside."""
+        """No server is deleted, and no other one is admitted."""
         ids, hosts = self.taken(5)
         inside, = {one for one in ids if hosts[one] != 'plain'}
         self.claim(inside, hosts[inside])
@@ -341,7 +341,7 @@ class TestParts(whole_hosts_base.WholeHostsTestCase):
 
 
 class TestWithin(whole_hosts_base.WholeHostsTestCase):
-    """Servers within a reservation of hosts that have leases of their own."""
+    """Servers of hosts leases that have leases of their own."""
 
     def setUp(self):
         super().setUp()
@@ -408,7 +408,7 @@ class TestWithin(whole_hosts_base.WholeHostsTestCase):
             self.assertIn('within that', str(exc))
         self.leases.updates.update(lease['id'], updates.LeaseChange(
             start=NOW + 150, end=NOW + 1000))
-        # What is over keeps nobody from shortening it.
+        # A lease that has ended does not prevent shortening.
         self.lifecycle.lease_end.delete(self.outer['id'])
         driven.run_due(self.engine)
         self.leases.updates.update(lease['id'], updates.LeaseChange(
@@ -443,13 +443,13 @@ class TestWithin(whole_hosts_base.WholeHostsTestCase):
         self.assertEqual(1, len(self.cloud.sent))
 
     def promised(self):
-        """What is said of a maintenance of host one, by lease."""
+        """Return the obstacles to a maintenance of host one, by lease."""
         return {one.lease_id: one.obstacle
                 for one in self.new_maintenance().promised(
                     'one', model.Window(NOW + 150, NOW + 250))}
 
     def follow(self):
-        """Its demand is as the types say it of a boot."""
+        """Return the demand that the resource types determine for a boot."""
         def demand_of(_reserved):
             with self.database.reader() as session:
                 return model.Demand(
@@ -481,7 +481,7 @@ class TestWithin(whole_hosts_base.WholeHostsTestCase):
         lease = self.inner(200, 300)
         self.follow()
         inside = 'It belongs to a lease of the whole host.'
-        # There is none to which they could go.
+        # There is no other host.
         self.assertEqual(inside, self.promised()[lease['id']])
         self.host('two', VCPU=4)
         self.run_at(100)
@@ -502,7 +502,7 @@ class TestWithin(whole_hosts_base.WholeHostsTestCase):
         guard.update({self.uuid_of('one'): host_status.Down(
             'Its power is off.', certain=True)})
         watch.look()
-        # It may be back in time.
+        # The host may be back in time.
         self.assertEqual({'one'}, self.bookings_of(lease).keys())
         self.host('two', VCPU=4)
         watch.look()
@@ -540,7 +540,7 @@ class TestWithin(whole_hosts_base.WholeHostsTestCase):
             self.status(one) for one in (first, second)])
 
     def test_who_is_shelved_is_in_nobodys_way(self):
-        """Its booking says that it is there, until it is over."""
+        """Its booking counts as running until the lease ends."""
         self.run_at(100)
         lease = self.inner(150, 900)
         server_id, = lease['reservations'][0]['servers']

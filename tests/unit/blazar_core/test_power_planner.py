@@ -50,7 +50,7 @@ class TestPlan(base.TestCase):
     def test_one_that_is_needed_is_switched_on_in_time(self):
         self.assertEqual([], plan(host(1, OFF, needed_in=661)))
         self.assertEqual([(1, True)], plan(host(1, OFF, needed_in=660)))
-        # However short ago it was switched off.
+        # Even if it was switched off just now.
         self.assertEqual([(1, True)], plan(
             host(1, OFF, needed_in=10, since=1)))
 
@@ -68,10 +68,10 @@ class TestPlan(base.TestCase):
         off = host(3, OFF, since=1800, needed_in=90_000), host(
             4, OFF, since=1800)
         self.assertEqual([(4, True)], plan(*two, *off, spare_hosts=3))
-        # One that boots is one of them already.
+        # A host that boots is one of them already.
         self.assertEqual([], plan(
             *two, *off, host(5, BOOTING), spare_hosts=3))
-        # One that is needed soon is none.
+        # A host that is needed soon is not one of them.
         self.assertEqual([(4, True)], plan(
             host(1, needed_in=2000), *off, spare_hosts=1))
 
@@ -114,7 +114,7 @@ _hosts = st.lists(st.builds(
 
 
 class TestProperties(base.TestCase):
-    """Small clouds, whose times are small numbers."""
+    """Small clouds with small times."""
 
     policy = st.builds(
         lambda spare, off, on, at_once: policy(
@@ -155,9 +155,7 @@ class TestProperties(base.TestCase):
         self._check_waves(hosts, rules, on)
 
     def _check_spare(self, hosts, rules, on, off):
-        """Never too few of what is left on is switched off; all that is too
-        much is.
-        """
+        """Check that enough hosts stay on, and no more than that."""
         for kind in 'ab':
             free = [one for one in hosts if one.kind == kind and
                     not one.held and one.is_free(rules.minimum_off, NOW)]
@@ -173,7 +171,7 @@ class TestProperties(base.TestCase):
                 self.assertEqual([], rested)
 
     def _check_waves(self, hosts, rules, on):
-        """What is left off can still be switched on in time, in rounds."""
+        """Check that hosts left off can be switched on in time, in rounds."""
         left = sorted(one.needed_at - one.lead for one in hosts
                       if one.state == OFF and not one.held and
                       not one.kept_on and one.needed_at is not None and
@@ -185,9 +183,7 @@ class TestProperties(base.TestCase):
                 self.assertGreater(at, first - power_planner.ROUND)
 
     def test_the_schedule_by_trying_all(self):
-        """Rounds in which hosts could be switched on, against all ways to put
-        them in order.
-        """
+        """Compare the rounds of switching with all possible orders."""
         for needed in itertools.combinations_with_replacement(
                 range(0, 60, 10), 4):
             hosts = [host(number, OFF, needed_in=one + 1, lead=1)
@@ -199,7 +195,7 @@ class TestProperties(base.TestCase):
                     for place, one in enumerate(order))
                 for order in itertools.permutations(left))
             self.assertTrue(possible or not left, needed)
-            # One less would be too late.
+            # With one less it would be too late.
             if now and len(now) < 4:
                 more = [*left, now and hosts[now[-1][0]]]
                 self.assertFalse(any(

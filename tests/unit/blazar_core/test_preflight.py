@@ -19,7 +19,7 @@ load_tests = databases.load_tests
 
 
 class PreflightTestCase(base.LeaseTestCase):
-    """A host, and looks a day and an hour before a start."""
+    """A host, and checks a day and an hour before a start."""
 
     def setUp(self):
         super().setUp()
@@ -39,7 +39,7 @@ class PreflightTestCase(base.LeaseTestCase):
             self.told_then()
 
     def preflight(self, call, credential):
-        """What the cloud says."""
+        """Return the problems that the cloud reports."""
         self.asked.append((call, credential))
         if isinstance(self.lacks, Exception):
             raise self.lacks
@@ -51,7 +51,7 @@ class PreflightTestCase(base.LeaseTestCase):
         return lacks
 
     def look(self, after=0):
-        """Look; returns how many were looked at."""
+        """Run a check; return how many leases were checked."""
         self.clock.advance(after)
         before = len(self.asked)
         self.looks.look()
@@ -224,7 +224,7 @@ class TestPreflight(PreflightTestCase):
         self.assertEqual({good['id']}, self.seen())
 
     def test_who_is_late_writes_over_nothing(self):
-        """Another writes when this one has told, and not written yet."""
+        """Another one writes after this one has sent a notification."""
         lease = self.lease(2 * DAY, 3 * DAY)
         other = self.new(database=self.books.connect())
         self.lacks = ['Its image is gone.']
@@ -240,7 +240,7 @@ class TestPreflight(PreflightTestCase):
         self.assertEqual([NOW + DAY], self.scalars(models.Lease.preflight_at))
 
     def test_another_that_is_at_it_as_well_changes_nothing(self):
-        """Two have read the same; the one that comes second goes again."""
+        """Two have read the same; the second one repeats its check."""
         lease = self.lease(2 * DAY, 3 * DAY)
         self.clock.advance(DAY)
         other = self.new(database=self.books.connect())
@@ -254,7 +254,7 @@ class TestPreflight(PreflightTestCase):
 
         self.during = meanwhile
         self.assertEqual(2, self.look())
-        # What was written down first is so, and nothing else was told.
+        # The first result stays, and no other notification is sent.
         self.assertEqual(['Its image is gone.'], self.warnings(lease))
         self.assertEqual([(preflight.EVENT, lease['id'], [
             'Its image is gone.'])], self.told)

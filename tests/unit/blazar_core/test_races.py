@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Races for real: many processes at once on each database.
+"""Real races: many processes at once on each database.
 
-Every guard has a test that takes it out and sees what it prevents.
+Every guard has a test that disables it and shows what it prevents.
 """
 
 import collections
@@ -25,18 +25,18 @@ from tests.unit.blazar_core import racing
 
 load_tests = databases.load_tests
 NOW = base.NOW
-#: How many race, and how often it is tried to see something go wrong.
+#: How many processes race, and how many rounds are tried to show an error.
 RACERS = 8
 ROUNDS = 60
-#: Seconds that a lease's end comes later, at most, than who leaves it begins.
+#: The most seconds by which ends are delayed after the removal of a server.
 LATE = 0.1
 
 
 class TestLettingIn(racing.RaceTestCase):
-    """Schedulers that let servers in on one host in one instant."""
+    """Schedulers that admit servers to one host at the same instant."""
 
     def let_in(self, each=2, without=()):
-        """Let in more servers than there is room for beside a lease."""
+        """Admit more servers than fit beside a lease."""
         uuid = self.host('one', VCPU=10)
         self.lease(50, 100, resources={'VCPU': 4})
         return racing.outcomes(self.race(
@@ -53,7 +53,7 @@ class TestLettingIn(racing.RaceTestCase):
         if self.kind in ('snapshot', 'postgresql'):
             self.skipTest('A database that guards its rows itself lets only '
                           'those in who do not meet: see TestClaim.')
-        # Whether they meet is luck, so that it is tried until it is seen.
+        # An overlap is not certain, so it is tried several times.
         for _round in range(ROUNDS):
             if self.let_in(each=1, without=['judged'])['let in'] > 6:
                 self.assertNotEqual([], self.overbooked())
@@ -134,7 +134,7 @@ class TestBooking(racing.RaceTestCase):
 
 class TestBookingWithoutTheGuard(racing.RaceTestCase):
 
-    #: The writers of SQLite wait for each other, guard or not.
+    #: The writers of SQLite wait for each other, with the guard or without.
     scenarios = databases.RACES
 
     def test_without_generations_a_host_is_overbooked(self):
@@ -150,7 +150,7 @@ class TestBookingWithoutTheGuard(racing.RaceTestCase):
 
 
 class TestWholeHosts(racing.RaceTestCase):
-    """Eight who want whole hosts, or a part of one, of the last there are."""
+    """Eight requests for whole hosts or a part of one, the last ones."""
 
     def ask(self, part, **options):
         wanted = itertools.cycle([{'HOST': 1}, {part: 1}])
@@ -159,7 +159,7 @@ class TestWholeHosts(racing.RaceTestCase):
             for _lease in range(2)], **options))
 
     def shared(self):
-        """The hosts that a whole reservation has and another one too."""
+        """Return the hosts that a whole reservation shares with another one."""
         return self.scalars(
             models.Booking.host_id, models.Booking.reservation_id.in_(
                 sa.select(models.Reservation.id).where(sa.cast(
@@ -186,7 +186,7 @@ class TestWholeHosts(racing.RaceTestCase):
 
 
 class TestWholeHostsWithoutTheGuard(TestWholeHosts):
-    """Without generations both are so."""
+    """Without generations both get them."""
 
     scenarios = databases.RACES
 
@@ -206,11 +206,9 @@ class TestWholeHostsWithoutTheGuard(TestWholeHosts):
 
 
 class TestStaying(racing.RaceTestCase):
-    """Servers whose lease is over are to stay for ever, while others book
-    what comes after it.
-    """
+    """Servers of ended leases are to stay, while later leases are created."""
 
-    #: The writers of SQLite wait for each other, guard or not.
+    #: The writers of SQLite wait for each other, with the guard or without.
     scenarios = databases.RACES
 
     def setUp(self):
@@ -246,7 +244,7 @@ class TestStaying(racing.RaceTestCase):
 class TestStayingWithoutTheGuard(TestStaying):
 
     def test_so_many_stay_as_there_is_room_for(self):
-        """More do if nobody minds who has decided meanwhile."""
+        """More of them do without the check of generations."""
         for _round in range(ROUNDS):
             if self.meet(without=['generation'])[1]:
                 return
@@ -254,11 +252,9 @@ class TestStayingWithoutTheGuard(TestStaying):
 
 
 class TestWaiting(racing.RaceTestCase):
-    """Several see at the same time that there is room for leases that wait,
-    and others want it too.
-    """
+    """Several processes admit waiting leases, while others are created."""
 
-    #: The writers of SQLite wait for each other, guard or not.
+    #: The writers of SQLite wait for each other, with the guard or without.
     scenarios = databases.RACES
     ROOM = 2
 
@@ -269,8 +265,10 @@ class TestWaiting(racing.RaceTestCase):
         self.uuid = self.host('one', VCPU=self.ROOM)
 
     def meet(self, **options):
-        """How often it was told of leases, how many have got room, and what
-        has too many.
+        """Let processes admit waiting leases while another one is created.
+
+        :returns: the numbers of notifications, of admitted and of created
+            leases, and the overbookings
         """
         first = self.reserve(0, 100, self.places(self.ROOM))
         waiting = [self.reserve(project=project, request=self.request(
@@ -300,13 +298,13 @@ class TestWaiting(racing.RaceTestCase):
 
 class TestWaitingWithoutTheGuard(TestWaiting):
 
-    #: On the others it comes to that too seldom.
+    #: On the other databases it happens too seldom.
     scenarios = databases.SERVERS[:1]
     #: Two at the same moment are too many.
     ROOM = 1
 
     def test_each_gets_its_room_once(self):
-        """Too many get some if nobody minds who has decided meanwhile."""
+        """Too many are admitted without the check of generations."""
         for _round in range(ROUNDS):
             if self.meet(without=['comparison'])[3]:
                 return
@@ -314,11 +312,12 @@ class TestWaitingWithoutTheGuard(TestWaiting):
 
 
 class TestHandingOver(racing.RaceTestCase):
-    """A place is over, and the next lease has all of the host: its server,
-    and who starts that lease.
+    """A slot ends, and the next lease has the whole host.
+
+    The server of the slot is claimed while that lease starts.
     """
 
-    #: The writers of SQLite wait for each other, guard or not.
+    #: The writers of SQLite wait for each other, with the guard or without.
     scenarios = databases.RACES
     ROUNDS = 20
 
@@ -332,9 +331,7 @@ class TestHandingOver(racing.RaceTestCase):
             enrollment.complete(session, NOW, attempt)
 
     def meet(self, **options):
-        """Whether the server was placed there, and whether the lease has the
-        host.
-        """
+        """Return whether the server was claimed and the host was assigned."""
         lease = self.reserve(0, 100, self.places(
             among=model.HostPool.ENROLLED), active=True)
         server_id, = self.take_slots(lease)
@@ -360,7 +357,7 @@ class TestHandingOver(racing.RaceTestCase):
 class TestHandingOverWithoutTheGuard(TestHandingOver):
 
     def test_one_sees_the_other(self):
-        """It is not so if the server comes whoever has the host."""
+        """Not without the check of the assignment in the claim."""
         for _round in range(ROUNDS):
             if self.meet(without=['place']) == (True, True):
                 return
@@ -372,7 +369,7 @@ class TestTheLastHost(racing.RaceTestCase):
     COUNT = 100
 
     def ask(self, **options):
-        """So many ask for all of the host at once; says how each went."""
+        """Create so many leases of the whole host at once; return the results."""
         shares = iter([self.COUNT // RACERS + (
             number < self.COUNT % RACERS) for number in range(RACERS)])
         answers = self.race(RACERS, do='reserve', leases=lambda: [
@@ -397,7 +394,7 @@ class TestTheLastHostWithoutTheGuard(TestTheLastHost):
     scenarios = databases.RACES
 
     def test_one_gets_it_and_all_others_are_told_the_truth(self):
-        """It is not so without generations."""
+        """Not without generations."""
         self.host('one', VCPU=4)
         for _round in range(ROUNDS):
             answers = self.ask(without=['generation'])
@@ -409,7 +406,7 @@ class TestTheLastHostWithoutTheGuard(TestTheLastHost):
 
 
 class TestLimits(racing.RaceTestCase):
-    """A project that asks for everything at once, with 4 CPUs at most."""
+    """Concurrent requests of a project that is limited to 4 CPUs."""
 
     def setUp(self):
         super().setUp()
@@ -449,7 +446,7 @@ class TestLimits(racing.RaceTestCase):
 
 class TestPlaces(racing.RaceTestCase):
 
-    #: The writers of SQLite wait for each other, guard or not, and long.
+    #: The writers of SQLite wait for each other, guard or not, for long.
     scenarios = databases.RACES
     AMOUNT = 5
 
@@ -460,7 +457,9 @@ class TestPlaces(racing.RaceTestCase):
                                  active=True)
 
     def occupied(self, **options):
-        """Who was told to have a place, and who has one."""
+        """Return the servers that were granted slots, and those that have
+        them.
+        """
         answers = self.race(
             RACERS, do='take_slots', server_ids=lambda: [
                 uuidutils.generate_uuid() for _server in range(2)],
@@ -480,11 +479,11 @@ class TestPlaces(racing.RaceTestCase):
 
 class TestPlacesWithoutTheGuard(TestPlaces):
 
-    #: The others notice that what was read is not so any more.
+    #: The others detect that a row has changed since it was read.
     scenarios = databases.SERVERS[:1]
 
     def test_there_are_never_more_servers_than_places(self):
-        """It is not so if the lock comes after what it is to guard."""
+        """Not if the lock comes after the read."""
         for _round in range(ROUNDS):
             told, have = self.occupied(without=['lock'])
             if len(told) > len(have):
@@ -494,9 +493,9 @@ class TestPlacesWithoutTheGuard(TestPlaces):
 
 
 class TestNoShows(racing.RaceTestCase):
-    """Nobody has used a lease; somebody comes just when it is ended."""
+    """A lease is used at the moment at which it is ended as unused."""
 
-    #: The writers of SQLite wait for each other, guard or not, and long.
+    #: The writers of SQLite wait for each other, guard or not, for long.
     scenarios = databases.RACES
 
     def setUp(self):
@@ -506,10 +505,10 @@ class TestNoShows(racing.RaceTestCase):
             self.useFixture(fixtures.TempDir()).path, 'told')
 
     def meet(self, **options):
-        """Whether the lease has ended, and how many were let in."""
+        """Return whether the lease has ended, and how many servers got slots."""
         lease = self.reserve(0, 100, self.places(4), active=True)
         with self.database.writer() as session:
-            # It was announced long ago.
+            # The notification was sent long ago.
             session.execute(sa.update(models.Lease).values(
                 no_show_at=NOW - 86400))
         task = {'url': self.books.url, 'now': NOW + 50, 'path': self.path,
@@ -533,7 +532,7 @@ class TestNoShows(racing.RaceTestCase):
 class TestNoShowsWithoutTheGuard(TestNoShows):
 
     def test_who_comes_first_decides(self):
-        """Not if nobody writes down that he has come."""
+        """Not if the use is not recorded."""
         for _round in range(ROUNDS):
             ended, taken = self.meet(without=['used'])
             if ended and taken:
@@ -542,9 +541,9 @@ class TestNoShowsWithoutTheGuard(TestNoShows):
 
 
 class TestAdopting(racing.RaceTestCase):
-    """Leases are made of servers of one host at the same time."""
+    """Leases are created of servers of one host at the same time."""
 
-    #: The writers of SQLite wait for each other, guard or not.
+    #: The writers of SQLite wait for each other, with the guard or without.
     scenarios = databases.RACES
 
     def setUp(self):
@@ -552,9 +551,9 @@ class TestAdopting(racing.RaceTestCase):
         self.host('one', VCPU=16)
 
     def meet(self, servers, *without):
-        """Eight processes make a lease each, of servers of 2 VCPU.
+        """Let eight processes create a lease each, of servers of 2 VCPU.
 
-        :returns: what they say, and what is used without an end then
+        :returns: their results, and the open-ended usage then
         """
         with self.database.writer() as session:
             session.execute(sa.update(models.Host).values(
@@ -590,11 +589,11 @@ class TestAdopting(racing.RaceTestCase):
 
 class TestAdoptingWithoutTheGuard(TestAdopting):
 
-    #: The others notice that what was read is not so any more.
+    #: The others detect that a row has changed since it was read.
     scenarios = databases.SERVERS[:1]
 
     def test_what_has_a_booking_is_counted_no_more(self):
-        """It is, if they write what is not so any more."""
+        """It is, if outdated rows are written."""
         for _round in range(ROUNDS):
             if self.each_its_own('generation')[1]:
                 return
@@ -602,9 +601,9 @@ class TestAdoptingWithoutTheGuard(TestAdopting):
 
 
 class TestLeaving(racing.RaceTestCase):
-    """A server leaves its lease just when that ends."""
+    """A server is removed from its lease while the lease ends."""
 
-    #: The writers of SQLite wait for each other, guard or not, and long.
+    #: The writers of SQLite wait for each other, guard or not, for long.
     scenarios = databases.RACES
 
     def setUp(self):
@@ -614,10 +613,10 @@ class TestLeaving(racing.RaceTestCase):
             self.useFixture(fixtures.TempDir()).path, 'cloud')
 
     def meet(self, *without):
-        """Three processes have a server leave, and others end its lease.
+        """Let three processes remove a server, and others end its lease.
 
-        :returns: who says that it has left, how often it was deleted, what
-            is booked then, and what is used without an end
+        :returns: how many removals succeeded, how often the server was
+            deleted, the bookings, and the open-ended usage
         """
         with self.database.writer() as session:
             session.execute(sa.update(models.Host).values(
@@ -631,7 +630,7 @@ class TestLeaving(racing.RaceTestCase):
         told = racing.outcomes(racing.racers().race([
             *({**task, 'do': 'leave'} for _number in range(3)),
             *({**task, 'do': 'delete', 'late': LATE} for _number in range(2)),
-            # The end is due for those whose clocks are ahead.
+            # The end is due for processes whose clocks are ahead.
             *({**task, 'do': 'carry_out', 'late': LATE, 'now': NOW + 100}
               for _number in range(3))])[:5])
         with open(self.path) as file:
@@ -660,7 +659,7 @@ class TestLeaving(racing.RaceTestCase):
 class TestLeavingWithoutTheGuard(TestLeaving):
 
     def test_it_stays_or_is_deleted(self):
-        """It is both if the lock comes after what it is to guard."""
+        """Both happen if the lock comes after the read."""
         for _round in range(ROUNDS):
             left, deleted, _booked, _usage = self.meet('lock')
             if left and deleted:
@@ -669,11 +668,12 @@ class TestLeavingWithoutTheGuard(TestLeaving):
 
 
 class TestRecurring(racing.RaceTestCase):
-    """Leases that recur three times are made for the same times, where there
-    is capacity for two of them.
+    """Recurring leases are created for the same three windows.
+
+    There is capacity for two of them.
     """
 
-    #: The writers of SQLite wait for each other, guard or not.
+    #: The writers of SQLite wait for each other, with the guard or without.
     scenarios = databases.RACES
 
     def setUp(self):
@@ -681,7 +681,7 @@ class TestRecurring(racing.RaceTestCase):
         self.host('one', VCPU=2)
 
     def meet(self, *without):
-        """What they say, and how often each time is booked."""
+        """Return the results, and how often each window is booked."""
         windows = [[NOW + start, NOW + start + 50]
                    for start in (100, 200, 300)]
         told = racing.outcomes(self.race(
@@ -702,7 +702,7 @@ class TestRecurring(racing.RaceTestCase):
 class TestRecurringWithoutTheGuard(TestRecurring):
 
     def test_each_has_all_of_its_times_or_none(self):
-        """More have them than there is capacity for."""
+        """More are created than there is capacity for."""
         for _round in range(ROUNDS):
             if self.meet('generation')[0]['made'] > 2:
                 return

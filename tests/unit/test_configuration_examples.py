@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Every configuration that operators are shown parses and knows its options.
+"""Every example of a configuration parses, and its options exist.
 
-That is the sample under etc/nova-leases and each block of nova.conf in the
-documentation and in the READMEs. So do the hints that Horizon offers.
+The sample under etc/nova-leases and each block of nova.conf in the
+documentation and in the READMEs; also the hints that Horizon offers.
 """
 
 import glob
@@ -48,7 +48,7 @@ def _pages():
 
 
 def _blocks(text):
-    """The literal blocks of a page that have sections of configuration."""
+    """Yield the literal blocks of a page that have configuration sections."""
     lines = text.split('\n')
     for number, line in enumerate(lines):
         if not (line.rstrip().endswith('::') and line.strip() != '..' or
@@ -71,7 +71,7 @@ def _examples():
 
 
 def _stripped(block):
-    """A block without the indentation that its first section has."""
+    """Return a block without the indentation of its first section."""
     depth = len(_SECTION.search(block).group()) - len(
         _SECTION.search(block).group().lstrip())
     return '\n'.join(line[depth:] for line in block.split('\n')
@@ -81,9 +81,9 @@ def _stripped(block):
 class ExampleTestCase(base.TestCase):
 
     def unknown(self, text):
-        """The options of a nova.conf that no service of ours or Nova has.
+        """Return the options of a nova.conf that neither we nor Nova have.
 
-        :raises cfg.ConfigFileParseError: when it does not parse
+        :raises cfg.ConfigFileParseError: if it does not parse
         """
         path = os.path.join(
             self.useFixture(fixtures.TempDir()).path, 'nova.conf')
@@ -105,7 +105,7 @@ class ExampleTestCase(base.TestCase):
                 try:
                     conf.register_opt(option, group=group)
                 except cfg.DuplicateOptError:
-                    # Nova has registered its own of that name.
+                    # Nova has registered an option of that name.
                     pass
         found: dict[str, dict[str, list[str]]] = {}
         cfg.ConfigParser(path, found).parse()
@@ -118,7 +118,8 @@ class ExampleTestCase(base.TestCase):
                     options = known if group is None else (
                         known[group] if group in known else ())
                     if name in options:
-                        # Reading it raises where its type does not admit it.
+                        # Reading it raises if its type does not permit the
+                        # value.
                         known is conf and group and options[name]
                         break
                 else:
@@ -155,7 +156,7 @@ class TestSample(ExampleTestCase):
 
 
 class TestHints(base.TestCase):
-    """Those that are loaded into glance."""
+    """The hints that are loaded into glance."""
 
     def hints(self):
         found = {}
@@ -178,7 +179,7 @@ class TestHints(base.TestCase):
 
 
 class TestWhatIsFound(ExampleTestCase):
-    """The tests above fail where something is wrong."""
+    """The tests above fail if something is wrong."""
 
     def test_an_option_that_does_not_exist(self):
         self.assertEqual(

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""What docstrings and comments refer to is there."""
+"""References in docstrings and comments resolve."""
 
 import ast
 import re
@@ -10,12 +10,12 @@ import testtools
 from tests import imports
 
 REFERENCE = re.compile(r':(?:func|meth|class|mod|data|attr|exc):`([^`]+)`')
-#: Of other projects.
+#: Prefixes of names of other projects.
 THEIRS = ('nova.', 'oslo', 'sqlalchemy.', 'threading.', 'difflib.')
 
 
 def defined(node, prefix):
-    """The dotted names of what is defined in a module or a class."""
+    """Yield the dotted names that a module or a class defines."""
     for child in ast.iter_child_nodes(node):
         if isinstance(child, ast.ClassDef):
             yield prefix + child.name
@@ -33,7 +33,7 @@ def defined(node, prefix):
 
 
 def tails(name):
-    """What may be written for a dotted name: as little of it as one likes."""
+    """Return all suffixes of a dotted name, any of which may be written."""
     parts = name.split('.')
     return {'.'.join(parts[first:]) for first in range(len(parts))}
 
@@ -54,7 +54,7 @@ class TestReferences(testtools.TestCase):
             with open(f'{imports.ROOT}/{path}') as file:
                 found = REFERENCE.findall(file.read())
             for text in found:
-                # With words of its own: `these words <name>`.
+                # With a title: `the title <name>`.
                 name = ''.join(text.split()).rpartition('<')[2].strip('~.<>()')
                 if not name.startswith(THEIRS) and name not in (
                         known if '.' in text else own[path]):

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""The pages of the documentation: what types their commands, and which
-commands and requests they list.
+"""The pages of the documentation.
+
+A test runs the commands of each page, and the pages list all commands and
+requests.
 """
 
 import argparse
@@ -29,7 +31,7 @@ def read(*names):
 class TestConsoles(base.BaseTestCase):
 
     def pages(self):
-        """Every page that prints commands, with the titles above them."""
+        """Yield pages with console blocks that are run, and their titles."""
         paths = glob.glob('doc/source/**/*.rst', root_dir=TOP, recursive=True)
         for page in ['README.rst', 'devstack/README.rst', *paths]:
             titles = [block.title for block in consoles.blocks(page)
@@ -70,7 +72,7 @@ class TestConsoles(base.BaseTestCase):
 class TestCommands(base.BaseTestCase):
 
     def commands(self, parser, *words):
-        """Every command of a parser that has none below it."""
+        """Yield every command of a parser that has no subcommands."""
         below = [action for action in parser._actions
                  if isinstance(action, argparse._SubParsersAction)]
         if not below:

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Which part may import what; read from the source, not from memory."""
+"""The permitted imports of each package, checked against the source."""
 
 import ast
 import os
@@ -12,8 +12,8 @@ from oslotest import base
 
 from tests import imports as code
 
-#: What stands at the top of each package; who is named later knows who is
-#: named before, and not the other way round.
+#: The subpackages of each package; each may import the ones before it, and not
+#: the ones after it.
 ROOMS = {
     'blazar_core': ('common', 'db', 'plugins', 'capacity', 'leases',
                     'lifecycle', 'healing', 'audit'),
@@ -23,7 +23,7 @@ ROOMS = {
 }
 
 
-#: So many packages have names that someone can keep in mind.
+#: The most subpackages of each package, so that they can be remembered.
 MOST = {'blazar_core': 8, 'blazar_nova': 11}
 
 
@@ -33,7 +33,7 @@ def is_in(name: str, *packages: str) -> bool:
 
 
 def circle(arrows: ty.Mapping[str, ty.Collection[str]]) -> list[str]:
-    """Some that lead to each other; none when there are none."""
+    """Return a cycle of imports, or an empty list."""
     done: set[str] = set()
 
     def walk(way: list[str]) -> list[str]:
@@ -64,7 +64,7 @@ class TestRooms(base.BaseTestCase):
                      for path, others in code.arrows(package).items()
                      for other in others}
             self.assertGreater(len(found), 50)
-            # Whoever imports anything of a package runs this one first.
+            # An import from a package always runs this file first.
             top = f'{package}/__init__.py'
             self.assertEqual(set(), code.arrows(package)[top])
             self.assertEqual([], sorted(
@@ -86,7 +86,7 @@ class TestRooms(base.BaseTestCase):
 class TestLayers(base.BaseTestCase):
 
     def assert_none(self, paths: ty.Iterable[str], *forbidden: str) -> None:
-        """No file imports anything of these packages."""
+        """Check that no file imports anything of these packages."""
         paths = list(paths)
         self.assertGreater(len(paths), 3)
         self.assertEqual([], [
@@ -113,12 +113,13 @@ class TestLayers(base.BaseTestCase):
             f'{path} imports {name}' for path in paths
             for name in code.imports(path)
             if name.split('.')[0] not in sys.stdlib_module_names
-            # What the openstack client itself is made of.
+            # Dependencies of the openstack client itself.
             and not is_in(name, 'blazar_nova.osc', 'keystoneauth1',
                           'osc_lib', 'oslo_utils')])
 
     def test_nothing_runs_on_anything_but_native_threads(self):
-        # Processes of the simulation are none: they take turns, by a seed.
+        # Processes of the simulation are not threads: they run in turn, by a
+        # seed.
         self.assert_none([
             path for path in code.sources(
                 'blazar_core', 'blazar_nova', 'tests')
@@ -150,7 +151,7 @@ class TestLayers(base.BaseTestCase):
 
 
 class TestTheReaderOfImports(base.BaseTestCase):
-    """It would be of no use if it overlooked some."""
+    """The reader of imports overlooks none."""
 
     def found(self, source: str) -> list[str]:
         folder = self.useFixture(fixtures.TempDir()).path

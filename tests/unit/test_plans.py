@@ -2,12 +2,11 @@
 
 """No statement reads all of a table that grows.
 
-What the unit tests have asked of the reservation database (see
-:mod:`tests.statements`) is asked of a database again that has leases of years:
-how it would go about it. Where it would read all rows of a table that grows
-with leases, the test fails, and says which statement of which function that
-is. What reads everything on purpose is listed with its reason
-(:data:`EVERYTHING`).
+The statements that the unit tests have sent to the reservation database (see
+:mod:`tests.statements`) are explained by a database with leases of years. If
+one of them would read all rows of a table that grows with leases, the test
+fails, and names the statement and its function. What reads everything on
+purpose is listed with its reason (:data:`EVERYTHING`).
 
 ``./tools/test`` runs this after all other unit tests. On its own it runs some
 of them first (:data:`ASKING`).
@@ -30,8 +29,8 @@ load_tests = databases.load_tests
 
 NOW = base.NOW
 DAY = 86400
-#: The tests that ask: of all of ours those by which, together, nearly each
-#: function that asks anything does so, and that take the least time.
+#: The tests whose statements are checked: the fastest tests by which,
+#: together, nearly each function that sends a statement does so.
 ASKING = (
     'blazar_core.test_imports.TestActive',
     'blazar_core.test_end_notices.TestAnnouncing',
@@ -86,21 +85,21 @@ ASKING = (
     'blazar_nova.test_server_sync.TestTwoListeners',
 )
 
-#: What does not grow with leases, but with the cloud or what operators do, and
-#: what has rows for seconds only.
+#: Tables that do not grow with leases, but with the cloud or with operations,
+#: and tables whose rows exist only for seconds.
 STEADY = {'counters', 'hosts', 'host_properties', 'outages', 'projects',
           'settings', 'slot_builds'}
 
 _VERIFY = 'An operator has all compared.'
 _COMPARISON = 'A comparison is of all servers that have a lease.'
 _FIRST = 'It stops after the first rows.'
-#: A page of the leases of all projects that are over, too: the database goes
+#: A page of the leases of all projects, with ended ones: the database goes
 #: along their starts until the page is full, which nearly all of them fill.
 _PAGE = ('blazar_core/leases/views.py', 'page', 'leases')
 _ENDED = 'leases.deleted_at IS NULL OR'
 _KEPT = 'It is by what is kept of leases that go on.'
-#: What reads all rows of some tables on purpose: the file, the function, the
-#: tables and why.
+#: Functions that read all rows of some tables on purpose: the file, the
+#: function, the tables and the reason.
 EVERYTHING = (
     ('capacity/booking_index.py', 'Index._load', 'changes', _FIRST),
     ('capacity/feed.py', '_trim_some', 'changes', _FIRST),
@@ -158,7 +157,7 @@ EVERYTHING = (
 
 
 class Plans:
-    """How a database with leases of years would go about a statement."""
+    """How a database with leases of years would execute a statement."""
 
     def __init__(self, connection: sa.Connection) -> None:
         self._connection = connection
@@ -166,17 +165,17 @@ class Plans:
         self._names = {table.name for table in
                        models.Base.metadata.sorted_tables} - STEADY
         if self._kind == 'postgresql':
-            # What it could do without reading all, it does so.
+            # It avoids reading all rows wherever that is possible.
             for way in ('seqscan', 'hashjoin', 'mergejoin'):
                 connection.exec_driver_sql(f'SET enable_{way} = off')
 
     def read_in_full(self, asked: statements.Asked) -> set[str]:
-        """The tables that grow and that it would read all of, by any way."""
+        """Return the growing tables that it would read in full, in any way."""
         explain = {'sqlite': 'EXPLAIN QUERY PLAN', 'mysql': 'EXPLAIN',
                    'postgresql': 'EXPLAIN (FORMAT JSON)'}[self._kind]
         rows = self._connection.exec_driver_sql(
             f'{explain} {asked.statement}', asked.parameters).all()
-        # It may call a table by another name.
+        # The plan may use the alias of a table.
         words = asked.statement.replace('"', ' ').split()
         named = {name: name for name in self._names} | {
             other: name for name, what, other in zip(
@@ -216,7 +215,7 @@ class PlansTest(base.DatabaseTestCase):
         self.asked: list[statements.Asked] = []
 
     def ask(self, *names: str) -> None:
-        """Let tests run, on a database of the same kind."""
+        """Run tests on a database of the same kind."""
         suite = unittest.TestSuite(
             test for test in testscenarios.generate_scenarios(
                 [unittest.defaultTestLoader.loadTestsFromTestCase(
@@ -233,9 +232,7 @@ class PlansTest(base.DatabaseTestCase):
         self.asked += sent.asked.values()
 
     def plans(self) -> list[tuple[str, str, str, str]]:
-        """Which file and function read all of which table, and the statement
-        by which they do so.
-        """
+        """Return which functions read all of a table, and by which statement."""
         with self.database.connection() as connection:
             plans = Plans(connection)
             return [(*asked.where, table, asked.statement)
@@ -243,7 +240,7 @@ class PlansTest(base.DatabaseTestCase):
                     for table in plans.read_in_full(asked)]
 
     def test_what_an_index_is_missing_for_is_found(self) -> None:
-        """Else the other test would find nothing, whatever there is."""
+        """Otherwise the other test could never fail."""
         column = models.Event.lease_id
         statement = str(sa.select(models.Event.id).where(
             column == 'lease').compile(
@@ -253,14 +250,14 @@ class PlansTest(base.DatabaseTestCase):
         self.assertEqual([], self.plans())
         with self.database.begin() as connection:
             if connection.dialect.name == 'mysql':
-                # It needs one for the foreign key.
+                # It needs an index for the foreign key.
                 (key,) = sa.inspect(connection).get_foreign_keys('events')
                 connection.exec_driver_sql(
                     f'ALTER TABLE events DROP FOREIGN KEY {key["name"]}')
             for index in models.Event.__table__.indexes:
                 if index.name == 'events_lease_idx':
                     index.drop(connection)
-        # SQLite does not plan again what a connection has prepared.
+        # SQLite keeps the plan of a statement that a connection has prepared.
         self.database.engine.dispose()
         self.assertEqual([('file', 'function', 'events', statement)],
                          self.plans())
@@ -271,7 +268,7 @@ class PlansTest(base.DatabaseTestCase):
             self.ask(*ASKING)
         else:
             self.asked = recorded
-        # On a server only some of the tests are run.
+        # Only some of the tests run on a server.
         self.assertGreater(len({one.where for one in self.asked}),
                            200 if self.kind == 'sqlite' else 100)
         allowed = {(os.path.normpath(f'blazar_core/{path}'), function, table)
@@ -284,19 +281,19 @@ class PlansTest(base.DatabaseTestCase):
 
 # -- a database with leases of years -----------------------------------------
 
-#: So many leases, of which one in a hundred goes on.
+#: The number of leases, of which one in a hundred has not ended.
 LEASES = 6000
 HOSTS = 60
 
 
 def fill(database: ty.Any) -> None:
-    """Write leases of years down, as they are then, and have it counted."""
+    """Write leases of years in their present state, and update statistics."""
     tables = {table.name: table for table in
               models.Base.metadata.sorted_tables}
     with database.begin() as connection:
         for name, rows in _rows().items():
             connection.execute(tables[name].insert(), rows)
-        # SQLite goes by its rules: nobody has it counted.
+        # SQLite decides without statistics.
         count = {'mysql': f'ANALYZE TABLE {", ".join(tables)}',
                  'postgresql': 'ANALYZE'}.get(connection.dialect.name)
         if count is not None:
@@ -304,7 +301,7 @@ def fill(database: ty.Any) -> None:
 
 
 def _rows() -> dict[str, list[dict[str, ty.Any]]]:
-    """By table; those of what is referred to come first."""
+    """Return rows by table; those that are referred to come first."""
     rows: dict[str, list[dict[str, ty.Any]]] = {
         'hosts': [{
             'id': number + 1, 'uuid': f'uuid{number}', 'name': f'{number}',
@@ -351,7 +348,7 @@ def _id(number: int) -> str:
 
 
 def _rows_of(number: int) -> ty.Iterator[tuple[str, dict[str, ty.Any]]]:
-    """What there is of a lease: one in a hundred goes on."""
+    """Yield the rows of a lease; one in a hundred has not ended."""
     lease_id, goes_on = _id(number), number % 100 == 0
     status = ('PENDING', 'STARTING', 'ACTIVE', 'WAITING', 'TERMINATING')[
         number // 100 % 5] if goes_on else 'TERMINATED'

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""What a run of tests says of its failures, and what each tier leaves out."""
+"""The report of a run of tests, and the tests that each tier leaves out."""
 
 import ast
 import io
@@ -107,9 +107,7 @@ class TestTimes(base.BaseTestCase):
 
 
 class TestTiers(testtools.TestCase):
-    """Each line leaves out some test; else it names one that is called
-    otherwise by now.
-    """
+    """Each line leaves out a test; otherwise the test was renamed."""
 
     def lines(self, tier):
         path = pathlib.Path(imports.ROOT, 'tests', 'tiers', f'{tier}.txt')

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""What the packages import is what their requirements name."""
+"""The requirements name all distributions that the packages import."""
 
 import ast
 import configparser
@@ -19,13 +19,13 @@ def _normal(name):
 
 
 def _named(lines):
-    """The distributions that lines of requirements name."""
+    """Return the distributions that lines of requirements name."""
     return {_normal(re.match(r'[\w.-]+', line).group())
             for line in lines if re.match(r'\w', line)}
 
 
 def _imported(*folders):
-    """The top-level modules that the files below some folders import."""
+    """Return the top-level modules that the files below folders import."""
     found = set()
     for folder in folders:
         for path, _folders, files in os.walk(os.path.join(TOP, folder)):
@@ -48,7 +48,7 @@ def _of(tree):
 class RequirementsTest(base.TestCase):
 
     def missing(self, imported, named):
-        """The distributions that are imported and not named."""
+        """Return the distributions that are imported and not named."""
         owners = importlib.metadata.packages_distributions()
         others = imported - set(sys.stdlib_module_names) - {
             'blazar_core', 'blazar_nova', 'tests'}

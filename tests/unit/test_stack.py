@@ -18,7 +18,7 @@ from tests.unit import base
 class StackTest(base.TestCase):
 
     def test_what_a_test_started_and_left_ends_with_the_stack(self):
-        """A test that is killed ends nothing that it has started."""
+        """A killed test leaves the processes that it has started."""
         folder = self.useFixture(fixtures.TempDir()).path
         for name in ('run', 'log'):
             os.mkdir(os.path.join(folder, name))
@@ -32,7 +32,7 @@ class StackTest(base.TestCase):
         self.assertEqual({'lock', 'log'}, set(os.listdir(folder)))
 
     def test_packages_that_a_bare_machine_has_not(self):
-        """What is missing is named to the end, whatever the stack is of."""
+        """All missing packages are named, whatever the stack consists of."""
         for words, packages in (
                 ('mariadb', {'mariadb-server'}),
                 ('postgresql', {'postgresql'}),

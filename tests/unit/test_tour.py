@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""How the tour (tools/demo) shows what it shows."""
+"""The formatting of the output of the tour (tools/demo)."""
 
 import contextlib
 import importlib.util

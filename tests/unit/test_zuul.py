@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""What the jobs of zuul.d name is there."""
+"""The jobs of zuul.d name only what exists."""
 
 import configparser
 import fnmatch
@@ -19,7 +19,7 @@ THEIRS = re.compile(r'(?:openstack-tox|build-openstack)(?:-(.+))?')
 
 
 def load(name, kind):
-    """Those of a kind that a file of zuul.d defines."""
+    """Return the objects of a kind that a file of zuul.d defines."""
     with open(os.path.join(TOP, 'zuul.d', name)) as file:
         return [one[kind] for one in yaml.safe_load(file)]
 
@@ -33,7 +33,7 @@ class ZuulTest(base.TestCase):
         self.jobs = {job['name']: job for job in load('jobs.yaml', 'job')}
 
     def environments(self):
-        """All that tox.ini defines: py3{,11} are two."""
+        """Yield all environments of tox.ini: py3{,11} are two."""
         for section in self.tox.sections():
             kind, _colon, name = section.partition(':')
             if kind == 'testenv' and name:
@@ -56,7 +56,7 @@ class ZuulTest(base.TestCase):
 
     def test_what_jobs_name_exists(self):
         for job in self.jobs.values():
-            # A parent of another name is one that runs all of tox.
+            # A parent of another name runs all of tox.
             own = THEIRS.fullmatch(job['parent'])[1]
             variables = job.get('vars', {})
             names = variables.get('tox_envlist', own).split(',')

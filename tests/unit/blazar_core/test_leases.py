@@ -266,7 +266,7 @@ class TestUpdate(base.LeaseTestCase):
             lease['id'], updates.LeaseChange(**changed))
 
     def assert_refused(self, error, part, lease, **changed):
-        """Check that an update is refused with a sentence and changes nothing."""
+        """Check that an update is refused and changes nothing."""
         before = self.everything()
         refused = self.assertRaises(error, self.update, lease, **changed)
         self.assertIn(part, str(refused))

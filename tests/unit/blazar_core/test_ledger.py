@@ -77,7 +77,7 @@ class AmendTestCase(worlds.BooksTestCase):
         session.flush()
 
     def rows(self, session):
-        """Return the bookings of the table, as they are passed to the ledger."""
+        """Return the bookings of the table as the ledger takes them."""
         session.expire_all()
         return {row.server_id: ledger.new_of(row) for row in session.scalars(
             sa.select(models.Booking))}

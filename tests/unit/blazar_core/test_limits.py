@@ -177,7 +177,7 @@ class TestQuota(LimitsTestCase):
         return self.quota.asked[0] if self.quota.asked else None
 
     def peak(self, **values):
-        """Return how many CPUs its leases would have together, for the cloud."""
+        """Return how many CPUs its leases would have in total."""
         self.quota.limit = -1
         sentence = str(self.assertRaises(
             errors.LimitExceeded, self.limits.check, self.asked(**values)))

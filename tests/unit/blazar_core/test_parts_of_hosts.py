@@ -178,7 +178,7 @@ class TestParts(whole_hosts_base.WholeHostsTestCase):
         self.reserve(0, 100, self.parts(12))
 
     def test_what_is_beside_them_can_be_changed(self):
-        """Of two reservations, the one that does not change keeps its hosts."""
+        """The reservation that does not change keeps its hosts."""
         lease = self.reserve(
             50, 100, self.places(1), self.parts(4), self.machines_of())
         one = next(one for one in lease['reservations']

@@ -159,7 +159,7 @@ class TestWholeHosts(racing.RaceTestCase):
             for _lease in range(2)], **options))
 
     def shared(self):
-        """Return the hosts that a whole reservation shares with another one."""
+        """Return the hosts that a whole reservation shares."""
         return self.scalars(
             models.Booking.host_id, models.Booking.reservation_id.in_(
                 sa.select(models.Reservation.id).where(sa.cast(
@@ -369,7 +369,7 @@ class TestTheLastHost(racing.RaceTestCase):
     COUNT = 100
 
     def ask(self, **options):
-        """Create so many leases of the whole host at once; return the results."""
+        """Create many leases of the whole host at once; return the results."""
         shares = iter([self.COUNT // RACERS + (
             number < self.COUNT % RACERS) for number in range(RACERS)])
         answers = self.race(RACERS, do='reserve', leases=lambda: [
@@ -457,9 +457,7 @@ class TestPlaces(racing.RaceTestCase):
                                  active=True)
 
     def occupied(self, **options):
-        """Return the servers that were granted slots, and those that have
-        them.
-        """
+        """Return the servers that were granted slots, and those with slots."""
         answers = self.race(
             RACERS, do='take_slots', server_ids=lambda: [
                 uuidutils.generate_uuid() for _server in range(2)],
@@ -505,7 +503,7 @@ class TestNoShows(racing.RaceTestCase):
             self.useFixture(fixtures.TempDir()).path, 'told')
 
     def meet(self, **options):
-        """Return whether the lease has ended, and how many servers got slots."""
+        """Return whether the lease has ended, and how many got slots."""
         lease = self.reserve(0, 100, self.places(4), active=True)
         with self.database.writer() as session:
             # The notification was sent long ago.

@@ -23,17 +23,17 @@ from tests.unit.blazar_core import racing
 
 load_tests = databases.load_tests
 NOW = base.NOW
-#: How many race, and how often it is tried to see something go wrong.
+#: How many processes race, and how many rounds are tried to show an error.
 RACERS = 8
 ROUNDS = 60
-#: Seconds that a lease's end comes later, at most, than who leaves it begins.
+#: The most seconds by which servers come later than transfers.
 LATE = 0.1
 
 
 class TestMoving(racing.RaceTestCase):
-    """Listeners ask for the same moves at the same time."""
+    """Listeners request the same migrations at the same time."""
 
-    #: The writers of SQLite wait for each other, guard or not, and long.
+    #: The writers of SQLite wait for each other, guard or not, for long.
     scenarios = databases.RACES
 
     def setUp(self):
@@ -44,7 +44,7 @@ class TestMoving(racing.RaceTestCase):
             self.host(name, VCPU=8)
 
     def meet(self, *without):
-        """How often each of three moves was asked for."""
+        """Return how often each of three migrations was requested."""
         open(self.path, 'w').close()
         lease, source, target = self.lease(), *self.scalars(models.Host.id)
         servers = [uuidutils.generate_uuid() for _number in range(3)]
@@ -72,7 +72,7 @@ class TestMoving(racing.RaceTestCase):
 class TestMovingWithoutTheGuard(TestMoving):
 
     def test_each_is_asked_for_once(self):
-        """Not if nobody looks whether another one has asked."""
+        """Not without the check whether another one has requested it."""
         for _round in range(ROUNDS):
             if max(self.meet('asked')) > 1:
                 return
@@ -80,7 +80,7 @@ class TestMovingWithoutTheGuard(TestMoving):
 
 
 class TestRelocating(racing.FailedTestCase):
-    """Those who find servers on a host that has failed."""
+    """Processes that find servers on a failed host."""
 
     def setUp(self):
         super().setUp()
@@ -90,7 +90,7 @@ class TestRelocating(racing.FailedTestCase):
             self.host(name, VCPU=8) for name in ('one', 'two'))
 
     def evacuated(self, *without):
-        """How often each of three servers was asked for."""
+        """Return how often each of three evacuations was requested."""
         open(self.path, 'w').close()
         lease = self.running_lease(count=3, hosts=frozenset([self.uuid]))
         self.fail_host()
@@ -108,7 +108,7 @@ class TestRelocating(racing.FailedTestCase):
             self.assertEqual([1, 1, 1], self.evacuated())
 
     def test_without_the_guards_it_would_not_be(self):
-        """Who takes a move, and who records that it is requested."""
+        """The guards of taking a move, and of recording its request."""
         for _round in range(ROUNDS):
             if max(self.evacuated('due', 'asked')) > 1:
                 return
@@ -116,7 +116,7 @@ class TestRelocating(racing.FailedTestCase):
 
 
 class TestHealing(racing.FailedTestCase):
-    """Those who find that a host has failed on which much is promised."""
+    """Processes that find bookings on a failed host."""
 
     def setUp(self):
         super().setUp()
@@ -126,7 +126,7 @@ class TestHealing(racing.FailedTestCase):
             self.host(name, VCPU=12) for name in ('one', 'two', 'three'))
 
     def healed(self, *without):
-        """How often twelve leases were told to be healed, and their hosts."""
+        """Return how often each of twelve leases was healed, and the rest."""
         open(self.path, 'w').close()
         leases = [self.lease(50, 100, hosts=frozenset([self.uuid]))
                   for _time in range(12)]
@@ -154,7 +154,7 @@ class TestHealing(racing.FailedTestCase):
 
 
 class TestBindingMany(racing.RaceTestCase):
-    """Bookings on several hosts are bound to others: each to the next one."""
+    """Bookings on several hosts are reassigned, each to the next host."""
 
     # SQLite locks no rows.
     scenarios = databases.SERVERS
@@ -170,8 +170,7 @@ class TestBindingMany(racing.RaceTestCase):
         return False
 
     def locked_meanwhile(self, count):
-        """Whether others may decide about a host as soon as leases are read.
-        """
+        """Return whether hosts can be locked as soon as leases are read."""
         for number in range(count):
             self.host(f'{count}-{number}', VCPU=2)
         lease = self.lease(50, 100, count=count, hosts=frozenset(
@@ -202,11 +201,9 @@ class TestBindingMany(racing.RaceTestCase):
 
 
 class TestFailing(racing.RaceTestCase):
-    """Eight who find that a host has failed that seemed to before, and that it
-    is there again.
-    """
+    """Eight processes find that a suspected host has failed, or is back."""
 
-    #: The writers of SQLite wait for each other, guard or not, and long.
+    #: The writers of SQLite wait for each other, guard or not, for long.
     scenarios = databases.RACES
 
     def setUp(self):
@@ -214,7 +211,7 @@ class TestFailing(racing.RaceTestCase):
         self.uuid = self.host('one', VCPU=4)
 
     def booked_away(self, down, *without):
-        """How often the host is, after they have seen that it is down."""
+        """Return the number of booked outages after reports of the host."""
         if down:
             with self.database.writer() as session:
                 session.add(models.Outage(
@@ -234,11 +231,11 @@ class TestFailing(racing.RaceTestCase):
 
 class TestFailingWithoutTheGuard(TestFailing):
 
-    #: The others find out by themselves that a row was read by both.
+    #: The others detect that both have read the same row.
     scenarios = databases.SERVERS[:1]
 
     def test_it_is_booked_away_once(self):
-        """Not if nobody minds who has written of the host meanwhile."""
+        """Not without the check of generations."""
         for _round in range(ROUNDS):
             count = self.booked_away(True, 'generation', 'alone')
             self.clear()
@@ -250,9 +247,9 @@ class TestFailingWithoutTheGuard(TestFailing):
 
 
 class TestNewOwners(racing.RaceTestCase):
-    """A lease is given to another project just when its own boots into it."""
+    """A lease is transferred while servers of its project take slots."""
 
-    #: The writers of SQLite wait for each other, guard or not, and long.
+    #: The writers of SQLite wait for each other, guard or not, for long.
     scenarios = databases.RACES
 
     def setUp(self):
@@ -260,10 +257,11 @@ class TestNewOwners(racing.RaceTestCase):
         self.host('one', VCPU=100)
 
     def meet(self, *without, late=0):
-        """Whose the lease is, how many were told what, and to whom it was
-        given.
+        """Transfer a lease while servers take its slots.
 
         :param late: seconds, at most, by which servers come later
+        :returns: the owner of the lease, the number of each outcome, and the
+            projects of successful transfers
         """
         lease = self.reserve(0, 100, self.places(4), active=True)
         task = {'url': self.books.url, 'now': NOW, 'lease_id': lease['id'],
@@ -284,7 +282,7 @@ class TestNewOwners(racing.RaceTestCase):
     def test_a_lease_is_anothers_or_has_servers(self):
         seen = set()
         for number in range(ROUNDS):
-            # The machine decides who is first, unless some begin late.
+            # Without a delay the machine decides which is first.
             owner, told, handed = self.meet(late=number % 2 * LATE)
             self.assertEqual(0 if handed else 4, told['taken'])
             self.assertEqual(4 if handed else 0, told['unknown'])
@@ -298,10 +296,9 @@ class TestNewOwners(racing.RaceTestCase):
 class TestNewOwnersWithoutTheGuard(TestNewOwners):
 
     def test_a_lease_is_anothers_or_has_servers(self):
-        """Not if who has found a reservation believes that it is still his.
-        """
+        """Not if the reservation that was found is not checked again."""
         for number in range(ROUNDS):
-            # Else it may be servers that are first, on some machines always.
+            # Otherwise the servers could be first, on some machines always.
             _owner, told, handed = self.meet('owner', late=number % 2 * LATE)
             if handed and told['taken']:
                 return
@@ -309,9 +306,9 @@ class TestNewOwnersWithoutTheGuard(TestNewOwners):
 
 
 class ExtendingRaceTestCase(racing.RaceTestCase):
-    """Eight who find that it is time to prolong a lease by an hour."""
+    """Eight processes find that the extension of a lease is due."""
 
-    #: The writers of SQLite wait for each other, guard or not, and long.
+    #: The writers of SQLite wait for each other, guard or not, for long.
     scenarios = databases.RACES
 
     def setUp(self):
@@ -321,7 +318,7 @@ class ExtendingRaceTestCase(racing.RaceTestCase):
             self.useFixture(fixtures.TempDir()).path, 'told')
 
     def prolonged(self, do=('extend',), **options):
-        """By how many seconds a lease was, and how often that was told."""
+        """Return the seconds of the extension, notifications, and status."""
         lease = self.reserve(0, 0, self.places(4), request=self.request(
             0, 4 * 3600, auto_extend=3600), active=True)
         with open(self.path, 'w'):
@@ -352,7 +349,7 @@ class TestExtending(ExtendingRaceTestCase):
             more, told, status = self.prolonged(('extend', 'delete'))
             self.assertIn(status, ('TERMINATING', 'TERMINATED'))
             if status == 'TERMINATED':
-                # Prolonged before that or not, it is over now.
+                # Extended before that or not, it has ended.
                 self.assertEqual(-3600, more)
             else:
                 self.assertIn((more, told), ((0, 0), (3600, 1)))
@@ -361,7 +358,7 @@ class TestExtending(ExtendingRaceTestCase):
 class TestExtendingWithoutTheGuard(ExtendingRaceTestCase):
 
     def test_it_is_prolonged_once(self):
-        """It is told again if nobody minds who has moved the end by now."""
+        """It is extended again without the check of the end."""
         for _round in range(ROUNDS):
             if self.prolonged(without=['end'])[1] > 1:
                 return
@@ -369,9 +366,9 @@ class TestExtendingWithoutTheGuard(ExtendingRaceTestCase):
 
 
 class TestCleaning(racing.RaceTestCase):
-    """Eight who find that the hosts of a lease have to be cleaned."""
+    """Eight processes find that the hosts of a lease must be cleaned."""
 
-    #: The writers of SQLite wait for each other, guard or not, and long.
+    #: The writers of SQLite wait for each other, guard or not, for long.
     scenarios = databases.RACES
 
     def setUp(self):
@@ -387,7 +384,7 @@ class TestCleaning(racing.RaceTestCase):
             session.get(models.Lease, lease['id']).status = 'TERMINATING'
 
     def cleaned(self, **options):
-        """The hosts in the order in which they were cleaned."""
+        """Return the hosts in the order in which they were cleaned."""
         with self.database.writer() as session:
             session.execute(sa.update(models.Host).values(
                 assigned_to=self.reserved['id'], vacated_at=NOW,
@@ -406,11 +403,11 @@ class TestCleaning(racing.RaceTestCase):
 
 class TestCleaningWithoutTheGuard(TestCleaning):
 
-    #: The others notice that what was read is not so any more.
+    #: The others detect that a row has changed since it was read.
     scenarios = databases.SERVERS[:1]
 
     def test_each_host_is_cleaned_once(self):
-        """It is not so if the lock comes after what it is to guard."""
+        """Not if the lock comes after the read."""
         for _round in range(ROUNDS):
             if len(self.cleaned(without=['lock'])) > len(self.uuids):
                 return
@@ -428,9 +425,9 @@ class TestUpdateAndDelete(racing.RaceTestCase):
             self.useFixture(fixtures.TempDir()).path, 'cloud')
 
     def race_once(self, start, **options):
-        """All let a lease grow, and then one of them deletes it.
+        """Let all let a lease grow, and then one of them delete it.
 
-        :returns: how that went, and what is left of the lease: its status,
+        :returns: the results, and what is left of the lease: its status,
             bookings and open events
         """
         lease = self.reserve(start, 100, active=start == 0)
@@ -456,7 +453,7 @@ class TestUpdateAndDelete(racing.RaceTestCase):
             self.assertEqual(('TERMINATED', 0, []), left)
             self.assertEqual(0, answers['failed'])
             seen += answers
-        # They did meet.
+        # The processes did meet.
         self.assertGreater(seen['updated'], 0)
         self.assertGreater(seen['over'], 0)
 
@@ -474,7 +471,7 @@ class TestStarting(racing.RaceTestCase):
             self.new_lease(request=self.request(-1, 100)), call)
 
     def lines(self):
-        """What reached the cloud, and how often."""
+        """Return the requests to the cloud, with their numbers."""
         with open(self.path) as file:
             return collections.Counter(file.read().split('\n')[:-1])
 
@@ -495,7 +492,7 @@ class TestStarting(racing.RaceTestCase):
         self.assertEqual({'call': 2}, self.lines())
 
     def carry_out(self, **options):
-        """How many events each of a few workers carried out."""
+        """Return how many events each of several workers carried out."""
         return self.race(4, do='carry_out', path=self.path, **options)
 
     def test_workers_side_by_side_carry_out_every_event_once(self):
@@ -507,8 +504,8 @@ class TestStarting(racing.RaceTestCase):
                for lease in leases}}, self.lines())
 
     def test_without_claims_the_gate_still_sends_every_call_once(self):
-        # Whether several workers carry out an event is then luck, so that
-        # it is tried until it is seen.
+        # Several workers carry out an event only by chance, so it is tried
+        # several times.
         for number in range(ROUNDS):
             calls = {f'call {number} {one}' for one in range(5)}
             for call in calls:
@@ -522,8 +519,10 @@ class TestStarting(racing.RaceTestCase):
         self.fail('No event was carried out twice without claims.')
 
     def listen(self, **options):
-        """Let workers as the daemon's carry out starts that they read
-        together; says how often each call was sent.
+        """Let workers carry out starts that they read together.
+
+        :returns: how many were read together, and how often the calls were
+            sent
         """
         calls = [uuidutils.generate_uuid() for _number in range(20)]
         for call in calls:
@@ -540,7 +539,7 @@ class TestStarting(racing.RaceTestCase):
             self.assertGreater(read, 0)
 
     def test_they_are_whoever_has_read_them(self):
-        """Several have, as nobody minds whose they are."""
+        """Several workers have read them, as there are no claims."""
         for _round in range(ROUNDS):
             read, sent = self.listen(without=['claim'])
             self.assertEqual({1}, sent)

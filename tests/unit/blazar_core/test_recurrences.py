@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 
 
-"""When something recurs."""
+"""The times of recurring leases."""
 
 import datetime
 import random
@@ -37,7 +37,7 @@ def with_offset(text):
 
 
 def written(rule, start, end, zone=BERLIN, by_wall=True):
-    """The occurrences of dates as a user writes them."""
+    """Return the occurrences of dates as a user writes them."""
     dates = recurrences.Dates(*map(
         datetime.datetime.fromisoformat, (start, end)))
     first = recurrences.window(dates, zone)
@@ -111,7 +111,7 @@ class TestDaylightSaving(base.BaseTestCase):
             for one in expand(*rule, by_wall=False)])
 
     def test_a_window_in_the_gap_keeps_its_length(self):
-        """2027-03-28 from 02:00 to 03:00 is not in Berlin."""
+        """2027-03-28 from 02:00 to 03:00 does not exist in Berlin."""
         for start, end, found in (
                 ('02:00', '03:00', '28 03:00-28 04:00'),
                 ('02:30', '03:10', '28 03:00-28 03:40'),
@@ -125,7 +125,7 @@ class TestDaylightSaving(base.BaseTestCase):
                         'FREQ=DAILY;COUNT=3', f'2027-03-{first} {start}',
                         f'2027-03-{first} {end}', by_wall=by_wall)]
                     self.assertEqual(found, shown(windows)[28 - first])
-                    # The days after that have their own dates again.
+                    # The following days have their own dates again.
                     self.assertEqual(f'29 {start}-29 {end}',
                                      shown(windows)[29 - first])
 
@@ -172,7 +172,7 @@ class TestDaylightSaving(base.BaseTestCase):
                 zone)), zone))
 
     def test_from_the_first_to_the_second(self):
-        """On 2027-10-31, 02:30 is there twice, and the rule means that."""
+        """On 2027-10-31 there are two 02:30, and the rule refers to both."""
         first = model.Window(with_offset('2027-10-31T02:30+02:00'),
                              with_offset('2027-10-31T02:30+01:00'))
         dates = recurrences.Dates(*(recurrences.wall(one, BERLIN) for one in (
@@ -183,7 +183,7 @@ class TestDaylightSaving(base.BaseTestCase):
                          shown(one.window for one in found))
 
     def test_the_second_of_two_is_meant_each_time(self):
-        """In 2027 and in 2032 that is the last of October."""
+        """In 2027 and in 2032 it is the last day of October."""
         for text, hours in (('02:00', 0), ('01:00', 1)):
             first = model.Window(
                 with_offset(f'2027-10-31T02:15+{text}'),
@@ -334,8 +334,9 @@ class TestAnyRule(base.BaseTestCase):
 
 
 def _changes(names):
-    """Zones with each instant from 1990 to 2040 at which their clocks are
-    changed, in seconds since the epoch.
+    """Yield zones, each with the instants at which its offset changes.
+
+    From 1990 to 2040, in seconds since the epoch.
     """
     begin, end = at('1990-01-01', recurrences.zone_of('UTC')), at(
         '2040-01-01', recurrences.zone_of('UTC'))
@@ -357,11 +358,12 @@ def _changes(names):
 
 
 class TestEachChangeOfClocks(base.BaseTestCase):
-    """Windows around each change of the clocks of a zone."""
+    """Windows around each change of the offset of a zone."""
 
     def check(self, zone, change, begins, lasts):
-        """
-        :param begins: minutes from the change on the wall before it
+        """Check the window of dates near a change.
+
+        :param begins: minutes after the change, in the local time before it
         :param lasts: minutes
         """
         start = datetime.datetime.fromtimestamp(
@@ -379,7 +381,7 @@ class TestEachChangeOfClocks(base.BaseTestCase):
                 for time_ in (found.start, found.end)])
         else:
             self.assertEqual(60 * lasts, found.end - found.start)
-        # No instant before the start is shown as late as that.
+        # No instant before the start has a local time as late as it.
         self.assertLessEqual(
             dates.start, recurrences.wall(found.start, zone))
         if not shows[0][1]:
@@ -404,9 +406,9 @@ class TestEachChangeOfClocks(base.BaseTestCase):
                 self.assertEqual(found, several[1].window)
 
     def check_moved(self, zone, change, begins, lasts, by):
-        """One that is moved there is what one is that was made there.
+        """Check that moved dates have the same window as new ones.
 
-        :param by: minutes from where it was
+        :param by: minutes by which they were moved
         """
         start = datetime.datetime.fromtimestamp(
             change - 1, zone).replace(tzinfo=None, fold=0) + (

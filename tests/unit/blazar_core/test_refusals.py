@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""What a refusal says."""
+"""The sentences of refusals."""
 
 import datetime
 

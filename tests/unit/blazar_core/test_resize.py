@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Reservations get another size, and leases other times."""
+"""Changes of the size of reservations, and of the times of leases."""
 
 import dataclasses
 from unittest import mock
@@ -254,7 +254,7 @@ class TestResize(slots_base.PlacesTestCase):
         self.assertEqual([('one', ''), ('two', '')], self.booked(lease))
 
     def test_one_that_grew_after_its_time_is_told_so(self):
-        """Its end is due, and nobody has carried it out yet."""
+        """Its end is due, and was not carried out yet."""
         lease = self.reserve(0, 100, active=True)
         self.clock.advance(100)
         self.assert_refused(errors.InvalidLeaseParams, 'nothing can be', lease,
@@ -408,7 +408,7 @@ class TestUpdateOfTimes(slots_base.PlacesTestCase):
         self.update(lease, before_end=100, events=self.events(50, 100))
 
     def test_times_that_are_over_are_refused(self):
-        """They would be told at once."""
+        """Their events would happen at once."""
         lease = self.with_events(0, 100, 90, active=True)
         self.clock.advance(30)
         for changed in ({'before_end': 29}, {'events': self.events(50, 29)}):

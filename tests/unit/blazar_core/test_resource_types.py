@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""A resource type that has nothing to do with servers, in its own file.
+"""A resource type without servers, in a file of its own.
 
-All that the project knows of parking lots stands in :class:`ParkingLots`.
+Everything that the project knows of parking lots is in :class:`ParkingLots`.
 """
 
 import itertools
@@ -34,10 +34,10 @@ load_tests = databases.load_tests
 
 
 class ParkingLots(resource_types.ResourceType):
-    """So many lots in a garage; the barrier lets in who has some.
+    """A number of lots in a garage; the barrier opens for reservations.
 
-    :ivar garages: how wide each is
-    :ivar barrier: by reservation, in which garages its lots are
+    :ivar garages: the width of each
+    :ivar barrier: by reservation, the garages of its lots
     :ivar swept: the reservations whose lots were swept
     """
 
@@ -94,12 +94,12 @@ class ParkingLots(resource_types.ResourceType):
         return list(self.barrier)
 
 
-#: Who asks.
+#: The owner of the requests.
 ASKING = types.SimpleNamespace(project_id='project', user_id='user')
 
 
 class TestParkingLots(base.LeaseTestCase):
-    """The whole life of what is no server."""
+    """The whole life of a lease without servers."""
 
     def more_types(self):
         self.lots = ParkingLots()
@@ -112,7 +112,7 @@ class TestParkingLots(base.LeaseTestCase):
         self.engine = self.new_engine()
 
     def garage_of(self, name, width, uuid=None):
-        """Write down what a garage has; returns its uuid."""
+        """Report the width of a garage; return its UUID."""
         uuid = uuid or uuidutils.generate_uuid()
         with self.database.writer() as session:
             inventory.report(session, NOW, model.HostFacts(
@@ -133,7 +133,7 @@ class TestParkingLots(base.LeaseTestCase):
                 for event in views.get(self.database, lease['id'])['events']}
 
     def free(self):
-        """How much of the garage nobody has booked, for ever."""
+        """Return the width of the garage that is free indefinitely."""
         with self.admission.index.fresh() as timeline:
             window = model.Window(self.clock.now(), model.FOREVER)
             return int(timeline.fits(
@@ -213,7 +213,7 @@ class TestParkingLots(base.LeaseTestCase):
             self.new_demands(), lambda event, lease: None, self.start_timeout)
 
     def test_when_their_garage_shrinks_they_move(self):
-        """And the barrier is told, however often that has to be tried."""
+        """And the barrier is updated, however many tries that takes."""
         lease = self.reserve(0, 1000, self.lots_of())
         driven.run_due(self.engine)
         other = self.garage_of('other garage', 6)
@@ -244,7 +244,7 @@ class TestParkingLots(base.LeaseTestCase):
             driven.run_due(self.engine)
             self.assertEqual([(self.garage,) * amount],
                              [*self.lots.barrier.values()])
-        # Only the last time is remembered, and none of it is shown.
+        # Only the last change is kept, and it is not shown.
         self.assertEqual([':changed'], self.scalars(
             models.Event.event_type, models.Event.event_type.like(':%')))
         self.assertNotIn(':changed', self.times(lease))
@@ -291,7 +291,7 @@ class TestParkingLots(base.LeaseTestCase):
         self.assertEqual({}, self.lots.barrier)
 
     def status_of(self, lease):
-        """DELETED when nobody sees it any more."""
+        """Return the status, or DELETED if the lease is not shown."""
         try:
             return self.status(lease)
         except errors.NotFound:
@@ -307,7 +307,7 @@ class TestParkingLots(base.LeaseTestCase):
                 self.garage_of('other garage', 6)
                 self.garage_of('garage', 2, self.garage)
                 self.overbooking_check().look()
-                # Who is told of it now is told of more than is so in the end.
+                # This update of the barrier is outdated in the end.
                 self.assertEqual(1, driven.run_due(self.new_engine()))
             start(reserved)
 
@@ -319,7 +319,7 @@ class TestParkingLots(base.LeaseTestCase):
         self.assertNotEqual(self.garage, where)
 
     def test_what_cannot_be_opened_at_all_is_closed(self):
-        """Before its room goes to others."""
+        """Before its capacity is free for others."""
         lease = self.reserve(0, 10 ** 6, self.lots_of(), self.places())
         self.places_type.broken['start'] = RuntimeError('no')
         while self.status(lease) == 'STARTING' or self.clock.now() == NOW:
@@ -333,7 +333,7 @@ class TestParkingLots(base.LeaseTestCase):
             views.get(self.database, lease['id'])['status_reason'])
 
     def test_what_was_opened_when_it_was_over_is_closed(self):
-        """By a process that stood still, and died when it had done that."""
+        """By a process that froze, and died right after that."""
         lease = self.reserve(0, 100, self.lots_of())
         driven.run_due(self.engine)
         (own,) = self.lots.barrier
@@ -399,13 +399,13 @@ class TestParkingLots(base.LeaseTestCase):
                  for number in range(days)}, self.own_events(lease))
 
     def days(self):
-        """Have an event each ten seconds."""
+        """Add an event every ten seconds."""
         self.lots.events = lambda window: {
             f'day{number}': window.start + 10 * number
             for number in range((window.end - window.start) // 10)}
 
     def own_events(self, lease):
-        """When the events of types' own happen to a lease."""
+        """Return the times of a lease's events that its type has added."""
         return {name: time for name, time in self.times(lease).items()
                 if ':' in name}
 

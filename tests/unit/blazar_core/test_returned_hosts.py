@@ -52,7 +52,7 @@ class TestReturning(whole_hosts_base.WholeHostsTestCase):
             return session.execute(statement).tuples().all()
 
     def use(self, *names):
-        """Servers are on these hosts and no others."""
+        """Put servers on these hosts and no others."""
         self.machines.there = {
             self.uuids[name]: [f'{name}-server'] for name in names}
 
@@ -68,7 +68,7 @@ class TestReturning(whole_hosts_base.WholeHostsTestCase):
         shrunk = self.shrink(1)
         self.assertEqual(1, shrunk['reservations'][0]['amount'])
         self.assertEqual({first}, self.bookings_of(self.lease).keys())
-        # Nobody else gets them before.
+        # No other lease gets them before.
         driven.run_due(self.engine)
         self.assertEqual({*self.order}, self.held().keys())
         self.assertEqual({self.uuids[one] for one in others},
@@ -140,7 +140,7 @@ class TestReturning(whole_hosts_base.WholeHostsTestCase):
         self.use(last)
         driven.run_due(self.engine)
         self.assertEqual({*self.order}, self.held().keys())
-        # It stays isolated with the others, and the lease says why.
+        # It stays isolated with the others, and the lease has the reason.
         self.assertIn(self.uuids[last],
                       self.machines.doors[self.reservation['id']])
         self.assertIn('until it is deleted', self.reason(self.lease))
@@ -168,7 +168,7 @@ class TestReturning(whole_hosts_base.WholeHostsTestCase):
         claim(last)
         self.assertTrue(is_within(last))
         self.shrink(2)
-        # Who was let in a moment ago looks again.
+        # A server that was admitted just now is checked again.
         self.assertFalse(is_within(last))
         self.assertTrue(is_within(self.order[0]))
         self.assertRaises(scheduler_claims.Denied, claim, last)
@@ -264,7 +264,7 @@ class TestReturning(whole_hosts_base.WholeHostsTestCase):
         driven.run_due(self.engine)
         self.assertEqual({}, self.held())
         with self.database.writer() as session:
-            # The cloud was asked what is left there: nothing.
+            # The cloud was read: the hosts are empty.
             session.execute(sa.update(models.Host).values(recheck_at=None))
         self.clock.advance(8)
         driven.run_due(self.engine)

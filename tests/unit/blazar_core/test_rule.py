@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""The rule against a look at every second, and the timeline against the rule.
-"""
+"""The rule, checked at every second, and the timeline, checked by the rule."""
 
 import hypothesis
 from hypothesis import strategies as st
@@ -29,7 +28,7 @@ CASES = examples.repeatable(200)
 
 
 def level(some, rc, second):
-    """What is taken of a class in one second."""
+    """Return the usage of a class in one second."""
     return sum(each.get(rc, 0) for window, each in some
                if window.start <= second < window.end)
 
@@ -83,7 +82,7 @@ class TestRule(base.BaseTestCase):
 
 
 class TestTimeline(base.BaseTestCase):
-    """The timeline has arrays for all hosts, and is right by the rule."""
+    """The timeline has arrays for all hosts, and agrees with the rule."""
 
     @CASES
     @hypothesis.given(st.lists(st.tuples(hosts, taken), min_size=1,

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""What a scheduler lets in counts at once, and breaks no promise."""
+"""Claims of a scheduler count at once, and take no reserved capacity."""
 
 import dataclasses
 import threading
@@ -43,18 +43,18 @@ class ClaimTestCase(base.LeaseTestCase):
         self.claims = self.another()
 
     def another(self):
-        """A scheduler, with the books in a memory of its own."""
+        """Return the claims of another scheduler, with an index of its own."""
         database = self.books.connect()
         search = admissions.Admission(database, self.clock)
         return scheduler_claims.Claims(database, self.clock, search.index)
 
     def claim(self, server_id, host, forced=False, by=None, **takes):
-        """Let a server onto a host; returns what takes that back."""
+        """Claim a host for a server; return the function that undoes it."""
         return (by or self.claims).claim(
             server_id, {self.uuid_of(host): takes or {'VCPU': 1}}, forced)
 
     def fits(self, host, server_id=None, **takes):
-        """Whether a server is let onto a host."""
+        """Return whether a claim is admitted."""
         try:
             self.claim(server_id or uuidutils.generate_uuid(), host, **takes)
         except scheduler_claims.Denied:
@@ -73,13 +73,13 @@ class ClaimTestCase(base.LeaseTestCase):
         return row
 
     def tell(self, server_id, host='one', **takes):
-        """The cloud says that a server has come, or that it has left."""
+        """Record that a server has arrived on a host, or has left it."""
         with self.database.begin() as connection:
             return inventory.record(connection, self.clock.now(), host, host,
                                     server_id, takes or None)
 
     def asked(self, host='one', at=None, **servers):
-        """The cloud says what runs on a host."""
+        """Report the servers of a host, as read from the cloud."""
         with self.database.writer() as session:
             uuid = self.uuid_of(host)
             inventory.report_usage(
@@ -100,7 +100,7 @@ class TestClaim(ClaimTestCase):
         self.host('one', VCPU=10)
         self.lease(50, 100, resources={'VCPU': 9})
         others = self.another()
-        # It has read the books, and has them in memory as they were.
+        # Its index was loaded before the claim.
         self.claim('a', 'one', by=others)()
         self.claim('b', 'one')
         self.assertRaises(scheduler_claims.Denied, self.claim, 'c', 'one',
@@ -143,7 +143,7 @@ class TestClaim(ClaimTestCase):
         self.asked(a={'VCPU': 2})
         self.claim('a', 'one', VCPU=3)
         self.assertEqual({'VCPU': 5}, self.row('one').usage)
-        # Tried again, it does not count again.
+        # A repeated claim does not count again.
         self.claim('a', 'one', VCPU=3)
         self.assertEqual({'VCPU': 5}, self.row('one').usage)
         self.asked(a={'VCPU': 3})
@@ -162,7 +162,7 @@ class TestClaim(ClaimTestCase):
         self.assertEqual({'VCPU': 2}, self.row('one').usage)
 
     def be_slower(self):
-        """Have another one take the last room while this one judges."""
+        """Let another claim take the last capacity before the decision."""
         self.host('one', VCPU=2)
         self.lease(50, 100)
         judge = self.claims._fits
@@ -222,7 +222,7 @@ class TestPending(ClaimTestCase):
         self.assertEqual((generation, {'VCPU': 1}, None), (
             row.generation, row.usage, row.recheck_at))
         self.assertEqual(changes, self.count_rows()['changes'])
-        # It is there for good.
+        # It is on the host without an end.
         self.asked(at=NOW - 1)
         self.assertEqual({'VCPU': 1}, self.row('one').usage)
         self.clock.advance(1)
@@ -304,7 +304,7 @@ class TestLeased(ClaimTestCase):
         self.claim(first, before[1], VCPU=2)
         self.assertEqual(before[::-1], [
             self.host_of(first), self.host_of(second)])
-        # Its place is its own now.
+        # Its booking is there now.
         self.assertFalse(self.fits(before[1], second, VCPU=2))
 
     def test_one_without_a_host_is_bound_where_it_is_let_in(self):
@@ -363,13 +363,11 @@ class TestLeased(ClaimTestCase):
         self.claim(server_id, 'one', VCPU=2)
         self.assertEqual(({}, None), (
             self.row('one').usage, self.booking(server_id).migrating_to))
-        # What it takes beside that has to fit.
+        # Additional usage must fit.
         self.assertFalse(self.fits('one', server_id, VCPU=1))
 
     def test_one_whose_lease_is_over_moves_nowhere(self):
-        """Nor does it come back to where it has been: what becomes of it is
-        judged by where it is.
-        """
+        """Nor does it return to its host: its end decides by where it is."""
         self.host('other', VCPU=4)
         lease = self.running_lease(0, 100)
         server_id, = base.servers_of(lease)
@@ -408,7 +406,7 @@ class TestLeased(ClaimTestCase):
 
 
 class TestGrowth(ClaimTestCase):
-    """A leased server that takes more than is booked for it."""
+    """A leased server that uses more than its booking."""
 
     def setUp(self):
         super().setUp()
@@ -461,7 +459,7 @@ class TestGrowth(ClaimTestCase):
         self.assertTrue(self.fits('two', server_id, VCPU=4))
 
     def test_one_that_has_grown_before_it_is_built_is_booked_so(self):
-        """It was resized in an occurrence before."""
+        """It was resized in an earlier occurrence."""
         server_id, = base.servers_of(self.lease(0, 100))
         self.assertFalse(self.fits('one', server_id, VCPU=5))
         self.leases.creation.create(dataclasses.replace(
@@ -477,7 +475,7 @@ class TestGrowth(ClaimTestCase):
 
 
 class TestReverts(ClaimTestCase):
-    """Two servers of one CPU that had two each, and 3 CPUs at most."""
+    """Two servers of one CPU that had two each, with a limit of 3 CPUs."""
 
     scenarios = [databases.SCENARIOS[0], *databases.SERVERS]
 
@@ -493,9 +491,9 @@ class TestReverts(ClaimTestCase):
                      for server_id in self.own}
 
     def revert(self, server_id, source='two', meet=lambda: None):
-        """Whether a resize may be reverted.
+        """Return whether a resize may be reverted.
 
-        :param meet: called when it was asked, and is not written
+        :param meet: called between the check and the write
         """
         database = self.books.connect()
         lease, booked = server_growth.booked(database, server_id)
@@ -528,7 +526,7 @@ class TestReverts(ClaimTestCase):
         self.asked('two', **self.kept)
         self.assertTrue(self.revert(first))
         self.assertFalse(self.revert(second))
-        # Its capacity was kept there: it counts once.
+        # Its allocation was kept there: it counts once.
         self.assertEqual({'VCPU': 4}, self.row('two').usage)
         kept = {f'migration {second}': {'VCPU': 2}}
         self.asked('two', **kept, **{first: {'VCPU': 2}})
@@ -593,7 +591,7 @@ class TestClock(ClaimTestCase):
             self.clock.advance(-3 * booking_index.KEEP)
             self.assertRaises(scheduler_claims.Denied, claiming.claim, 'any',
                               takes)
-            # A few seconds are no reason to read everything again.
+            # A few seconds are no reason to load everything again.
             timeline = index._timeline
             self.clock.advance(-5)
             self.assertRaises(scheduler_claims.Denied, claiming.claim, 'any',
@@ -603,8 +601,7 @@ class TestClock(ClaimTestCase):
 
 
 class TestPlaces(ClaimTestCase):
-    """Who takes another amount than was promised leaves the place as it was.
-    """
+    """A server with another amount leaves the slot's booking unchanged."""
 
     def setUp(self):
         super().setUp()
@@ -618,7 +615,7 @@ class TestPlaces(ClaimTestCase):
         return self.scalars(models.Booking.resources)[0]
 
     def come_and_go(self, **takes):
-        """Returns what is booked while a server is there."""
+        """Return the booking while a server is there."""
         server_id, = self.take_slots(self.lease_)
         self.claim(server_id, 'one', **takes)
         self.lifecycle.reconciliation.observe(
@@ -649,7 +646,7 @@ class TestSiblings(ClaimTestCase):
             self.host(name, VCPU=4)
 
     def running(self, affinity, count=2):
-        """The servers of a reservation, where they are booked."""
+        """Return running servers of a reservation, on their booked hosts."""
         lease = self.reserve(0, 100, self.places(count, affinity=affinity),
                              active=True)
         servers = self.take_slots(lease, count)
@@ -660,7 +657,7 @@ class TestSiblings(ClaimTestCase):
         return servers
 
     def test_two_that_move_at_once_do_not_meet(self):
-        """Both have passed the filter before either was let in."""
+        """Both have passed the filter before either is claimed."""
         first, second = self.running(affinity=False)
         there, = {'one', 'two', 'three'} - {
             self.host_of(first), self.host_of(second)}
@@ -670,7 +667,7 @@ class TestSiblings(ClaimTestCase):
         self.assertTrue(self.fits(there, second))
 
     def test_who_did_not_get_there_is_in_nobodys_way(self):
-        """Nova let it go there, and then it stayed where it was."""
+        """Nova admitted it there, but it stayed on its host."""
         first, second = self.running(affinity=False)
         there, = {'one', 'two', 'three'} - {
             self.host_of(first), self.host_of(second)}
@@ -699,7 +696,7 @@ class TestSiblings(ClaimTestCase):
 
 
 class TestTogether(ClaimTestCase):
-    """Servers that one request lets in one after the other."""
+    """Servers that one request claims one after the other."""
 
     def fits(self, server_id):
         found = eligibility.Eligibility(
@@ -719,14 +716,14 @@ class TestTogether(ClaimTestCase):
     def test_those_of_a_lease_leave_the_others_their_places(self):
         self.host('one', VCPU=2)
         first, second = base.servers_of(self.lease(0, 100, count=2))
-        # What is booked is its own, or its siblings', and in nobody's way.
+        # The booking of the server or of another one of its lease is used.
         self.assertEqual({}, self.fits(first))
         self.claim(first, 'one')
         self.assertEqual({'one': 1}, self.fits(second))
 
 
 class TestBuilding(ClaimTestCase):
-    """What has a server keeps its room until that server is gone."""
+    """A booking keeps its capacity until its server is deleted."""
 
     def setUp(self):
         super().setUp()
@@ -734,7 +731,7 @@ class TestBuilding(ClaimTestCase):
         self.server_id, = base.servers_of(self.lease(0, 100))
 
     def is_free(self):
-        """Whether there is room for a lease after the first one's end."""
+        """Return whether a lease fits after the end of the first one."""
         demand = self.new_lease(100, 200).demands[0]
         window = self.request(101, 200).window
         return self.admission.quote([demand], window) is None

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Which hosts are picked of those that would do."""
+"""Which of the possible hosts are picked."""
 
 import collections
 import functools
@@ -79,7 +79,7 @@ class TestProperties(admissions_base.AdmissionTestCase):
 
 
 class TestWishes(admissions_base.AdmissionTestCase):
-    """Soft affinities choose among the hosts that have room."""
+    """Soft affinities choose among the hosts with free capacity."""
 
     scenarios = ONLY_SQLITE
 
@@ -88,7 +88,7 @@ class TestWishes(admissions_base.AdmissionTestCase):
         self.uuids = {}
         for name, vcpus in (('one', 2), ('two', 4), ('three', 4)):
             self.uuids[name] = self.host(name, VCPU=vcpus)
-        # What is there first is filled first.
+        # The first host is filled first.
         self.admission = admissions.Admission(
             self.database, self.clock, lambda _timeline, found, *_rest: found)
 
@@ -200,7 +200,7 @@ class TestPack(admissions_base.AdmissionTestCase):
 
     def test_equal_hosts_are_picked_in_the_order_of_their_ids(self):
         self.hosts(3, VCPU=2)
-        # PostgreSQL puts a row that is written again behind the others.
+        # PostgreSQL returns updated rows after the others.
         with self.database.writer() as session:
             session.execute(sa.update(models.Host).where(
                 models.Host.name == 'host-0').values(properties={}))
@@ -302,7 +302,7 @@ class TestInTheWay(admissions_base.AdmissionTestCase):
 
 
 class TestMoves(admissions_base.AdmissionTestCase):
-    """Servers of a reservation that stay together, or apart, move."""
+    """Migrations of servers of a reservation with an affinity."""
 
     scenarios = ONLY_SQLITE
 
@@ -312,7 +312,7 @@ class TestMoves(admissions_base.AdmissionTestCase):
             self.host(name, VCPU=2)
 
     def fits(self, server_id, affinity):
-        """The hosts on which a server may be, of those that are there."""
+        """Return the hosts on which a server may be."""
         with self.database.writer() as session:
             session.execute(sa.update(models.Reservation).where(
                 models.Reservation.id == 'reservation').values(
@@ -326,7 +326,7 @@ class TestMoves(admissions_base.AdmissionTestCase):
     together = functools.partialmethod(fits, affinity=True)
 
     def place(self, host, server=True, **values):
-        """A place that a server has; it runs, if nothing else is said."""
+        """Add a slot with a server, which runs by default."""
         server_id = self.book(
             host, 0, 100, running=server and not values, VCPU=1)
         if not server:
@@ -338,7 +338,7 @@ class TestMoves(admissions_base.AdmissionTestCase):
         return server_id
 
     def move(self, server_id, host):
-        """A scheduler has let a server move there."""
+        """Record that a scheduler has admitted a migration."""
         with self.database.writer() as session:
             session.execute(sa.update(models.Booking).where(
                 models.Booking.server_id == server_id).values(
@@ -375,7 +375,7 @@ class TestMoves(admissions_base.AdmissionTestCase):
         mine, other = self.place('one'), self.place('two')
         self.move(other, 'three')
         self.assertEqual({'one'}, self.apart(mine))
-        # Where it wants to be itself it may try again.
+        # On its own target it may be tried again.
         self.assertEqual({'two', 'three'}, self.apart(other))
 
     def test_nobody_is_built_where_a_sibling_is_about_to_arrive(self):
@@ -415,7 +415,7 @@ class TestMoves(admissions_base.AdmissionTestCase):
         self.assertEqual({'one', 'two'}, self.together(mine))
 
     def test_together_places_elsewhere_are_not_waited_for(self):
-        """A place without a host is not promised any more."""
+        """A slot without a host has no reserved capacity."""
         mine = self.place('one')
         self.place(None, server=False)
         self.book('two', 0, 100, 'other', VCPU=1)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 
 
-"""Leases that recur: admitted together, told as one, and their servers."""
+"""Recurring leases: admission, notifications, and their servers."""
 
 import datetime
 
@@ -40,7 +40,7 @@ class RecurringTestCase(base.LeaseTestCase):
 
     def wanted(self, *starts, between='delete', some=False, lasts=50,
                count=1):
-        """How it recurs, and its occurrences: each of one CPU."""
+        """Return a recurrence and its occurrences of one CPU each."""
         windows = tuple(model.Window(NOW + start, NOW + start + lasts)
                         for start in starts)
         asked = requests.Recurrence(
@@ -118,7 +118,7 @@ class TestAdmission(RecurringTestCase):
 
 
 class TestMoved(RecurringTestCase):
-    """All in one transaction."""
+    """All occurrences move in one transaction."""
 
     def move(self, lease, by, also=None):
         found = self.leases.series.unfinished(lease['id'])
@@ -151,7 +151,7 @@ class TestMoved(RecurringTestCase):
         self.lifecycle.lease_start.start(lease['occurrences'][0]['id'])
         found = self.leases.series.unfinished(lease['id'])
         self.assertIn(found[0]['status'], states.BEGUN)
-        # In the way of the second one, on the host of both.
+        # It blocks the second one, on the host of both.
         self.lease(155, 165)
         before = self.everything()
         error = self.assertRaises(
@@ -181,7 +181,7 @@ class TestMoved(RecurringTestCase):
 
 
 class TestStatements(RecurringTestCase):
-    """Nobody waits for a series longer than for one lease."""
+    """A series takes as many statements as one lease."""
 
     def setUp(self):
         super().setUp()
@@ -215,7 +215,7 @@ class TestStatements(RecurringTestCase):
         self.assertNotEqual('tea', names.pop(over))
         self.assertNotEqual('tea', names.pop(other['occurrences'][0]['id']))
         self.assertEqual(['tea'] * 29, [*names.values()])
-        # Who has read one of them before finds that it was changed.
+        # Its generation has changed for other readers.
         self.assertEqual([number + 1 for number in before[1:]],
                          self.generations(lease)[1:])
 
@@ -341,7 +341,7 @@ class TestKept(RecurringTestCase):
         self.assertEqual([self.server], self.cloud.deleted)
 
     def test_who_dies_over_it_is_followed_by_another(self):
-        """The room was given to it, and it was not brought back."""
+        """Its capacity was claimed, and it was not unshelved."""
         self.start(0)
         self.runs()
         self.end(0)
@@ -363,7 +363,7 @@ class TestKept(RecurringTestCase):
         self.assertIn('glance is away', self.reason(1))
 
     def test_who_stood_still_brings_nothing_back(self):
-        """By then the occurrence may be over, and the server of none."""
+        """The occurrence may have ended by then."""
         self.start(0)
         self.runs()
         self.end(0)
@@ -394,7 +394,7 @@ class TestKept(RecurringTestCase):
         self.lifecycle.lease_start._kept._notify = lambda event, lease: (
             told.append((event, self.status(lease))))
         self.assertIsNone(self.start(1))
-        # When it is told, it is so for everybody.
+        # The change is committed before the notification.
         self.assertEqual([('lease.event.end_lease', 'TERMINATED')], told)
         self.assertEqual('TERMINATED', self.statuses(self.lease)[1])
         self.assertEqual([NOW + 300],
@@ -415,7 +415,7 @@ class TestKept(RecurringTestCase):
     def test_who_has_left_is_in_no_other_occurrence(self):
         self.start(0)
         self.runs()
-        # Where it is by now there is room for it.
+        # There is free capacity on its present host.
         self.host('other', VCPU=1)
         self.cloud.servers[self.server] = cloud_api.ObservedServer(
             State.RUNNING, self.uuid_of('other'))

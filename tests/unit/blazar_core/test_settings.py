@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Processes tell each other with what they were started."""
+"""Processes compare the settings with which they were started."""
 
 from oslo_db import exception as db_exception
 import sqlalchemy as sa

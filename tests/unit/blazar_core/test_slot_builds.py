@@ -28,7 +28,7 @@ class TestPlaces(lifecycle_base.LifecycleTestCase):
         return self.lifecycle.reconciliation.check(server_id)
 
     def states(self, lease):
-        """That of a lease, and those of its reservations."""
+        """Return the status of a lease and of its reservations."""
         described = views.get(self.database, lease['id'])
         return described['status'], [
             one['status'] for one in described['reservations']]
@@ -64,7 +64,7 @@ class TestPlaces(lifecycle_base.LifecycleTestCase):
         self.assertEqual(2, self.room())
 
     def test_they_are_open_before_the_lease_is_active(self):
-        """Whoever sees that it is may boot."""
+        """Users who see that it is may boot."""
         lease = self.reserve(50, 100)
         seen = []
         self.places_type.start = lambda reserved: seen.append(
@@ -74,7 +74,7 @@ class TestPlaces(lifecycle_base.LifecycleTestCase):
         self.assertEqual(1, len(seen))
 
     def test_they_are_closed_before_a_server_is_deleted(self):
-        """Nobody takes the place of one that is leaving."""
+        """No server takes the slot of a server that is being deleted."""
         lease = self.reserve(active=True)
         self.runs(*self.take_slots(lease))
         opened = []
@@ -93,7 +93,7 @@ class TestPlaces(lifecycle_base.LifecycleTestCase):
         self.assertEqual(retries.AWAY, self.lifecycle.lease_end.end(
             lease['id'], when_due=True).seconds)
         self.assertEqual([server_id], self.cloud.deleted)
-        # Its room is back, but it is not over as long as it can be used.
+        # Its capacity is free, but it ends only when it is closed.
         self.assertEqual(2, len(self.places_type.open))
         self.assertEqual('TERMINATING', self.status(lease))
         self.places_type.broken.clear()
@@ -135,7 +135,7 @@ class TestPlaces(lifecycle_base.LifecycleTestCase):
         retried, moved = self.database.retried, []
 
         def late(*args, **kwargs):
-            # Its start has been found due, and nothing is written yet.
+            # Its start is due, and nothing is written yet.
             if not moved:
                 moved.append(None)
                 self.leases.updates.update(lease['id'], updates.LeaseChange(
@@ -154,7 +154,7 @@ class TestPlaces(lifecycle_base.LifecycleTestCase):
         self.assertEqual('ACTIVE', self.status(lease))
 
     def test_what_is_open_is_what_is_booked(self):
-        """It cannot become another thing any more once it is opened."""
+        """It cannot change after it was opened."""
         lease = self.reserve(50, 100)
         reservation_id = lease['reservations'][0]['id']
         change = updates.LeaseChange(reservations={
@@ -224,7 +224,7 @@ class TestPlaces(lifecycle_base.LifecycleTestCase):
         self.assertEqual([(None, False)] * 2, [
             (row.server_id, row.running) for row in self.bookings(lease)])
         self.assertEqual(generation + 2, self.generation('one'))
-        # It is the lease's all the same, and may be taken again.
+        # The slot still belongs to the lease, and may be taken again.
         self.assertEqual(0, self.room())
         third, = self.take_slots(lease)
         self.runs(third)

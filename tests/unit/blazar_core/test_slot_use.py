@@ -42,7 +42,7 @@ class TestOccupy(slots_base.PlacesTestCase):
         self.assertEqual(
             {'reservation_id': lease['reservations'][0]['id'],
              'project_id': 'project'}, self.leases.lookup.place_of(first))
-        # To be there is not to run.
+        # A server in a slot does not run yet.
         self.assertEqual({False}, set(self.scalars(models.Booking.running)))
 
     def test_places_are_those_of_the_reservation(self):
@@ -108,7 +108,7 @@ class TestOccupyMeanwhile(slots_base.PlacesTestCase):
 
         def late(session, lease_id):
             if not done:
-                # Somebody has the lock, and takes a place, and is done.
+                # Another process has the lock, takes a slot, and is done.
                 done.append(self.in_thread(lambda: other.slots.take(
                     reservation_id, 'project', ['second'])))
                 done[0].join(20)
@@ -131,7 +131,7 @@ class TestRebind(base.LeaseTestCase):
         self.rows = sorted(self.scalars(models.Booking.id))
 
     def rebind(self, *hosts, reason='', lease=None):
-        """Bind its bookings, in their order, to hosts."""
+        """Reassign its bookings, in their order, to hosts."""
         lease = lease or self.made
         seen, = self.scalars(models.Lease.generation,
                              models.Lease.id == lease['id'])

@@ -22,7 +22,7 @@ from tests.unit import base
 load_tests = databases.load_tests
 
 #: A process that takes a slot, and is killed before or after it has taken the
-#: right to send the build.
+#: permit to send the build.
 DIES = """
 import os, signal, sys
 from blazar_core.db import api
@@ -53,7 +53,7 @@ class SlotsTestCase(base.LeaseTestCase):
         self.listener = self.another()
 
     def another(self):
-        """A listener, with a database of its own."""
+        """Return a listener, with a database connection of its own."""
         database = self.books.connect()
         return lost_builds.AbandonedSlots(
             database, self.clock, slots.Slots(database, self.clock),

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Images of servers that are made at an event of their lease."""
+"""Images of servers that are created at an event of their lease."""
 
 import dataclasses
 
@@ -42,7 +42,7 @@ class CopyingTestCase(base.LeaseTestCase):
                      for time in times)
 
     def leased(self, *times, count=1, **request):
-        """A lease until 100 with such events, and its servers."""
+        """Return a lease until 100 with such events, and its servers."""
         lease = self.running_lease(0, 100, request=self.request(
             0, 100, name='it', events=self.at(*times), **request),
             count=count, credential='trust')
@@ -53,7 +53,7 @@ class CopyingTestCase(base.LeaseTestCase):
         driven.run_due(self.engine)
 
     def images(self):
-        """Of which servers, with what is last in their names."""
+        """Return the server of each image, with the suffix of its name."""
         return [(server, label[:-len('-2027-01-15T08:00')])
                 for (server, _event), (label, _trust) in
                 self.cloud.copied_at.items()]
@@ -63,7 +63,7 @@ class CopyingTestCase(base.LeaseTestCase):
             f'lease.event.{event}')
 
     def event(self, lease, event_type='mine'):
-        """Its state."""
+        """Return the status of an event."""
         return self.events_of(lease)[event_type]
 
 
@@ -307,7 +307,7 @@ class TestBeforeTheEnd(CopyingTestCase):
 
 
 class TestSlowness(CopyingTestCase):
-    """Two of eight workers make images."""
+    """Two of eight workers create images."""
 
     def test_some_workers_are_there_for_the_others(self):
         for _number in range(4):
@@ -319,7 +319,7 @@ class TestSlowness(CopyingTestCase):
         for claim in claims:
             self.engine._hold(claim)
         self.assertEqual([], self.engine._claim_due(6))
-        # What is left waits for a worker, and not for a time.
+        # The rest waits for a worker, not for a time.
         self.assertLess(self.clock.now(), self.engine._next_look())
         with self.database.writer() as session:
             session.execute(sa.update(models.Event).where(

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""When there is capacity, and for how many."""
+"""When there is capacity, and for how many servers."""
 
 import collections
 import math
@@ -50,7 +50,7 @@ class TestRoomsForAgainstBruteForce(admissions_base.AgainstBruteForce):
                         server_id, resources,
                         self.scalars(models.Host.uuid)))
             if own == 10:
-                # Who knows that it has no booking need not ask for it.
+                # A server without a booking has the same result.
                 self.assertEqual(
                     (booked, judged, elsewhere, _some), self.in_books(
                         world, followed, lambda admitting: self.eligibility(
@@ -173,7 +173,7 @@ class TestAvailabilityAgainstBruteForce(admissions_base.AgainstBruteForce):
 
 
 class SlowClock(driven.ManualClock):
-    """Short spans are what a test adds to them."""
+    """A clock whose elapsed time a test sets."""
 
     spent = 0.0
 
@@ -182,7 +182,7 @@ class SlowClock(driven.ManualClock):
 
 
 class TestPatience(admissions_base.AdmissionTestCase):
-    """What a request may cost: it, and those who come at the same time."""
+    """The cost of a request, for itself and for concurrent ones."""
 
     scenarios = ONLY_SQLITE
 
@@ -193,7 +193,7 @@ class TestPatience(admissions_base.AdmissionTestCase):
         self.searches = []
 
     def note(self, name, cost=0.0, also=lambda: None):
-        """Have each search of the timeline noted, and take so long."""
+        """Record each search of the timeline, and let it take some time."""
         search = getattr(timelines.Timeline, name)
 
         def noted(*args, **kwargs):
@@ -206,7 +206,7 @@ class TestPatience(admissions_base.AdmissionTestCase):
             f'blazar_core.capacity.timelines.Timeline.{name}', noted))
 
     def kinds(self, number):
-        """Demands that differ; each fits where there is a VCPU."""
+        """Return different demands; each fits if there is a VCPU."""
         return [model.Demand({'VCPU': 1, 'MEMORY_MB': size})
                 for size in range(number)]
 
@@ -237,7 +237,7 @@ class TestPatience(admissions_base.AdmissionTestCase):
         refusal = self.quote(self.kinds(3))
         self.assertEqual(refusals.Refusal(refusals.Reason.TOO_BIG, 3, 1, None),
                          refusal)
-        # Now, and when all is over.
+        # Now, and after the last booking.
         self.assertLessEqual(len(self.searches), 2 * (2 * 3))
 
     def test_growing_a_lease_searches_once_for_all_that_stays(self):
@@ -276,7 +276,7 @@ class TestPatience(admissions_base.AdmissionTestCase):
             [model.Demand({'VCPU': 1})] * 2).next_start)
 
     def come(self):
-        """Somebody else comes now, and has to wait."""
+        """Start another request, which has to wait."""
         if self.others:
             return
         self.others.append(self.in_thread(self.look))
@@ -307,7 +307,7 @@ class TestPatience(admissions_base.AdmissionTestCase):
             0, 10, properties=Slow('=', 'a', ())))
 
     def busy_and_free(self, number):
-        """A host that changes so often, each time at another time."""
+        """Add a host with many changes, each at another time."""
         self.host('one', VCPU=9)
         for one in range(number):
             self.book('one', 10 + 20 * one, 20 + 20 * one, VCPU=one % 8 + 1)
@@ -363,7 +363,7 @@ class TestPatience(admissions_base.AdmissionTestCase):
 class TestRoomsFor(admissions_base.AdmissionTestCase):
 
     def fits(self, server_id='unleased', **resources):
-        """The booked host, and the room of the judged ones, by name."""
+        """Return the booked host, and how many fit by host name."""
         booked, rooms, *_others = self.eligibility.for_server(
             server_id, resources, self.scalars(models.Host.uuid))
         names = {host.uuid: host.name for host in self.scalars(models.Host)}

@@ -10,7 +10,7 @@ MACHINES = (states.LEASE, states.RESERVATION, states.EVENT, states.MOVE)
 
 
 def reachable(machine, state):
-    """The states that can come after one, in any number of steps."""
+    """Return the states that can follow one, in any number of steps."""
     found, new = set(), {state}
     while new:
         found |= new
@@ -54,7 +54,7 @@ class TestTables(base.BaseTestCase):
                 self.assertNotIn(state, after)
 
     def test_every_state_comes_to_an_end(self):
-        # An event may be done again for as long as its lease lives.
+        # An event may be carried out again as long as its lease exists.
         for machine in (states.LEASE, states.RESERVATION):
             final = set(machine.final())
             self.assertEqual(1, len(final), machine.name)
@@ -63,7 +63,7 @@ class TestTables(base.BaseTestCase):
                     final, reachable(machine, state), (machine.name, state))
 
     def test_every_state_can_be_reached_from_the_first(self):
-        """Leases that have no room are not offered: they begin so."""
+        """Leases that wait for capacity are never offered."""
         apart = {'WAITING', 'IN_PROGRESS', 'TIMEDOUT'}
         for machine in MACHINES:
             first = next(iter(machine.steps))
@@ -91,7 +91,7 @@ class TestTables(base.BaseTestCase):
     def test_every_lease_can_be_ended(self):
         for state in states.LEASE.steps:
             states.LEASE.check(state, 'TERMINATED')
-            # An offer has no servers that would have to go first.
+            # An offer has no servers to delete first.
             if state not in ('OFFERED', 'TERMINATED'):
                 states.LEASE.check(state, 'TERMINATING')
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""The timeline against a calendar that looks at every single second."""
+"""The timeline, compared with a calendar of every single second."""
 
 import collections
 import dataclasses
@@ -20,11 +20,11 @@ from blazar_core.common import model
 from tests import examples
 
 CLASSES = ('VCPU', 'MEMORY_MB', 'DISK_GB', 'CUSTOM_GPU', 'CUSTOM_HOST')
-#: Bookings end before this second, or never: later ones are all like it.
+#: Bookings end before this second, or never: later ones are equal to it.
 LAST = 30
-#: The end of what has no end, in the oracle's seconds.
+#: The end of endless bookings, in the oracle's seconds.
 EVER = 10 ** 6
-#: What a second of the oracle is in the timeline, and where it begins: real
+#: The length of the oracle's second in the timeline, and its origin: real
 #: seconds, or weeks from about now, so that windows are years long.
 SCALES = ((1, 0), (604_800, 1_800_000_000))
 
@@ -49,7 +49,7 @@ class Calendar:
                 self.levels[host, rc][second] += sign * amount
 
     def forget(self, before):
-        """What was, is as it was at that second."""
+        """Replace the past by the level at that second."""
         for level in self.levels.values():
             for second in range(before):
                 level[second] = level[before]
@@ -58,7 +58,7 @@ class Calendar:
         return self.levels[host, rc][min(second, LAST)]
 
     def over(self, host, rc, second):
-        """Whether more is booked than is free."""
+        """Return whether more is booked than is free."""
         capacity = self.capacity[host].get(rc)
         if capacity is None and rc == 'DISK_GB':
             return False
@@ -67,7 +67,7 @@ class Calendar:
         return self.level(host, rc, second) > max(free, 0)
 
     def is_idle(self, host, start, end):
-        """Whether nothing is taken of what a host has, if it has anything."""
+        """Return whether nothing of a host is used, if it has any capacity."""
         has = [rc for rc, total in self.capacity[host].items() if total]
         return bool(has) and all(
             self.usage[host].get(rc, 0) + self.level(host, rc, second) <= 0
@@ -98,7 +98,7 @@ class Calendar:
         return times
 
     def possible(self, hosts, question, start, end):
-        """Whether the servers of a question find a place."""
+        """Return whether the servers of a question can be placed."""
         if question.affinity is model.Affinity.SAME:
             return any(self.fits(host, question.needs, question.count, start,
                                  end) for host in hosts)
@@ -109,7 +109,7 @@ class Calendar:
                    for host in hosts) >= question.count
 
     def most(self, hosts, question, start):
-        """How many servers find a place, a few more than are asked for."""
+        """Return how many servers can be placed, with a few more than asked."""
         count, end = question.count, self.end(question, start)
         while count < question.count + 6 and self.possible(
                 hosts, dataclasses.replace(question, count=count + 1),
@@ -137,7 +137,7 @@ class SetHost:
 
 @dataclasses.dataclass
 class Book:
-    """One booking; it is taken away again by the one of that number."""
+    """A booking; an Undo with its number removes it."""
 
     host: int
     start: int
@@ -153,7 +153,7 @@ class Book:
 
 @dataclasses.dataclass
 class Undo:
-    """Take away one of those booked before, if there is any."""
+    """Remove an earlier booking, if there is any."""
 
     number: int
 
@@ -200,15 +200,14 @@ capacities = st.one_of(
               st.integers(3, 9), st.integers(4, 12)),
     st.just({}))
 numbers = st.integers(1, 6)
-# Some hosts never have anything booked.
+# Some hosts never have a booking.
 set_hosts = st.builds(SetHost, st.integers(1, 9), capacities, st.one_of(
     st.just({}), amounts))
-# Starts and ends on few seconds: ties, and windows that end where others
-# start.
+# Starts and ends on few seconds: ties, and adjacent windows.
 bookings = st.builds(
     Book, numbers, st.integers(0, 18), st.integers(1, 10),
     st.sampled_from([False] * 7 + [True]), needs)
-#: Taken away before it was ever booked, as when changes come out of order.
+#: Removed before it was booked, as when changes arrive out of order.
 early = st.builds(
     Book, numbers, st.integers(0, 18), st.integers(1, 10), st.just(False),
     needs, st.just(-1))
@@ -235,7 +234,7 @@ several = st.builds(
 
 
 def _whole(change, other):
-    """The same with whole hosts, and sometimes another class, in it."""
+    """Replace amounts by whole hosts, and some by another class."""
     if isinstance(change, Load):
         return Load([_whole(one, other) for one in change.bookings])
     if isinstance(change, Book) and other and change.start % 2:
@@ -265,7 +264,7 @@ CASES = examples.repeatable(30)
 
 
 class Story:
-    """The timeline and the oracle, through the same changes."""
+    """The timeline and the oracle, with the same changes."""
 
     def __init__(self, scale, shape):
         self.second, self.zero = scale
@@ -297,7 +296,7 @@ class Story:
 
     def _in_calendar(self, one, sign):
         if one.end <= self.since:
-            # It is over: nobody asks about that time any more.
+            # It has ended: that time is never asked about again.
             self.calendar.apply(one.host, 0, 0, {}, sign)
             return
         start = 0 if one.start <= self.since else one.start
@@ -336,7 +335,7 @@ class Story:
         self.calendar.forget(self.since)
 
     def hosts(self, question):
-        """The hosts asked about: in the timeline's words, and as numbers."""
+        """Return the hosts of a question for the timeline, and as numbers."""
         known = list(self.timeline.ids)
         if question.hosts is None:
             return None, known
@@ -346,7 +345,7 @@ class Story:
         return asked, [one for one in known if one in question.hosts]
 
     def levels(self):
-        """All there is in the timeline, host by host."""
+        """Return all levels of the timeline, host by host."""
         return {host: [self.timeline.peak(host, self.window(
             second, second + 1)) for second in range(LAST + 2)]
             for host in self.timeline.ids}
@@ -410,7 +409,7 @@ class TimelineTest(base.BaseTestCase):
     def _ask_for_more(self, story, one):
         """Ask, and again for one server more than fit at that start.
 
-        So it mostly has to be looked for.
+        So the answer mostly requires a search.
         """
         asked, hosts = story.hosts(one)
         length = model.FOREVER if one.endless else one.length * story.second
@@ -483,7 +482,7 @@ class TimelineTest(base.BaseTestCase):
                 elif seconds and seconds[-1] >= story.since:
                     self.assertEqual(story.at(seconds[-1] + 1), instant)
 
-        # With a level below nothing, an end is no end of anything taken.
+        # With a negative level, an end does not end a usage.
         self._run([one for one in changes
                    if getattr(one, 'sign', 1) == 1], shape, ask)
 
@@ -533,7 +532,7 @@ class TimelineTest(base.BaseTestCase):
 
 
 def _full(chance, whole):
-    """Hosts that are mostly taken, with gaps of some seconds."""
+    """Generate hosts that are mostly full, with gaps of some seconds."""
     size, bookings = 1 if whole else 4, []
     for host in range(1, 9):
         yield SetHost(host, {'VCPU': size, **(
@@ -572,7 +571,7 @@ class YearsTest(TimelineTest):
 
 
 class SmallTest(YearsTest):
-    """The same, with everything that is done for many done for a few."""
+    """The same, with the optimizations for many hosts applied to a few."""
 
     def setUp(self):
         super().setUp()
@@ -586,7 +585,7 @@ class SmallTest(YearsTest):
 
 
 class ManyTest(base.BaseTestCase):
-    """A few hundred hosts against a scan of the list of their bookings."""
+    """A few hundred hosts, compared with a scan of their bookings."""
 
     HOSTS = 200
 
@@ -597,7 +596,7 @@ class ManyTest(base.BaseTestCase):
         self.bookings = collections.defaultdict(list)
 
     def _fill(self, classes, most):
-        """About 70 bookings for each host, over 100,000 seconds."""
+        """Add about 70 bookings for each host, over 100,000 seconds."""
         for host in range(self.HOSTS):
             self.timeline.set_host(host, dict.fromkeys(classes, most), {})
             for _number in range(70):
@@ -615,7 +614,7 @@ class ManyTest(base.BaseTestCase):
             {rc: [one[3][rc] for one in flat] for rc in classes})])
 
     def _near(self, start, end):
-        """The bookings of each host that there are in a window."""
+        """Return the bookings of each host in a window."""
         return [[one for one in self.bookings[host]
                  if one[0] < end and start < one[1]]
                 for host in range(self.HOSTS)]
@@ -641,7 +640,7 @@ class ManyTest(base.BaseTestCase):
                          for one in booked if one[1] > since)}
         last = min((end for end in ends if end > since + 3000),
                    default=max(ends))
-        # Or each instant would look at all bookings of each host again.
+        # Otherwise each instant would check all bookings of each host again.
         near = self._near(since, last + length)
         for instant in sorted(ends):
             rooms = [self._room(booked, demand.resources,
@@ -672,7 +671,7 @@ class ManyTest(base.BaseTestCase):
 
 
 class ContractTest(base.BaseTestCase):
-    """What is not a question of how much."""
+    """Methods that do not answer how much fits."""
 
     def setUp(self):
         super().setUp()
@@ -750,7 +749,7 @@ class ContractTest(base.BaseTestCase):
                     host, model.Window(0, until), {'CUSTOM_GB': 1000}, 1)
             self.assertEqual(95_000, self.timeline.peak(
                 host, model.Window(0, until))['CUSTOM_GB'])
-        # One may be taken for the other behind its end: there all would fit.
+        # They may be confused after its end, when all would fit.
         self.assertEqual(100, self.timeline.earliest(
             model.Demand({'CUSTOM_GB': 10_000}), 50, 0))
 
@@ -776,7 +775,7 @@ class ContractTest(base.BaseTestCase):
                 model.Demand({'CUSTOM_BYTES': need}), 20, 0))
 
     def test_large_capacity_with_small_bookings_is_exact(self):
-        # Levels of 32 bits, and more room than that.
+        # Levels of 32 bits, and a larger capacity.
         for host, start, end in ((11, 0, 10), (12, 5, 20), (13, 20, 30)):
             self.timeline.set_host(host, {'CUSTOM_BYTES': 2 ** 40}, {})
             self.timeline.apply(host, model.Window(start, end),
@@ -808,7 +807,7 @@ class ContractTest(base.BaseTestCase):
             levels, = calendar.peaks(model.Window(since, model.FOREVER))
             return levels.tolist()
 
-        # It is remembered, and no longer than it is true.
+        # The result is cached, and only as long as it is true.
         self.assertEqual([[3], [3], [1], [1], [0]],
                          [highest(since) for since in (0, 9, 10, 29, 30)])
         calendar.apply(1, model.Window(40, 50), {'VCPU': 5}, 1)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 
 
-"""Leases are handed over, as they were when that was decided."""
+"""Leases are transferred in the generation that was checked."""
 
 from blazar_core.common import errors
 from blazar_core.db import api
@@ -25,7 +25,7 @@ class TestOwning(base.LeaseTestCase):
         self.transfer = self.leases.transfer
 
     def made(self, start=0, end=100, **wanted):
-        """A lease of places."""
+        """Create a lease of slots and return its id."""
         made = self.leases.creation.create(creation.NewLease(
             'project', 'user', self.request(start, end),
             (self.places(2),), **wanted), None)

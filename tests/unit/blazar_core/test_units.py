@@ -28,7 +28,7 @@ def group(single=False, required=(), forbidden=(), **resources):
 
 
 def demand(*groups, count=1, **more):
-    """A demand of servers of some request groups."""
+    """Return a demand for servers of some request groups."""
     resources = {}
     for one in groups:
         for rc, amount in one.resources:
@@ -37,7 +37,10 @@ def demand(*groups, count=1, **more):
 
 
 def of(**providers):
-    """The providers of a host: of each, the units by class; _ is its own."""
+    """Return the providers of a host: for each, the units by class.
+
+    The underscore is the root provider.
+    """
     return model.Providers(
         tuple('' if one == '_' else one for one in providers),
         tuple(tuple(sorted((rc, model.Units(*numbers))
@@ -59,7 +62,7 @@ class UnitsTest(base.TestCase):
             line.apply(1, model.Window(0, 100), one, 1)
         found = int(line.fits(wanted, model.Window(10, 20))[0])
         start = line.earliest(wanted, 10, 10)
-        # Both ways of asking say the same of what fits at once.
+        # Both queries agree on what fits at once.
         if wanted.affinity is model.Affinity.NONE:
             self.assertEqual(found >= wanted.count, start == 10)
         return found
@@ -157,7 +160,7 @@ class UnitsTest(base.TestCase):
         for booked, fits in ((0, 2), (1, 1), (2, 0)):
             self.assertEqual(fits, self.fits(
                 wanted, three, [{'VGPU': 2}] * booked, VGPU=6))
-        # Wherever three of them are, one provider has two left.
+        # Wherever three of them are, one provider has two free.
         self.assertEqual(1, self.fits(
             wanted, three, usage={'VGPU': 3}, VGPU=6))
 
@@ -187,7 +190,7 @@ class UnitsTest(base.TestCase):
                 many, PCI=16))
 
     def test_what_can_never_fit_is_never_said_to(self):
-        """Every way of giving two cards out, against all that is said."""
+        """All ways to distribute two cards, compared with the answers."""
         for sizes in itertools.product(range(1, 4), repeat=2):
             cards = of(_={}, **{
                 name: {'VGPU': (size, 1, size, 1)}
@@ -228,7 +231,7 @@ class UnitsTest(base.TestCase):
 
 
 class AdmissionTest(worlds.BooksTestCase):
-    """What is not to be had is refused, and the reason says what it is."""
+    """What is unavailable is refused with its reason."""
 
     def setUp(self):
         super().setUp()
@@ -325,7 +328,7 @@ class AdmissionTest(worlds.BooksTestCase):
 
 
 class KindsTest(worlds.BooksTestCase):
-    """Providers of a host that have one class and different traits."""
+    """Providers of a host with one class and different traits."""
 
     def setUp(self):
         super().setUp()
@@ -345,13 +348,13 @@ class KindsTest(worlds.BooksTestCase):
                 inventory.generations(session, ['gpus']).get('gpus'))
 
     capacity = {'VCPU': 9, 'GPU': 3, 'GPU@a': 2, 'GPU@b': 1}
-    #: The groups by which one of each kind is asked for.
+    #: The groups that ask for one of each kind.
     of = {'a': group(True, [['a1', 'a2']], GPU=1),
           'b': group(True, [['b1']], GPU=1), '': group(True, GPU=1),
           'not a': group(True, (), ['a1', 'a2'], GPU=1)}
 
     def book(self, *wanted, start=0, end=10, count=1):
-        """Admit a lease; returns what is booked for its servers."""
+        """Admit a lease; return the booked kinds of each server."""
         wanted = demand(group(VCPU=1), *(self.of[one] for one in wanted),
                         count=count)
         window = model.Window(NOW + start, NOW + end)
@@ -398,7 +401,7 @@ class KindsTest(worlds.BooksTestCase):
         self.assertEqual([{'GPU@a': 1}] * 2, self.book('', count=2))
 
     def test_a_kind_is_that_of_any_of_its_providers(self):
-        """Whichever of these are gone, whatever was read of them last."""
+        """Whichever of these disappear, and whatever was read last."""
         self.report({'VCPU': 9, 'GPU': 2, 'GPU@a': 1, 'GPU@b': 1}, {
             uuid: some for uuid, some in self.units.items() if uuid != 'a2'})
         wanted = demand(group(True, [['a1']], GPU=1))
@@ -409,7 +412,7 @@ class KindsTest(worlds.BooksTestCase):
             self.assertEqual({}, timeline.units.kinds)
 
     def test_no_provider_is_booked_twice(self):
-        """At random, against one look at each instant."""
+        """At random, compared with a check of each instant."""
         chance = random.Random(7)
         having, booked = {'GPU@a': 2, 'GPU@b': 1}, []
         answers = collections.Counter()

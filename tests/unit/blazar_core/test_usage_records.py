@@ -52,7 +52,7 @@ class UsageTestCase(base.LeaseTestCase):
             self.host(name, VCPU=40)
 
     def totals(self, start=0, end=10_000, **values):
-        """The totals of an interval; times are seconds from NOW."""
+        """Return the totals of an interval; times are seconds from NOW."""
         query = accounting.Query(model.Window(
             NOW + start, NOW + end), **values)
         with self.database.connection() as connection:
@@ -60,7 +60,7 @@ class UsageTestCase(base.LeaseTestCase):
                 connection, query, self.clock.now(), 10_000)
 
     def vcpus(self, start=0, end=10_000, **values):
-        """VCPU-seconds that were planned, reserved and used."""
+        """Return the VCPU-seconds that were planned, reserved and used."""
         found = self.totals(start, end, **values)
         return tuple(sum(one.amounts[kind].get('VCPU', 0) for one in found)
                      for kind in usage_records.Kind)
@@ -259,7 +259,7 @@ class TestRecords(UsageTestCase):
 
 
 class Observer:
-    """Counts by the second what the bookings say, and knows no records."""
+    """Counts bookings second by second, without the usage records."""
 
     def __init__(self, database):
         self._database = database
@@ -289,11 +289,11 @@ class Observer:
 
 
 class Broken(Exception):
-    """A process dies here."""
+    """The process dies."""
 
 
 class TestStories(UsageTestCase):
-    """Random stories of leases, against an independent count."""
+    """Random sequences of operations, compared with an independent count."""
 
     LENGTH = 90
 
@@ -363,9 +363,9 @@ class TestStories(UsageTestCase):
         self.start(dice, leases[-1:])
 
     def chosen(self, dice, leases, booted=None):
-        """A lease that is not over.
+        """Return a lease that has not ended.
 
-        :param booted: whether its servers came with it; None: either
+        :param booted: whether it was created by a boot; None: either
         """
         going_on = {*self.scalars(models.Lease.id, models.Lease.status.not_in(
             states.LEASE.final()))}

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""What runs on hosts is reported to the ledger."""
+"""The usage of hosts is reported to the ledger."""
 
 from unittest import mock
 
@@ -156,7 +156,8 @@ class TestReportOfUsage(ReportTestCase):
     def test_who_asked_before_somebody_else_wrote_asks_again(self):
         self.report(a={'VCPU': 1}, b={'VCPU': 2})
         seen = self.row().generation
-        # Two have asked; a left, and who asked after that is the first.
+        # Two have read the cloud; a was deleted, and the later reader is
+        # first.
         self.assertTrue(self.report_usage(b={'VCPU': 2}))
         for report, host in ((inventory.report_usage, 'uuid'), (
                 inventory.report, model.HostFacts(
@@ -166,7 +167,7 @@ class TestReportOfUsage(ReportTestCase):
                     api.LostRace, report, session, NOW + 9, host,
                     {'a': {'VCPU': 1}, 'b': {'VCPU': 2}}, seen)
         self.assertEqual({'VCPU': 2}, self.row().usage)
-        # What is as it was seen needs no other question.
+        # A report of what is recorded need not be repeated.
         with self.database.writer() as session:
             self.assertFalse(inventory.report_usage(
                 session, NOW + 9, 'uuid', {'b': {'VCPU': 2}}, seen))
@@ -254,7 +255,7 @@ class TestTell(ReportTestCase):
         self.report(now=NOW + 8, a={'VCPU': 1})
         self.tell('a')
         self.tell('b', VCPU=1)
-        # As it was before both.
+        # Read before both.
         self.assertFalse(self.report(now=NOW + 9, a={'VCPU': 1}))
         self.assertEqual({'VCPU': 1}, self.usage())
         self.assertTrue(self.report(now=NOW + 10, a={'VCPU': 1},
@@ -277,7 +278,7 @@ class TestReportsThatMeet(ReportTestCase):
     scenarios = databases.SERVERS
 
     def meanwhile(self, interference):
-        """Call something between the reading and the writing of a report."""
+        """Call something between the read and the write of a report."""
         total = inventory.usage_of
 
         pending = [interference]
@@ -291,7 +292,7 @@ class TestReportsThatMeet(ReportTestCase):
             'blazar_core.capacity.inventory.usage_of', late))
 
     def elsewhere(self, work, *args):
-        """Do something in a transaction of another process's."""
+        """Do something in a transaction of another process."""
         with self.books.connect().writer() as session:
             work(session, *args)
 

@@ -40,7 +40,7 @@ class ViewsTestCase(base.LeaseTestCase):
         return [lease['name'] for lease in self.page(**query)]
 
     def statements(self, work):
-        """What a piece of work asks the database."""
+        """Return the queries of a piece of work."""
         asked = []
 
         def note(connection, cursor, statement, *rest):
@@ -73,7 +73,7 @@ class TestFilters(ViewsTestCase):
         self.assertEqual([], self.names(project_id='nobodys'))
 
     def test_by_tags(self):
-        # No tag of a user has a percent sign.
+        # A user's tag never has a percent sign.
         for name, tags in (('a', ('50%', 'ci')), ('b', ('ci', 'gr\xfc\xdfe')),
                            ('c', ('c',)), ('d', ())):
             self.leases.creation.create(self.new_lease(request=self.request(
@@ -120,7 +120,7 @@ class TestFilters(ViewsTestCase):
             self.assertEqual([], self.names(status=status))
         self.assertRaises(errors.NotFound, views.get, self.database,
                           deleted['id'])
-        # The operator still sees it, and who owned it is known.
+        # An operator still sees it, and its owner is known.
         self.assertEqual({'kept', 'deleted'}, {
             lease['name'] for lease in views.listed(self.database, True)})
         self.assertEqual('project', views.owner_of_deleted(
@@ -150,7 +150,7 @@ class TestFilters(ViewsTestCase):
             self.database, over['id'])['name'])
 
     def test_those_that_are_over_keep_nobody_from_the_others(self):
-        """A list without pages is whole, or refused."""
+        """A list without pages is complete, or refused."""
         over = self.named('over', 40)
         self.lifecycle.lease_end.end(over['id'])
         for name in ('one', 'two'):
@@ -166,7 +166,7 @@ class TestFilters(ViewsTestCase):
         self.assertEqual((['over', 'one', 'two'], False), page(3))
         self.assertEqual((['one', 'two'], False), page(2))
         self.assertEqual((['one'], True), page(1))
-        # So it is where their parts are too many.
+        # The same if they have too many parts.
         for name in ('_AT_ONCE', '_PARTS_OF_ALL'):
             self.useFixture(fixtures.MonkeyPatch(
                 f'blazar_core.leases.views.{name}', 1))
@@ -201,7 +201,7 @@ class TestFilters(ViewsTestCase):
                 .values(resource_type='flavor:instance'))
         self.assertEqual(['both'], self.names(
             resource_type='flavor:instance'))
-        # One of two reservations is not a lease twice.
+        # A lease with two reservations is listed once.
         self.assertEqual(['lease'], self.names(
             resource_type='virtual:instance'))
         self.assertEqual([], self.names(resource_type='physical:host'))
@@ -223,8 +223,8 @@ class TestOrder(ViewsTestCase):
                 (('name', False), ('start_date', True), ('end_date', False)),
                 (('id', True),), (('name', False), ('id', True))):
             found = self.page(sort=sort)
-            # Python's sort is stable: the last key first. What is equal in
-            # all of them comes by its id, in the direction of the last.
+            # Python's sort is stable, so the last key comes first. Equal
+            # leases are sorted by id, in the direction of the last key.
             wanted = sorted(found, key=lambda lease: lease['id'],
                             reverse=sort[-1][1])
             for key, descending in reversed(sort):
@@ -311,7 +311,7 @@ class TestStatements(ViewsTestCase):
 class TestDescribe(ViewsTestCase):
 
     def assert_same_everywhere(self, lease):
-        """Who asks for one gets what who asks for all gets."""
+        """Check that a lease and the list of leases agree."""
         self.assertEqual([lease], [
             one for one in self.page() if one['id'] == lease['id']])
         self.assertEqual(lease, views.get(self.database, lease['id']))
@@ -359,7 +359,7 @@ class TestDescribe(ViewsTestCase):
         lease = self.reserve(0, 100, self.places(12), active=True)
         hosts = sorted(self.scalars(models.Host.id))
         with self.database.writer() as session:
-            # So that neither hosts nor digits are in their order.
+            # So that neither hosts nor digits are in order.
             for number, booking in enumerate(session.query(models.Booking)):
                 booking.host_id = hosts[3 - number % 4]
         self.take_slots(lease, 12)

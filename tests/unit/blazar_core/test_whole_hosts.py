@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Whole hosts in the books: reserved, held, given back, whatever the cloud."""
+"""Whole hosts in the reservation database, independent of the cloud."""
 
 from oslo_utils import uuidutils
 
@@ -112,7 +112,7 @@ class TestReserving(whole_hosts_base.WholeHostsTestCase):
         self.assertEqual({'two': {'VCPU': 8}}, self.bookings_of(lease))
 
     def test_a_host_that_is_larger_by_now_is_booked_as_it_is(self):
-        """Nobody else gets what has come."""
+        """No other lease gets the new capacity."""
         uuid = self.host('one', VCPU=4)
         lease = self.reserve_machines(10, 20)
         for vcpus in (8, 2):
@@ -147,7 +147,7 @@ class TestReserving(whole_hosts_base.WholeHostsTestCase):
         self.assertEqual({'one': {'VCPU': 6}}, self.bookings_of(lease))
 
     def test_nothing_is_booked_of_a_host_that_has_nothing(self):
-        """It went between the search and the decision."""
+        """It disappeared between the search and the decision."""
         self.host('one', VCPU=4)
         lease = self.reserve(0, 10)
         with self.database.writer() as session:
@@ -201,7 +201,7 @@ class TestLimits(whole_hosts_base.WholeHostsTestCase):
                 {'HOST': 1}, lease_id=lease_id, resized=False,
                 cleaning_time=60))
 
-        # It takes no more than it has already.
+        # It uses no more than before.
         check(1050)
         check(1000)
         exc = self.assertRaises(errors.LimitExceeded, check, 1051)
@@ -224,7 +224,7 @@ class TestHolding(whole_hosts_base.WholeHostsTestCase):
         return lease, lease['reservations'][0]['id']
 
     def look(self, usage):
-        """Ask the cloud what runs on the host."""
+        """Report the usage of the host, as read from the cloud."""
         with self.database.writer() as session:
             inventory.report_usage(
                 session, self.clock.now(), self.uuid, {'somebody': usage},
@@ -305,12 +305,12 @@ class TestHolding(whole_hosts_base.WholeHostsTestCase):
         driven.run_due(self.engine)
         self.clock.advance(60)
         driven.run_due(self.engine)
-        # Nobody has looked what is left there.
+        # The host was not read since the end of the lease.
         self.assertEqual('PENDING', self.status(second))
         self.look({'VCPU': 1})
         self.clock.advance(60)
         driven.run_due(self.engine)
-        # Somebody is.
+        # There still is a server.
         self.assertEqual('PENDING', self.status(second))
         self.assertEqual({}, self.held())
         self.look({})

@@ -25,7 +25,7 @@ class TestWords(base.BaseTestCase):
                 ({'VCPU': 4, 'MEMORY_MB': 512}, '512 MEMORY_MB, 4 VCPU'),
                 ({'GPU': 3, 'GPU2': 1, 'GPU@b2': 1, 'GPU@a1': 2, 'GPU@c3': 0},
                  '3 GPU (2 of kind a1, 1 of kind b2), 1 GPU2'),
-                # What is wrong is not hidden.
+                # Inconsistent amounts are shown as they are.
                 ({'GPU@a1': 2}, '0 GPU (2 of kind a1)')):
             self.assertEqual(said, model.amounts_in_words(resources))
 

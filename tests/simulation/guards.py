@@ -277,7 +277,7 @@ def failing(name: str, tests: ty.Iterable[str]) -> list[str]:
 
     :param name: of the guard; empty: all guards are there
     :param tests: modules, classes or tests, below ``tests.unit``
-    :raises LookupError: if there is no such test
+    :raises LookupError: if a test does not exist
     """
     # The id of a test on several databases contains its scenario as well.
     found = {}

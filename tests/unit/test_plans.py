@@ -232,7 +232,7 @@ class PlansTest(base.DatabaseTestCase):
         self.asked += sent.asked.values()
 
     def plans(self) -> list[tuple[str, str, str, str]]:
-        """Return which functions read all of a table, and by which statement."""
+        """Return each function and statement that reads all of a table."""
         with self.database.connection() as connection:
             plans = Plans(connection)
             return [(*asked.where, table, asked.statement)

@@ -451,7 +451,7 @@ class TestRoundTrips(base.DatabaseTestCase):
             {name: after[name] - before[name] for name in after})
 
     def test_who_has_not_answered_for_long_is_asked(self):
-        """And one that was closed meanwhile is not missed."""
+        """And a connection that was closed meanwhile is replaced."""
         with fixtures.MonkeyPatch(
                 'blazar_core.db.pooling.FRESH_SECONDS', 0):
             self.kill()

@@ -110,7 +110,7 @@ class TestStrays(engine_base.EngineTestCase):
         self.assertEqual(['retry'], self.done_within(1))
 
     def test_no_worker_sleeps_for_longer_than_it_may(self):
-        """The clock is set back while the events are looked up."""
+        """The clock is set back while the next event is searched."""
         worker = self.engine()
         self.clock.step(HOUR)
         look = worker._next_look

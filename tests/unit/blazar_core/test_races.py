@@ -36,7 +36,7 @@ class TestLettingIn(racing.RaceTestCase):
     """Schedulers that admit servers to one host at the same instant."""
 
     def let_in(self, each=2, without=()):
-        """Admit more servers than fit beside a lease."""
+        """Admit more servers than fit together with a lease."""
         uuid = self.host('one', VCPU=10)
         self.lease(50, 100, resources={'VCPU': 4})
         return racing.outcomes(self.race(

@@ -42,7 +42,7 @@ class CopyingTestCase(base.LeaseTestCase):
                      for time in times)
 
     def leased(self, *times, count=1, **request):
-        """Return a lease until 100 with such events, and its servers."""
+        """Return a lease until 100 with image events, and its servers."""
         lease = self.running_lease(0, 100, request=self.request(
             0, 100, name='it', events=self.at(*times), **request),
             count=count, credential='trust')

@@ -109,7 +109,7 @@ class Calendar:
                    for host in hosts) >= question.count
 
     def most(self, hosts, question, start):
-        """Return how many servers can be placed, with a few more than asked."""
+        """Return how many servers fit, up to a few more than asked for."""
         count, end = question.count, self.end(question, start)
         while count < question.count + 6 and self.possible(
                 hosts, dataclasses.replace(question, count=count + 1),

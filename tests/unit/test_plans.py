@@ -240,7 +240,7 @@ class PlansTest(base.DatabaseTestCase):
                     for table in plans.read_in_full(asked)]
 
     def test_what_an_index_is_missing_for_is_found(self) -> None:
-        """Otherwise the other test could never fail."""
+        """Check that the other test can fail."""
         column = models.Event.lease_id
         statement = str(sa.select(models.Event.id).where(
             column == 'lease').compile(

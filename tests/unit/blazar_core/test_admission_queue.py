@@ -146,7 +146,7 @@ class TestRetrying(RetryingTestCase):
         self.assertEqual('ACTIVE', self.status(lease))
 
     def test_it_is_tried_at_its_times_too(self):
-        """The cloud may have changed without a trace in the database."""
+        """The cloud may change without any change in the database."""
         self.places_type.demand_of = lambda reserved: model.Demand(
             {'VCPU': 1}, hosts=frozenset())
         self.fill()
@@ -205,7 +205,7 @@ class TestRetrying(RetryingTestCase):
         self.assertEqual('ERROR', self.status(lease))
 
     def test_what_cannot_be_tried_fails_all_the_same(self):
-        """And it does not block the other leases of its project."""
+        """A lease that cannot be tried does not block other leases."""
         first = self.fill(10000)
         lease = self.asked(retries=1, duration=100)
 
@@ -233,7 +233,7 @@ class TestRetrying(RetryingTestCase):
         self.assertEqual('TERMINATED', self.status(lease))
 
     def test_after_the_time_in_which_it_may_wait_it_gets_nothing(self):
-        """Limits and trusts were only checked for that time."""
+        """Limits and trusts are only checked for the waiting time."""
         first = self.fill(10000)
         lease = self.asked(duration=100)
         self.clock.advance(601)
@@ -355,7 +355,7 @@ class TestTurns(RetryingTestCase):
         self.assertEqual(['WAITING', 'PENDING'], self.statuses(large, small))
 
     def test_a_round_is_finished_before_the_next_one(self):
-        """However often something changes: each try takes longer than that."""
+        """Each try takes longer than the pause between two changes."""
         self.fill()
         for project in 'abc':
             self.asked(project=project)
@@ -374,7 +374,7 @@ class TestTurns(RetryingTestCase):
         self.assertEqual('abca', ''.join(tried))
 
     def test_the_last_time_each_is_tried(self):
-        """Even if another lease of its project is before it."""
+        """The last try is made even if another lease waits longer."""
         self.fill(10000)
         self.asked(2, end=9000)
         small = self.asked(1, end=9000, retries=1)
@@ -468,7 +468,7 @@ class TestTurns(RetryingTestCase):
             ('lease.update', lease['id'])))
 
     def test_who_takes_the_room_first_has_it(self):
-        """It is decided like any other booking."""
+        """The admission is decided like any other booking."""
         first = self.fill()
         lease = self.asked(2, end=2000)
         self.free(first)

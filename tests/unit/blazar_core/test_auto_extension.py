@@ -193,7 +193,7 @@ class TestExtending(ExtendingTestCase):
             self.end_of(lease), self.updates(lease)))
 
     def test_it_goes_before_what_is_only_told(self):
-        """Otherwise the notification before the end could be sent in vain."""
+        """A notification before the end would be sent in vain."""
         lease = self.extended(before_end=NOW + 3 * HOUR)
         self.run_at(3 * HOUR)
         self.assertEqual(5 * HOUR, self.end_of(lease))

@@ -377,7 +377,7 @@ class ReadAgainTest(IndexTestCase):
         return feed.trim(self.database, before)
 
     def test_a_quiet_system_is_followed_however_often_it_is_trimmed(self):
-        """If the index is used within an hour of each change."""
+        """The index is used within an hour of each change."""
         later = 100 * booking_index.KEEP
         for number in range(6):
             self.amend(self.new(self.host_ids[number % 3], later, later + 9))

@@ -262,7 +262,7 @@ class TestEngine(engine_base.EngineTestCase):
                           'end_lease')
 
     def test_who_stood_still_takes_nothing_that_was_taken_meanwhile(self):
-        """In terms of its last reading, the claim of another is far ahead."""
+        """By the last reading of its clock, the other claim is far ahead."""
         event_id = self.event('lease', claimed_until=self.now + 60,
                               claimed_by='other', status='IN_PROGRESS')
         queue = self.engine()._queue

@@ -233,7 +233,7 @@ class TestDatabase(base.DatabaseTestCase):
         self.assertEqual({'VCPU': 3}, row.capacity)
 
     def test_transactions_side_by_side_are_not_one(self):
-        """Not even in one thread."""
+        """Two transactions of one thread are separate, too."""
         self.host('one')
         with self.database.reader() as outer, (
                 self.database.reader()) as inner:
@@ -261,7 +261,7 @@ class TestTransactionsThatMeet(base.DatabaseTestCase):
     scenarios = databases.SERVERS
 
     def test_a_row_that_another_changed_meanwhile_is_read_again(self):
-        """The second run sees the change and decides by it."""
+        """The second run reads the changed row and decides by it."""
         self.host('one', VCPU=1)
         other = self.books.connect()
         seen = []
@@ -451,7 +451,7 @@ class TestRoundTrips(base.DatabaseTestCase):
             {name: after[name] - before[name] for name in after})
 
     def test_who_has_not_answered_for_long_is_asked(self):
-        """And a connection that was closed meanwhile is replaced."""
+        """A connection that was closed meanwhile is replaced."""
         with fixtures.MonkeyPatch(
                 'blazar_core.db.pooling.FRESH_SECONDS', 0):
             self.kill()
@@ -467,13 +467,13 @@ class TestRoundTrips(base.DatabaseTestCase):
         self.assertEqual(7, self.generation('one'))
 
     def test_what_was_only_read_is_undone(self):
-        """Otherwise the next transaction would see the old state."""
+        """The next transaction must not see the old state."""
         for number in range(3):
             self.assertEqual(number or 1, self.read()[0])
             self.write(number + 1, self.database)
 
     def test_what_fails_is_undone(self):
-        """Also by its first statement, and by its commit."""
+        """A failed statement and a failed commit are rolled back."""
         def fail(statement):
             with self.other.writer() as session:
                 session.execute(sa.text(statement))
@@ -656,7 +656,7 @@ class TestConfiguration(base.TestCase):
         self.assertIn('connection = mysql+pymysql://', str(refused))
 
     def test_it_does_not_connect_before_it_is_used(self):
-        """WSGI servers fork in between."""
+        """WSGI servers fork between the creation and the first use."""
         path = os.path.join(self.useFixture(fixtures.TempDir()).path, 'db')
         database = api.Database(databases.configuration(f'sqlite:///{path}'))
         self.assertFalse(os.path.exists(path))

@@ -74,7 +74,7 @@ class TestLostBuilds(lifecycle_base.LifecycleTestCase):
         self.assertEqual(2, self.look_after(119))
 
     def test_what_was_missed_for_the_first_time_is_not_sent_yet(self):
-        """It may have arrived just before that."""
+        """The build may have arrived just before the check."""
         self.sent()
         self.assertEqual(1, self.look_after(10_000))
 
@@ -152,7 +152,7 @@ class TestLostBuilds(lifecycle_base.LifecycleTestCase):
         self.assertEqual(1, len(self.cloud.abandoned))
 
     def test_a_lost_build_whose_call_is_not_kept_is_abandoned(self):
-        """As is that of a server with a reservation slot."""
+        """The build of a server with a reservation slot is abandoned."""
         server_id, = self.take_slots(self.reserve(0, 1000, active=True))
         self.cloud.stranded[server_id] = cloud_api.BuildTrace.NONE
         self.look_after(0, 120)
@@ -231,7 +231,7 @@ class TestFromNowOn(lifecycle_base.LifecycleTestCase):
         self.assert_sent_once()
 
     def test_a_request_that_stood_still_with_the_permit_sends_nothing(self):
-        """It is found as a lost build, and sent once."""
+        """The build is found lost, and sent once."""
         def stand_still(gate):
             deadline = gate(self.new.server_ids)
             for server_id in self.new.server_ids:
@@ -329,7 +329,7 @@ class TestFromNowOn(lifecycle_base.LifecycleTestCase):
         self.assert_sent_once()
 
     def test_a_listener_that_was_faster_than_an_answer(self):
-        """It has sent what the request could not record."""
+        """The listener has sent what the request could not record."""
         begin = self.database.begin
 
         @contextlib.contextmanager
@@ -400,7 +400,7 @@ class TestFromNowOn(lifecycle_base.LifecycleTestCase):
         self.assert_sent_once()
 
     def test_of_several_who_try_together_one_sends_it(self):
-        """The request, and listeners that assume it died."""
+        """The request and the listeners that assume it died run together."""
         self.clock.advance(dispatch.HEAD_START)
         others = [threading.Thread(
             target=self.lifecycle.lease_start.start, args=(self.made['id'],))

@@ -423,7 +423,7 @@ class TestSteps(StepsTestCase):
         self.assertEqual('TERMINATED', self.status(lease))
 
     def test_what_is_being_moved_is_waited_for(self):
-        """Its target host may have capacity only until the end."""
+        """The target host may have capacity only until the end."""
         lease, (server,) = self.ending('release')
         seen = self.cloud.servers[server]
         self.cloud.servers[server] = dataclasses.replace(seen, busy=True)

@@ -383,7 +383,7 @@ class TestRun(engine_base.EngineTestCase):
         self.wait_for(self.done, 'the event that nobody told it of')
 
     def test_a_look_that_finds_nothing_asks_once(self):
-        """And the next one does not rely on what it has seen."""
+        """The next search does not rely on the result of this one."""
         worker, statements = self.engine(max_sleep=1000), []
 
         @sa.event.listens_for(worker._database.engine, 'before_cursor_execute')

@@ -178,7 +178,7 @@ class TestEnrollment(whole_hosts_base.WholeHostsTestCase):
         self.assertEqual(['enrolled'], self.enrollments())
 
     def test_one_that_was_given_up_is_not_finished(self):
-        """Whatever has admitted other servers meanwhile."""
+        """A canceled enrollment cannot be completed in any later state."""
         first = self.begin()
         self.assertEqual('leaving', self.write(
             enrollment.cancel, first).enrollment)

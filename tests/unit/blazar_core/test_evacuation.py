@@ -338,7 +338,7 @@ class TestEvacuating(RelocatingTestCase):
         self.assertEqual(1, len(self.cloud.evacuations))
 
     def test_one_that_has_left_its_lease_need_not_leave_its_host(self):
-        """Even if other servers and slots of the lease stay there."""
+        """Other servers and slots of the lease still have to be evacuated."""
         _lease, _stays, server_id = self.runs(count=2)
         self.runs(name='two', count=2)
         self.fail()

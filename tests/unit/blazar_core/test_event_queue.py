@@ -357,7 +357,7 @@ class TestClaims(engine_base.EngineTestCase):
         self.assertEqual('second', self.row(another).claimed_by)
 
     def test_what_another_worker_took_first_takes_no_ones_place(self):
-        """It still gets as many as it has workers for."""
+        """The worker still gets as many events as it has threads for."""
         events = [self.event(str(number), project='project', due=-10,
                              action='snapshot') for number in range(4)]
         worker, other = self.engine('first'), self.engine('second')
@@ -416,7 +416,7 @@ class TestClaims(engine_base.EngineTestCase):
         self.assertEqual('DONE', self.row(event_id).status)
 
     def test_a_stale_worker_does_not_overwrite_who_came_after(self):
-        """It was regarded as dead, and returns with a result."""
+        """A worker that was regarded as dead returns with a result."""
         for outcome in (None, retries.RetryAfter(5, ''), RuntimeError()):
             event_id = self.event('a')
             stale = self.engine('stale', worker_timeout=60)

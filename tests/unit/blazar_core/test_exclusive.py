@@ -125,7 +125,7 @@ class TestExclusive(base.LeaseTestCase):
             self.lifecycle.reconciliation.check(server_id)
 
     def test_what_a_running_server_had_it_may_have_given_back(self):
-        """Nova finds out when the other one is built."""
+        """Nova finds out when the other server is built."""
         first = self.hold(60, 600, 'volume a')
         self.clock.advance(60)
         driven.run_due(self.new_engine())
@@ -137,7 +137,7 @@ class TestExclusive(base.LeaseTestCase):
         self.assertEqual('STARTING', self.status(other))
 
     def test_only_time_that_it_does_not_have_yet_is_refused_to_a_lease(self):
-        """The other lease was admitted, as the volume may be free by then."""
+        """The other lease is admitted, as the volume may be free by then."""
         first = self.hold(60, 600, 'volume a')
         self.clock.advance(60)
         driven.run_due(self.new_engine())
@@ -224,7 +224,7 @@ class TestJoined(test_members.JoiningTestCase):
                      updates.LeaseChange(end=NOW + 61))
 
     def test_what_a_server_has_that_has_left_holds_nobody_up(self):
-        """Whether it was removed or deleted; the lease has other servers."""
+        """The lease has other servers; removal and deletion are equal."""
         later = NOW + 90
         for leave in (self.leave, lambda lease, one: (
                 self.lifecycle.server_removal.gone(lease['id'], one.id))):

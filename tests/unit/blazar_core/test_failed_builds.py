@@ -293,7 +293,7 @@ class TestNotPlaced(lifecycle_base.LifecycleTestCase):
         self.assertEqual(('call', [first]), self.cloud.sent[-1])
 
     def test_what_was_seen_before_it_was_sent_again_is_old(self):
-        """The observer is frozen; another worker sends the build again."""
+        """The observer is frozen while a worker sends the build again."""
         lease = self.sent()
         server_id, = base.servers_of(lease)
         failed = Seen(State.ERROR, fault='No valid host', unplaced=True)

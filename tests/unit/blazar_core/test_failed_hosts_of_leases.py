@@ -160,7 +160,7 @@ class TestFailing(whole_hosts_base.WholeHostsTestCase):
             self.bookings_of(lost).keys(), self.bookings_of(other).keys()))
 
     def test_what_is_where_nobody_may_be_any_more_stays(self):
-        """It cannot be reassigned."""
+        """A booking that has no permitted host is not reshuffled."""
         self.uuids |= {name: self.host(name, VCPU=4)
                        for name in ('three', 'four', 'five', 'six')}
         lost = self.on(['one'], 1000, 7200)
@@ -229,7 +229,7 @@ class TestFailing(whole_hosts_base.WholeHostsTestCase):
         free.assert_not_called()
 
     def test_who_cannot_be_helped_keeps_nobody_from_it(self):
-        """The older one is always first, and always fails."""
+        """The oldest reservation is always first, and always fails."""
         reshuffler = self.overbooking._booking_reassignment._reshuffler
         tried = []
         demand, window = self.machines.so_many({'min': 1, 'max': 1}), (
@@ -294,7 +294,7 @@ class TestFailing(whole_hosts_base.WholeHostsTestCase):
         self.assertTrue(reshuffler.is_next('one'))
 
     def test_who_needs_no_whole_hosts_does_not_wait_for_one(self):
-        """It would keep others from it."""
+        """Reservations of slots never wait for a whole host."""
         asked, self.uuids['three'] = [], self.host('three', VCPU=2)
         reshuffler = self.overbooking._booking_reassignment._reshuffler
         reshuffler.is_next = lambda one: bool(asked.append(one))
@@ -441,7 +441,7 @@ class TestFailing(whole_hosts_base.WholeHostsTestCase):
         self.assertIs(False, self.missing(lease))
 
     def test_one_of_which_nothing_is_known_keeps_no_other_from_its(self):
-        """For example, its rack no longer exists."""
+        """The demand cannot be determined: its rack no longer exists."""
         broken = self.reserve_machines(0, 7200)
         other = self.reserve_machines(0, 7200)
         driven.run_due(self.engine)

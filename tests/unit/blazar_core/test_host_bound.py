@@ -103,7 +103,7 @@ class TestFollowing(HostBoundTestCase):
         self.assertEqual(1, len(self.on()))
 
     def test_so_they_do_side_by_side(self):
-        """Four at a time overlap, created by four processes at once."""
+        """Four processes create leases, of which four overlap at a time."""
         failed = []
 
         def work(mine, process):
@@ -185,7 +185,7 @@ class TestChosen(HostBoundTestCase):
         self.assertEqual([True] * 5 + [False], allowed)
 
     def test_where_its_hosts_are_full_it_gets_others(self):
-        """They are full of leases of other projects."""
+        """The hosts are full of leases of other projects."""
         self.choose(*self.names[:4])
         for name in self.names[:4]:
             self.ask(1000, 'other' + name, name, resources={'VCPU': 4})

@@ -129,7 +129,7 @@ class TestCleaning(whole_hosts_base.WholeHostsTestCase):
         self.assertEqual('TERMINATED', self.status(lease))
 
     def test_what_could_not_start_is_cleaned_when_it_was_used(self):
-        """Its start was given up, and succeeded in the end."""
+        """The start is given up at first, and succeeds in the end."""
         start, self.machines.start = self.machines.start, lambda _: 1 / 0
         self.machines.cleaning_time = 600
         lease = self.reserve_machines(0, 10_000, 2, 2)

@@ -140,7 +140,7 @@ class TestBelieving(HealthTestCase):
         self.assertEqual({'one': (0, INTERVAL)}, self.outages())
 
     def test_where_most_fail_it_is_what_reports_of_them(self):
-        """For example the message bus; but a forced-down host is down."""
+        """The message bus has failed; but a forced-down host is down."""
         self.with_host('three', VCPU=2)
         for seen in ({'one': DOWN, 'two': DOWN}, {'one': SURE, 'two': DOWN}):
             self.see(**seen)
@@ -158,7 +158,7 @@ class TestBelieving(HealthTestCase):
             {'one': (0, INTERVAL + INTERVAL // 10)}, self.outages())
 
     def test_one_that_nobody_sees_any_more_stays_away(self):
-        """For example, its cell does not answer."""
+        """The cell of the host does not answer."""
         self.fail()
         self.clock.advance(INTERVAL)
         self.host_status.update({self.uuid_of('two'): None})

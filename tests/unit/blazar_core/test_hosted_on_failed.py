@@ -117,7 +117,7 @@ class TestLodgers(whole_hosts_base.WholeHostsTestCase):
         self.assertEqual(['second'], self.evacuated())
 
     def test_as_many_leave_as_there_is_room_for(self):
-        """The other one may be requested when there is more capacity."""
+        """The second server is requested when there is more capacity."""
         self.cloud.left[self.uuids['two']] = 0
         self.fail('one')
         self.assertEqual([], self.evacuated())
@@ -133,7 +133,7 @@ class TestLodgers(whole_hosts_base.WholeHostsTestCase):
         self.assertEqual([*{'first', 'second'} - {first}], self.evacuated())
 
     def test_no_two_are_asked_to_go_where_one_can(self):
-        """From two hosts, before the cloud counts the first."""
+        """Two hosts fail, and the cloud does not count the first move yet."""
         self.lease_ = self.hosts_of(['three'])
         driven.run_due(self.new_engine())
         with self.database.writer() as session:
@@ -148,7 +148,7 @@ class TestLodgers(whole_hosts_base.WholeHostsTestCase):
         self.assertEqual(1, len(self.evacuated()))
 
     def test_another_process_knows_where_they_go(self):
-        """Before placement counts them."""
+        """Placement does not count the first move yet."""
         self.cloud.left[self.uuids['two']] = 1
         self.fail('one')
         self.assertEqual(1, len(self.evacuated()))
@@ -161,7 +161,7 @@ class TestLodgers(whole_hosts_base.WholeHostsTestCase):
         self.assertEqual(1, len(self.evacuated()))
 
     def test_one_that_cannot_leave_is_not_asked_for_all_the_time(self):
-        """Nor is another server that could be evacuated, but is not."""
+        """The second server is requested again only after a while, too."""
         self.cloud.servers['first'] = dataclasses.replace(
             self.cloud.servers['first'], busy=True)
         self.fail('one')
@@ -174,7 +174,7 @@ class TestLodgers(whole_hosts_base.WholeHostsTestCase):
         self.assertEqual(3, asked)
 
     def test_those_at_the_end_have_their_turn(self):
-        """There is never enough time for all of them."""
+        """The time is never enough for all servers."""
         self.fail('one')
         needs, seen = self.cloud.needs, set()
 
@@ -202,7 +202,7 @@ class TestLodgers(whole_hosts_base.WholeHostsTestCase):
         self.assertEqual(['second'], self.evacuated())
 
     def test_they_leave_for_one_that_it_got_instead(self):
-        """The lease lacks no host then."""
+        """The lease lacks no host after the replacement."""
         self.fail('one', 'two')
         self.overbooking_check().look()
         for server_id in ('first', 'second'):
@@ -223,7 +223,7 @@ class TestLodgers(whole_hosts_base.WholeHostsTestCase):
         self.assertEqual(['second'], self.evacuated())
 
     def test_one_of_several_asks(self):
-        """Another process has also found that they are due."""
+        """Another process finds at the same time that they are due."""
         self.fail('one')
         others, go_on = self.new_relocating(), self.evacuation._go_on
 

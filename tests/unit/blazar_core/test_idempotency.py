@@ -98,7 +98,7 @@ class TestRepeats(base.LeaseTestCase):
         self.key('x' * 255)
 
     def test_of_many_at_once_one_makes_it(self):
-        """Each with a connection of its own, like several processes."""
+        """Each thread has a connection of its own, like a process."""
         together, answers = threading.Barrier(4), []
 
         def ask(by):

@@ -366,7 +366,7 @@ class TestRaces(AdoptingTestCase):
         self.assertEqual(1, len(self.scalars(models.Booking.id)))
 
     def test_this_test_fails_without_the_guard(self):
-        """Each has read before the others write, and nothing stops them."""
+        """All processes read before the first of them writes."""
         real, read = ledger._check, threading.Barrier(4)
 
         def check(*args):

@@ -142,7 +142,7 @@ class TestAdmission(InterruptibleTestCase):
                    resources={'VCPU': 4})
 
     def test_the_database_decides_by_the_same_rule(self):
-        """Whatever a process has found in memory."""
+        """The decision does not depend on what is found in memory."""
         self.host('one', VCPU=4)
         self.boot(vcpus=3)
         now, host_id = self.clock.now(), self.row('one').id
@@ -188,7 +188,7 @@ class TestAdmission(InterruptibleTestCase):
         self.assertTrue(self.quote(self.clock.now() - NOW + 1))
 
     def test_one_that_nobody_has_told_of_is_found(self):
-        """By the periodic sync: nova-scheduler had no database."""
+        """The periodic sync finds it: nova-scheduler had no database."""
         self.host('one', VCPU=4)
         server_id = self.register()
         self.asked(**{server_id: {'VCPU': 1}, 'other': {'VCPU': 2}})
@@ -229,7 +229,7 @@ class TestAdmission(InterruptibleTestCase):
                              ).by_host[one] for one in uuids])
 
     def test_safe_for_counts_other_interruptible_servers(self):
-        """They are not evicted for it."""
+        """Other interruptible servers are not evicted for it."""
         self.host('one', VCPU=4)
         self.lease(7200, 9000, resources={'VCPU': 1})
         self.boot(vcpus=3)
@@ -262,7 +262,7 @@ class TestAdmission(InterruptibleTestCase):
         self.assertEqual((1, NOW + 7200), why())
 
     def test_the_claim_counts_other_interruptible_servers(self):
-        """Even if there is no reservation: an open-ended server would fit."""
+        """Without a reservation, only an open-ended server would fit."""
         self.host('one', VCPU=4)
         self.lease(7200, 9000, resources={'VCPU': 1})
         self.boot(vcpus=3)
@@ -285,7 +285,7 @@ class TestAdmission(InterruptibleTestCase):
                     for at in (0, 4000)])
 
     def test_one_that_came_back_unnoticed_is_found(self):
-        """It was deleted; nova-scheduler had no database when it came back."""
+        """nova-scheduler had no database when the server came back."""
         self.host('one', VCPU=4)
         server_id = self.boot(vcpus=1)
         self.leave(server_id)
@@ -295,7 +295,7 @@ class TestAdmission(InterruptibleTestCase):
         self.assertEqual([server_id], [*self.row('one').interruptible])
 
     def test_one_that_becomes_ordinary_meanwhile_is_not_let_in(self):
-        """Between the choice of its host and its claim."""
+        """The server changes between the choice of its host and its claim."""
         self.host('one', VCPU=4)
         self.lease(LEAD + 200, LEAD + 1000, resources={'VCPU': 4})
         server_id = self.register()
@@ -403,7 +403,7 @@ class TestEvictions(InterruptibleTestCase):
                          self.cloud.rests)
 
     def test_its_own_times_count_after_a_change_of_the_options(self):
-        """Its owner gets the notice that it was created with."""
+        """The owner gets the notice that the server was created with."""
         self.host('one', VCPU=4)
         self.boot(vcpus=3, lead_time=400)
         start = self.clock.now() + 1000
@@ -460,7 +460,7 @@ class TestEvictions(InterruptibleTestCase):
                          self.cloud.rests)
 
     def test_a_lease_that_ends_before_it_began_needs_nothing(self):
-        """However long its end takes."""
+        """The end of the lease may take longer."""
         self.host('one', VCPU=4)
         self.boot(vcpus=3)
         lease, start = self.needed()

@@ -244,7 +244,7 @@ class TestWhatIsLeftOfThem(lifecycle_base.LifecycleTestCase):
         self.assertEqual(sorted(held), sorted(self.cloud.forgotten))
 
     def test_what_was_sent_is_let_be(self):
-        """A conductor may be building it."""
+        """A conductor may be building the server."""
         sent = self.lease(50, 100)
         self.lifecycle.lease_start.start(sent['id'])
         at_once = self.lease(0, 100)

@@ -108,7 +108,7 @@ class TestLockedAsRead(lifecycle_base.LifecycleTestCase):
         self.assertEqual(1, len(self.cloud.sent))
 
     def test_what_it_has_waited_for_its_lock_does_not_count(self):
-        """The permit is valid for so long from then on."""
+        """The permit is valid from the time after the wait."""
         lock = api.lock
 
         def wait(session, lease_id):
@@ -156,7 +156,7 @@ class TestStart(lifecycle_base.LifecycleTestCase):
         self.assertEqual(1, len(self.notified))
 
     def test_two_who_are_at_it_together_send_it_once(self):
-        """Both have found it deferred; only one of them gets the permit."""
+        """Both find the build deferred; only one of them gets the permit."""
         lease = self.lease(50, 100)
         servers, gates = base.servers_of(lease), self.gates()
         self.lifecycle.lease_start.start(lease['id'])

@@ -149,7 +149,7 @@ class TestCreate(base.LeaseTestCase):
         self.assertEqual('PENDING', self.lease(start, start + 20)['status'])
 
     def test_one_who_loses_a_race_looks_elsewhere(self):
-        """The chosen host has changed; another one is free."""
+        """The chosen host has changed, and another one is free."""
         self.host('one', VCPU=1)
         self.host('two', VCPU=1)
         self.lose_first_race()
@@ -542,7 +542,7 @@ class TestUpdate(base.LeaseTestCase):
             self.cloud.stubborn.clear()
 
     def test_one_whose_end_has_come_is_not_prolonged(self):
-        """Even if its end was not carried out yet.
+        """A lease whose end is due is not extended, even before its end event.
 
         Other leases rely on its capacity, and an overdue server keeps it for a
         while only by the rule.

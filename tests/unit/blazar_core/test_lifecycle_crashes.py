@@ -78,7 +78,7 @@ class TestCrashes(lifecycle_base.LifecycleTestCase):
         self.assertGreater(cuts, 1)
 
     def test_a_lease_whose_last_server_went_unfinished_still_ends(self):
-        """Interrupted between the last server and the lease."""
+        """The process dies between the last server and the lease."""
         lease = self.running_lease()
         self.assertFalse(self.cut_off(
             lambda: self.see(*base.servers_of(lease), State.GONE), 1))
@@ -108,7 +108,7 @@ class TestStepsThatMeet(lifecycle_base.LifecycleTestCase):
                 self.WAITING[engine.dialect.name]).scalar_one()
 
     def test_a_lease_that_is_being_ended_does_not_become_active(self):
-        """Its last server is observed running in the middle of its end."""
+        """The last server is observed running in the middle of the end."""
         lease = self.lease(0, 100)
         with self.books.connect().writer() as ending:
             row = api.locked(ending, lease['id'])

@@ -44,7 +44,7 @@ class MaintenanceTestCase(test_host_status.HealthTestCase):
 class TestTaking(MaintenanceTestCase):
 
     def test_what_is_promised_there_goes_at_once(self):
-        """Even if they start later than any lease affected by a failure."""
+        """Leases are moved that a failure would not affect yet."""
         before = self.booked_on('one', 10, FROM)
         during = self.booked_on('one', FROM - 1, FROM + 1)
         after = self.booked_on('one', UNTIL, UNTIL + 10)

@@ -85,7 +85,7 @@ class JoiningTestCase(base.LeaseTestCase):
 class TestAdopting(JoiningTestCase):
 
     def test_a_host_that_another_process_has_changed_is_read_again(self):
-        """Otherwise the usage would be that before the other process."""
+        """The usage that was read is that before the other process."""
         server, = self.runs(2)
         with self.database.writer() as session:
             host = session.scalars(sa.select(models.Host)).one()

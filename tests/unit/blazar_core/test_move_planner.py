@@ -296,7 +296,7 @@ class TestProperties(base.BaseTestCase):
         self.assertGreater(found, examples.many(300) // 4)
 
     def test_the_disturbance_is_near_the_smallest(self):
-        """For clouds that are small enough to try every plan."""
+        """The clouds are small enough to try every plan."""
         found = 0
         for seed in range(examples.many(150)):
             dice = random.Random(seed)

@@ -140,7 +140,7 @@ class TestOffersMeanwhile(OfferTestCase):
     scenarios = databases.EACH
 
     def test_one_that_is_accepted_while_it_expires_does_not_expire(self):
-        """Right before it is deleted."""
+        """The offer is accepted right before its deletion."""
         offer = self.offer()
         retried, accepted = self.database.retried, []
 

@@ -229,7 +229,7 @@ class TestElsewhere(WatchTestCase):
         self.assertEqual(['two'], self.hosts_of(leases[1]))
 
     def test_many_are_bound_together(self):
-        """In a few transactions, and each uses what the one before leaves."""
+        """Few transactions are enough, and each uses what others leave."""
         leases, begun = self.when_it_is_gone(20), []
         engine = self.overbooking._database.engine
         sa.event.listen(engine, 'begin', begun.append)
@@ -310,7 +310,7 @@ class TestElsewhere(WatchTestCase):
         self.assertEqual(['three'], self.hosts_of(leases[0]))
 
     def test_who_finds_what_another_one_has_bound_leaves_it_there(self):
-        """Even if another host would be better by then."""
+        """Another host would be better by then."""
         leases = self.when_it_is_gone(2)
         self.with_host('two', VCPU=1)
         self.with_host('three', VCPU=1)
@@ -628,7 +628,7 @@ class TestMissing(WatchTestCase):
                          [self.hosts_of(one) for one in (lease, other)])
 
     def test_looking_for_many_goes_on_in_the_next_look(self):
-        """Each costs a search, and new overbooking waits meanwhile."""
+        """Each lease costs a search, and new overbooking waits meanwhile."""
         found = [self.lease(50, 100, project=name) for name in 'ab']
         self.crowd()
         self.overbooking.look()

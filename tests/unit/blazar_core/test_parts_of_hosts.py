@@ -192,7 +192,7 @@ class TestParts(whole_hosts_base.WholeHostsTestCase):
         self.assertEqual(8, len(self.scalars(models.Booking.id)))
 
     def test_who_decides_sees_what_became_of_a_host(self):
-        """It was closed, or is being removed, since it was picked."""
+        """The host was closed, or is being removed, since it was picked."""
         for change in ({'reservable': False}, {'enrollment': 'leaving'}):
             with self.database.writer() as session:
                 session.execute(sa.update(models.Host).where(
@@ -540,7 +540,7 @@ class TestWithin(whole_hosts_base.WholeHostsTestCase):
             self.status(one) for one in (first, second)])
 
     def test_who_is_shelved_is_in_nobodys_way(self):
-        """Its booking counts as running until the lease ends."""
+        """The booking of a shelved server counts as running until the end."""
         self.run_at(100)
         lease = self.inner(150, 900)
         server_id, = lease['reservations'][0]['servers']

@@ -150,7 +150,7 @@ class TestPreflight(PreflightTestCase):
             self.look(DAY), self.look(), self.look()])
 
     def test_those_that_cannot_be_known_keep_no_other_from_it(self):
-        """However many there are, and however early they start."""
+        """Many leases that start early cannot be checked."""
         self.host('two', VCPU=1000)
         self.useFixture(fixtures.MockPatchObject(preflight, '_AT_ONCE', 4))
         bad = {self.lease(2 * DAY, 3 * DAY, call='bad')['id']
@@ -224,7 +224,7 @@ class TestPreflight(PreflightTestCase):
         self.assertEqual({good['id']}, self.seen())
 
     def test_who_is_late_writes_over_nothing(self):
-        """Another one writes after this one has sent a notification."""
+        """Another process writes after this one has sent its notification."""
         lease = self.lease(2 * DAY, 3 * DAY)
         other = self.new(database=self.books.connect())
         self.lacks = ['Its image is gone.']
@@ -240,7 +240,7 @@ class TestPreflight(PreflightTestCase):
         self.assertEqual([NOW + DAY], self.scalars(models.Lease.preflight_at))
 
     def test_another_that_is_at_it_as_well_changes_nothing(self):
-        """Two have read the same; the second one repeats its check."""
+        """Two processes read the same; the second one repeats its check."""
         lease = self.lease(2 * DAY, 3 * DAY)
         self.clock.advance(DAY)
         other = self.new(database=self.books.connect())

@@ -244,7 +244,7 @@ class TestStaying(racing.RaceTestCase):
 class TestStayingWithoutTheGuard(TestStaying):
 
     def test_so_many_stay_as_there_is_room_for(self):
-        """More of them do without the check of generations."""
+        """Without the check of generations too many servers stay."""
         for _round in range(ROUNDS):
             if self.meet(without=['generation'])[1]:
                 return
@@ -304,7 +304,7 @@ class TestWaitingWithoutTheGuard(TestWaiting):
     ROOM = 1
 
     def test_each_gets_its_room_once(self):
-        """Too many are admitted without the check of generations."""
+        """Without the check of generations too many leases are admitted."""
         for _round in range(ROUNDS):
             if self.meet(without=['comparison'])[3]:
                 return
@@ -357,7 +357,7 @@ class TestHandingOver(racing.RaceTestCase):
 class TestHandingOverWithoutTheGuard(TestHandingOver):
 
     def test_one_sees_the_other(self):
-        """Not without the check of the assignment in the claim."""
+        """Without the check of the assignment both use the host."""
         for _round in range(ROUNDS):
             if self.meet(without=['place']) == (True, True):
                 return
@@ -394,7 +394,7 @@ class TestTheLastHostWithoutTheGuard(TestTheLastHost):
     scenarios = databases.RACES
 
     def test_one_gets_it_and_all_others_are_told_the_truth(self):
-        """Not without generations."""
+        """Without generations several leases are admitted."""
         self.host('one', VCPU=4)
         for _round in range(ROUNDS):
             answers = self.ask(without=['generation'])
@@ -481,7 +481,7 @@ class TestPlacesWithoutTheGuard(TestPlaces):
     scenarios = databases.SERVERS[:1]
 
     def test_there_are_never_more_servers_than_places(self):
-        """Not if the lock comes after the read."""
+        """A lock after the read lets two servers take one slot."""
         for _round in range(ROUNDS):
             told, have = self.occupied(without=['lock'])
             if len(told) > len(have):
@@ -530,7 +530,7 @@ class TestNoShows(racing.RaceTestCase):
 class TestNoShowsWithoutTheGuard(TestNoShows):
 
     def test_who_comes_first_decides(self):
-        """Not if the use is not recorded."""
+        """Without a record of the use a lease is used and ended."""
         for _round in range(ROUNDS):
             ended, taken = self.meet(without=['used'])
             if ended and taken:
@@ -591,7 +591,7 @@ class TestAdoptingWithoutTheGuard(TestAdopting):
     scenarios = databases.SERVERS[:1]
 
     def test_what_has_a_booking_is_counted_no_more(self):
-        """It is, if outdated rows are written."""
+        """Without the check of generations outdated usage is written."""
         for _round in range(ROUNDS):
             if self.each_its_own('generation')[1]:
                 return
@@ -657,7 +657,7 @@ class TestLeaving(racing.RaceTestCase):
 class TestLeavingWithoutTheGuard(TestLeaving):
 
     def test_it_stays_or_is_deleted(self):
-        """Both happen if the lock comes after the read."""
+        """A lock after the read lets both happen."""
         for _round in range(ROUNDS):
             left, deleted, _booked, _usage = self.meet('lock')
             if left and deleted:
@@ -700,7 +700,7 @@ class TestRecurring(racing.RaceTestCase):
 class TestRecurringWithoutTheGuard(TestRecurring):
 
     def test_each_has_all_of_its_times_or_none(self):
-        """More are created than there is capacity for."""
+        """Without generations too many series are created."""
         for _round in range(ROUNDS):
             if self.meet('generation')[0]['made'] > 2:
                 return

@@ -72,7 +72,7 @@ class TestMoving(racing.RaceTestCase):
 class TestMovingWithoutTheGuard(TestMoving):
 
     def test_each_is_asked_for_once(self):
-        """Not without the check whether another one has requested it."""
+        """Without the check of the request a migration is requested twice."""
         for _round in range(ROUNDS):
             if max(self.meet('asked')) > 1:
                 return
@@ -108,7 +108,7 @@ class TestRelocating(racing.FailedTestCase):
             self.assertEqual([1, 1, 1], self.evacuated())
 
     def test_without_the_guards_it_would_not_be(self):
-        """The guards of taking a move, and of recording its request."""
+        """Without the checks of the move a server is evacuated twice."""
         for _round in range(ROUNDS):
             if max(self.evacuated('due', 'asked')) > 1:
                 return
@@ -235,7 +235,7 @@ class TestFailingWithoutTheGuard(TestFailing):
     scenarios = databases.SERVERS[:1]
 
     def test_it_is_booked_away_once(self):
-        """Not without the check of generations."""
+        """Without the check of generations outages are booked twice."""
         for _round in range(ROUNDS):
             count = self.booked_away(True, 'generation', 'alone')
             self.clear()
@@ -296,7 +296,7 @@ class TestNewOwners(racing.RaceTestCase):
 class TestNewOwnersWithoutTheGuard(TestNewOwners):
 
     def test_a_lease_is_anothers_or_has_servers(self):
-        """Not if the reservation that was found is not checked again."""
+        """Without the check of the owner both succeed."""
         for number in range(ROUNDS):
             # Otherwise the servers could be first, on some machines always.
             _owner, told, handed = self.meet('owner', late=number % 2 * LATE)
@@ -358,7 +358,7 @@ class TestExtending(ExtendingRaceTestCase):
 class TestExtendingWithoutTheGuard(ExtendingRaceTestCase):
 
     def test_it_is_prolonged_once(self):
-        """It is extended again without the check of the end."""
+        """Without the check of the end a lease is extended twice."""
         for _round in range(ROUNDS):
             if self.prolonged(without=['end'])[1] > 1:
                 return
@@ -407,7 +407,7 @@ class TestCleaningWithoutTheGuard(TestCleaning):
     scenarios = databases.SERVERS[:1]
 
     def test_each_host_is_cleaned_once(self):
-        """Not if the lock comes after the read."""
+        """A lock after the read lets two processes clean a host."""
         for _round in range(ROUNDS):
             if len(self.cleaned(without=['lock'])) > len(self.uuids):
                 return
@@ -539,7 +539,7 @@ class TestStarting(racing.RaceTestCase):
             self.assertGreater(read, 0)
 
     def test_they_are_whoever_has_read_them(self):
-        """Several workers have read them, as there are no claims."""
+        """Several workers read them, as there are no claims."""
         for _round in range(ROUNDS):
             read, sent = self.listen(without=['claim'])
             self.assertEqual({1}, sent)

@@ -130,7 +130,7 @@ class TestDaylightSaving(base.BaseTestCase):
                                      shown(windows)[29 - first])
 
     def test_a_night_that_ends_in_the_gap(self):
-        """With "end" as well as with "duration"."""
+        """The window is given by "end" as well as by "duration"."""
         for by_wall in (True, False):
             found = written('FREQ=DAILY;COUNT=2', '2027-03-27 22:00',
                             '2027-03-28 02:30', by_wall=by_wall)
@@ -183,7 +183,7 @@ class TestDaylightSaving(base.BaseTestCase):
                          shown(one.window for one in found))
 
     def test_the_second_of_two_is_meant_each_time(self):
-        """In 2027 and in 2032 it is the last day of October."""
+        """The last of October has two 02:15 in 2027 and in 2032."""
         for text, hours in (('02:00', 0), ('01:00', 1)):
             first = model.Window(
                 with_offset(f'2027-10-31T02:15+{text}'),

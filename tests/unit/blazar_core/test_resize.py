@@ -254,7 +254,7 @@ class TestResize(slots_base.PlacesTestCase):
         self.assertEqual([('one', ''), ('two', '')], self.booked(lease))
 
     def test_one_that_grew_after_its_time_is_told_so(self):
-        """Its end is due, and was not carried out yet."""
+        """The end of the lease is due, and was not carried out yet."""
         lease = self.reserve(0, 100, active=True)
         self.clock.advance(100)
         self.assert_refused(errors.InvalidLeaseParams, 'nothing can be', lease,
@@ -408,7 +408,7 @@ class TestUpdateOfTimes(slots_base.PlacesTestCase):
         self.update(lease, before_end=100, events=self.events(50, 100))
 
     def test_times_that_are_over_are_refused(self):
-        """Their events would happen at once."""
+        """Events in the past would happen at once."""
         lease = self.with_events(0, 100, 90, active=True)
         self.clock.advance(30)
         for changed in ({'before_end': 29}, {'events': self.events(50, 29)}):

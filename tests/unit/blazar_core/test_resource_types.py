@@ -213,7 +213,7 @@ class TestParkingLots(base.LeaseTestCase):
             self.new_demands(), lambda event, lease: None, self.start_timeout)
 
     def test_when_their_garage_shrinks_they_move(self):
-        """And the barrier is updated, however many tries that takes."""
+        """The barrier is updated, however many tries that takes."""
         lease = self.reserve(0, 1000, self.lots_of())
         driven.run_due(self.engine)
         other = self.garage_of('other garage', 6)
@@ -319,7 +319,7 @@ class TestParkingLots(base.LeaseTestCase):
         self.assertNotEqual(self.garage, where)
 
     def test_what_cannot_be_opened_at_all_is_closed(self):
-        """Before its capacity is free for others."""
+        """The barrier closes before the capacity is free for others."""
         lease = self.reserve(0, 10 ** 6, self.lots_of(), self.places())
         self.places_type.broken['start'] = RuntimeError('no')
         while self.status(lease) == 'STARTING' or self.clock.now() == NOW:
@@ -333,7 +333,7 @@ class TestParkingLots(base.LeaseTestCase):
             views.get(self.database, lease['id'])['status_reason'])
 
     def test_what_was_opened_when_it_was_over_is_closed(self):
-        """By a process that froze, and died right after that."""
+        """A process that was frozen opens the barrier, and dies."""
         lease = self.reserve(0, 100, self.lots_of())
         driven.run_due(self.engine)
         (own,) = self.lots.barrier

@@ -367,7 +367,7 @@ class TestLeased(ClaimTestCase):
         self.assertFalse(self.fits('one', server_id, VCPU=1))
 
     def test_one_whose_lease_is_over_moves_nowhere(self):
-        """Nor does it return to its host: its end decides by where it is."""
+        """It cannot return to its host either: its end decides by its host."""
         self.host('other', VCPU=4)
         lease = self.running_lease(0, 100)
         server_id, = base.servers_of(lease)
@@ -459,7 +459,7 @@ class TestGrowth(ClaimTestCase):
         self.assertTrue(self.fits('two', server_id, VCPU=4))
 
     def test_one_that_has_grown_before_it_is_built_is_booked_so(self):
-        """It was resized in an earlier occurrence."""
+        """The server was resized in an earlier occurrence."""
         server_id, = base.servers_of(self.lease(0, 100))
         self.assertFalse(self.fits('one', server_id, VCPU=5))
         self.leases.creation.create(dataclasses.replace(
@@ -657,7 +657,7 @@ class TestSiblings(ClaimTestCase):
         return servers
 
     def test_two_that_move_at_once_do_not_meet(self):
-        """Both have passed the filter before either is claimed."""
+        """Both servers pass the filter before either is claimed."""
         first, second = self.running(affinity=False)
         there, = {'one', 'two', 'three'} - {
             self.host_of(first), self.host_of(second)}
@@ -667,7 +667,7 @@ class TestSiblings(ClaimTestCase):
         self.assertTrue(self.fits(there, second))
 
     def test_who_did_not_get_there_is_in_nobodys_way(self):
-        """Nova admitted it there, but it stayed on its host."""
+        """Nova admits the server there, but it stays on its host."""
         first, second = self.running(affinity=False)
         there, = {'one', 'two', 'three'} - {
             self.host_of(first), self.host_of(second)}

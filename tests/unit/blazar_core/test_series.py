@@ -341,7 +341,7 @@ class TestKept(RecurringTestCase):
         self.assertEqual([self.server], self.cloud.deleted)
 
     def test_who_dies_over_it_is_followed_by_another(self):
-        """Its capacity was claimed, and it was not unshelved."""
+        """The process dies after the start and before it unshelves."""
         self.start(0)
         self.runs()
         self.end(0)
@@ -363,7 +363,7 @@ class TestKept(RecurringTestCase):
         self.assertIn('glance is away', self.reason(1))
 
     def test_who_stood_still_brings_nothing_back(self):
-        """The occurrence may have ended by then."""
+        """The occurrence may have ended when the frozen process continues."""
         self.start(0)
         self.runs()
         self.end(0)

@@ -64,7 +64,7 @@ class TestPlaces(lifecycle_base.LifecycleTestCase):
         self.assertEqual(2, self.room())
 
     def test_they_are_open_before_the_lease_is_active(self):
-        """Users who see that it is may boot."""
+        """Users may boot as soon as they see that the lease is active."""
         lease = self.reserve(50, 100)
         seen = []
         self.places_type.start = lambda reserved: seen.append(
@@ -154,7 +154,7 @@ class TestPlaces(lifecycle_base.LifecycleTestCase):
         self.assertEqual('ACTIVE', self.status(lease))
 
     def test_what_is_open_is_what_is_booked(self):
-        """It cannot change after it was opened."""
+        """A reservation cannot change after it was opened."""
         lease = self.reserve(50, 100)
         reservation_id = lease['reservations'][0]['id']
         change = updates.LeaseChange(reservations={

@@ -190,7 +190,7 @@ class UnitsTest(base.TestCase):
                 many, PCI=16))
 
     def test_what_can_never_fit_is_never_said_to(self):
-        """All ways to distribute two cards, compared with the answers."""
+        """Compare the answers with all ways to distribute two cards."""
         for sizes in itertools.product(range(1, 4), repeat=2):
             cards = of(_={}, **{
                 name: {'VGPU': (size, 1, size, 1)}
@@ -401,7 +401,7 @@ class KindsTest(worlds.BooksTestCase):
         self.assertEqual([{'GPU@a': 1}] * 2, self.book('', count=2))
 
     def test_a_kind_is_that_of_any_of_its_providers(self):
-        """Whichever of these disappear, and whatever was read last."""
+        """Some of the providers, or all of them, may disappear."""
         self.report({'VCPU': 9, 'GPU': 2, 'GPU@a': 1, 'GPU@b': 1}, {
             uuid: some for uuid, some in self.units.items() if uuid != 'a2'})
         wanted = demand(group(True, [['a1']], GPU=1))
@@ -412,7 +412,7 @@ class KindsTest(worlds.BooksTestCase):
             self.assertEqual({}, timeline.units.kinds)
 
     def test_no_provider_is_booked_twice(self):
-        """At random, compared with a check of each instant."""
+        """Compare random bookings with a check of each instant."""
         chance = random.Random(7)
         having, booked = {'GPU@a': 2, 'GPU@b': 1}, []
         answers = collections.Counter()

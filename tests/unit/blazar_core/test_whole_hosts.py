@@ -147,7 +147,7 @@ class TestReserving(whole_hosts_base.WholeHostsTestCase):
         self.assertEqual({'one': {'VCPU': 6}}, self.bookings_of(lease))
 
     def test_nothing_is_booked_of_a_host_that_has_nothing(self):
-        """It disappeared between the search and the decision."""
+        """The host disappears between the search and the decision."""
         self.host('one', VCPU=4)
         lease = self.reserve(0, 10)
         with self.database.writer() as session:

@@ -239,7 +239,7 @@ class Server(abc.ABC):
         try:
             self.execute('SELECT 1')
         except sa.exc.OperationalError:
-            # Not a sleep: returns at once if the keeper ends.
+            # No sleep: this returns at once if the keeper ends.
             try:
                 self._keeper.wait(0.05)
             except subprocess.TimeoutExpired:

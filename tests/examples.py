@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Which examples the tests of properties try, and how many.
+"""The number and the choice of the examples of property tests.
 
 Every run tries the same ones, however slow, without an example database: a
 test that fails once fails again. ``BLAZAR_EXAMPLES=20`` tries twenty times as

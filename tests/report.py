@@ -29,7 +29,7 @@ import testtools
 
 __all__ = ['Report', 'main']
 
-#: How many lines of a traceback and of a log fit on one screen.
+#: The numbers of lines of a traceback and of a log that fit on one screen.
 TRACEBACK, LOGGED = 16, 12
 #: The longest line that is shown, in characters.
 WIDTH = 300

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""How long tests take, so that the workers of a run end at the same time.
+"""The durations of tests, so that the workers of a run end together.
 
 ``tests/tiers/times.txt`` has the times for a clone that has not run any tests:
 one test of each group that takes long, with the seconds of the whole group.

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""What users do: functions that return when their servers or leases end."""
+"""Actions of users: functions that return when servers or leases end."""
 
 import collections.abc
 import json

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""What the stack costs, sampled once a minute."""
+"""The costs of the stack, sampled once a minute."""
 
 import collections.abc
 import os

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""What users and measurements share: the stack, its users, and the time."""
+"""The stack, its users and the time, for stories and measurements."""
 
 import collections.abc
 import dataclasses

@@ -29,7 +29,7 @@ from tests.races import contender
 __all__ = ['Contest', 'PROCESSES']
 
 ROOT = os.path.abspath(os.path.join(os.path.dirname(__file__), '..', '..'))
-#: How many processes race.
+#: The number of processes.
 PROCESSES = 8
 #: The capacity of each host.
 CAPACITY = {'VCPU': 16, 'MEMORY_MB': 32768}

@@ -66,7 +66,7 @@ class Asking:
         """
         asked, dice = request.recurrence, self._baton.dice
         assert asked is not None
-        # Not from the generator that other processes use for theirs.
+        # From the generator of the seed, so that the run is reproducible.
         recurrence_id = str(uuid.UUID(int=dice.getrandbits(128), version=4))
         parts = self._parts(project, asked, reservation)
         servers = [one for part in parts for one in part]

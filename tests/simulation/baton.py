@@ -113,7 +113,7 @@ class Process:
         """Return when its clock will show a time."""
         when = (shown - self.offset + self._rate * self.drifts_since) / (
             1 + self._rate)
-        # And not just before that.
+        # The result must not be slightly early.
         return when + STEP if self._rate else when
 
     def die(self) -> None:

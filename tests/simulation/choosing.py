@@ -28,11 +28,11 @@ import coverage
 from tests.simulation import guards
 from tests.simulation import run as runs
 
-#: How many seeds are tried, by their days, and how many seconds of them are
-#: chosen.
+#: The number of seeds that are tried, by their days, and the seconds for which
+#: seeds are chosen.
 TRIED = {0.05: 60, 7: 12}
 SECONDS = 60
-#: How many seeds are tried without a guard.
+#: The seeds that are tried without a guard.
 FIRST, LAST = 1, 200
 
 Reached: ty.TypeAlias = frozenset[tuple[str, tuple[int, int]]]

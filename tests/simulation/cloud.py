@@ -201,7 +201,7 @@ class Cloud:
         self.open: dict[str, str] = {}
         self.given: set[str] = set()
         self.promised: set[str] = set()
-        #: How often it has notified of a change.
+        #: The number of changes of which it has notified.
         self.version = 0
         self.questions: list[Request] = []
         self.notifications: list[tuple[float, str, str | None]] = []

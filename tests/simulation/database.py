@@ -35,7 +35,7 @@ PATIENCE = 5
 #: locks.
 OURS = ('PRAGMA', 'SAVEPOINT', 'RELEASE', 'ROLLBACK')
 LOCK = 'UPDATE leases SET generation='
-#: Which word of a statement that writes is the table.
+#: The position of the table in a statement that writes.
 TABLE = {'UPDATE': 1, 'INSERT': 2, 'DELETE': 2}
 
 
@@ -143,9 +143,9 @@ class Connection(sqlite3.Connection):
     """A connection whose statements and commits are points."""
 
     books: Books
-    #: How many rows it had changed at its last commit.
+    #: The number of rows it had changed at its last commit.
     changes = 0
-    #: Whether its transaction is to write, and has not written yet.
+    #: True if its transaction is to write, and has not written yet.
     waits = False
 
     def __init__(self, *args: ty.Any, **kwargs: ty.Any) -> None:

@@ -57,7 +57,8 @@ __all__ = ['Need', 'Result', 'Years', 'has_room', 'main']
 HOUR, DAY = 3600, 86_400
 #: Seconds between two failures of a host, and until it is repaired.
 FAILS_AFTER, REPAIRED_AFTER = 30 * DAY, DAY
-#: How far ahead bookings are healed, and how often that is done, in seconds.
+#: The seconds for which bookings are healed in advance, and between two
+#: checks.
 INTERVAL, PASS = 6 * HOUR, 3 * HOUR
 #: The most hosts of a lease; its mean days, and the days it is created ahead.
 MOST, LASTS, AHEAD = 8, 5, 7
@@ -66,7 +67,7 @@ ASKED = 0.78
 
 
 class Need(ty.NamedTuple):
-    """So many whole hosts are needed, or are unavailable, for a window."""
+    """A number of whole hosts that are needed, or unavailable, for a window."""
 
     count: int
     start: int
@@ -91,7 +92,7 @@ def has_room(hosts: int, needs: ty.Iterable[Need]) -> bool:
 
 
 class Result(ty.NamedTuple):
-    """What a simulation has measured.
+    """The results of a simulation.
 
     :ivar used: the share of all hosts over all time that was leased
     :ivar begun: how many leases have started

@@ -32,7 +32,7 @@ HARMLESS = ('placement slow', 'cast lost', 'build fails', 'delete fails',
 #: The points after which a process acts on an earlier decision.
 GATES = ('send gate', 'move', 'wake')
 
-#: How long things take, in seconds: at least, and at most.
+#: The duration of operations, in seconds: at least, and at most.
 TIMES = {
     'cast': (0, 2), 'build': (1, 60), 'delete': (0.1, 20), 'move': (1, 200),
     'placement': (0.01, 8), 'notification': (0, 5), 'late': (5, 900),

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""What must hold at any time, and what must hold at the end."""
+"""Invariants that hold at any time, and those that hold at the end."""
 
 import collections
 import contextlib
@@ -98,7 +98,8 @@ class Always:
             self._fail(exc)
 
     def _fail(self, exc: Broken) -> None:
-        # Not raised: the running task could take it for an error of its own.
+        # It is not raised: the running task could take it for an error of its
+        # own.
         self._world.baton.failure = self._world.baton.failure or exc
 
     def leases_start_at_their_time(self, event_type: str,
@@ -366,7 +367,7 @@ class Always:
                     f'{worst[1] - batons.START}, {excused} of them by the '
                     f'cloud')
             if worst[0] <= 0 and now > since + 7200:
-                # What the cloud had taken has been compensated.
+                # The cloud's own use of capacity has been compensated.
                 del self._excused[uuid]
 
     def _room(self, uuid: str) -> int:

@@ -25,7 +25,7 @@ class Promised:
     def __init__(self, world: worlds.World) -> None:
         self._world = world
         self._cloud = world.cloud
-        #: How often the tables had been written at the last check.
+        #: The numbers of writes to tables at the last check.
         self._seen: collections.Counter[str] = collections.Counter()
         #: The moves planned then: lease, server and target host.
         self._planned: set[tuple[str, str, int]] = set()
@@ -34,7 +34,7 @@ class Promised:
         self._begun: set[str] = set()
         #: The servers that were asked to migrate, each with the lease.
         self._asked: set[tuple[str, str]] = set()
-        #: When a server was last migrated for a lease.
+        #: The time at which a server was last migrated for a lease.
         self._migrated: dict[str, float] = {}
         world.port.migrating = self._each_is_left_alone_for_a_while
         world.port.asked = self._only_what_may_move_is_asked_to_once

@@ -20,9 +20,9 @@ from tests.simulation import world as worlds
 __all__ = ['Run', 'simulate']
 
 HOUR, DAY = 3600, 86400
-#: How many hosts are enrolled.
+#: The number of enrolled hosts.
 POOL = 2
-#: How often the indexes of all processes are compared.
+#: The number of times that the indexes of all processes are compared.
 LOOKS = 3
 #: Seconds after which all consequences of faults are repaired.
 MENDED = 2 * HOUR

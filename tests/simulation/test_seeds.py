@@ -22,7 +22,7 @@ from oslotest import base
 from tests import imports
 
 SECONDS = os.environ.get('BLAZAR_SIMULATION_SECONDS', '70')
-#: How many guards are disabled each day.
+#: The number of guards that are disabled each day.
 DAILY = 5
 #: Seeds of an hour and of a week that together reach the most code for their
 #: time.

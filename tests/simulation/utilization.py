@@ -38,7 +38,7 @@ __all__ = ['Job', 'Leases', 'Pools', 'Result', 'Unreserved', 'main',
            'read_swf', 'replay', 'workload']
 
 HOUR, DAY = 3600, 86400
-#: How often a refused user asks again, an hour later each time.
+#: The most repetitions of a refused request, an hour later each time.
 TRIES = 24
 #: Days after which the load is stationary, if there are twice as many.
 FULL = 7
@@ -129,7 +129,7 @@ Answer: ty.TypeAlias = ty.Callable[[float, bool], None]
 
 
 class Policy(ty.Protocol):
-    """How a cloud decides."""
+    """The decisions of a cloud."""
 
     def advance(self, now: float) -> None:
         """Let time pass until then."""
@@ -277,7 +277,7 @@ class Leases:
         self._baton, self._cloud = self._world.baton, self._world.cloud
         self._begin = self._baton.now
         self._servers: dict[Job, list[clouds.Server]] = {}
-        #: When to check whether the servers of a lease run.
+        #: The times at which the servers of leases must run.
         self._promised: list[tuple[float, int, list[clouds.Server]]] = []
         self._numbers = itertools.count()
         #: Decisions whose callbacks were not called yet.

@@ -70,7 +70,7 @@ NO_SHOWS = 600, 300
 #: Seconds between two checks of which hosts are down, and for how long they
 #: must be.
 POLL, PATIENT = 90, host_status.Thresholds(failed=90, back=90, interval=7200)
-#: How many servers are migrated for one lease at most.
+#: The most servers that are migrated for one lease.
 MOVES = 4
 #: The longest duration, in seconds, of a lease with automatic extension.
 LONGEST = 2 * 3600
@@ -79,7 +79,8 @@ LONGEST = 2 * 3600
 AGAIN = 60
 #: A folder in memory, if there is one.
 MEMORY = '/dev/shm'
-#: How many results of queries are kept; most queries name a time or an id.
+#: The most results of queries that are kept; most queries name a time or an
+#: id.
 MOST_LOOKS = 2000
 _TABLES = tuple(models.Base.metadata.tables)
 
@@ -193,7 +194,7 @@ class Claiming(scheduler_claims.Claims):
         super().__init__(core.database, core.clock, core.admission.index)
         self._cloud = cloud
         self._of = ''
-        #: Whether the last query about a reservation was not answered.
+        #: True if the last query about a reservation was not answered.
         self.unsure = False
 
     def claim(self, server_id: str, *args: ty.Any, **kwargs: ty.Any,
@@ -265,9 +266,9 @@ class World:
         #: placement refused it.
         self.taken_back: ty.Callable[[clouds.Server, clouds.Host], None] = (
             lambda *_of: None)
-        #: Whether all consequences of faults are repaired.
+        #: True if all consequences of faults are repaired.
         self.settled = False
-        #: How many images were due before an end and created.
+        #: The number of images that were due before an end and created.
         self.copied = 0
         #: By recurrence: its windows, and the servers that are kept.
         self.recurring: dict[str, tuple[

@@ -157,7 +157,7 @@ EVERYTHING = (
 
 
 class Plans:
-    """How a database with leases of years would execute a statement."""
+    """The plans of statements in a database with leases of years."""
 
     def __init__(self, connection: sa.Connection) -> None:
         self._connection = connection

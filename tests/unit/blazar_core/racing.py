@@ -25,7 +25,7 @@ from tests.unit.blazar_core import oracle
 
 NOW = base.NOW
 ROOT = os.path.abspath(os.path.join(os.path.dirname(__file__), *['..'] * 3))
-#: How many processes race.
+#: The number of processes.
 RACERS = 8
 #: Seconds until they run: by then the slowest has read the instant.
 HEAD_START = 0.01

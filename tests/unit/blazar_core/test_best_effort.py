@@ -455,7 +455,7 @@ class TestMoving(FourHosts):
         self.assertEqual(
             ['requested', 'requested'], [*self.moves(lease).values()])
         del self.cloud.broken['move']
-        # Whether it was requested is unknown: it is not requested again.
+        # The request may have reached the cloud: it is not repeated.
         self.go_on(10)
         self.assertEqual([], self.cloud.moves)
         self.go_on(server_moves.LOST)
@@ -709,7 +709,7 @@ class TestWholeHosts(whole_hosts_base.WholeHostsTestCase):
         self.go_on()
         (moved, to), = self.moves()
         self.assertEqual(going, [moved])
-        # Not to a host for all workloads, and to the fullest one.
+        # The target is the fullest enrolled host.
         self.assertEqual('three', to)
         with self.database.reader() as session:
             move, = session.query(models.ServerMove)

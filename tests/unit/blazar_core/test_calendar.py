@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""When capacity is reserved, and how much is free."""
+"""The calendar of reserved and of free capacity."""
 
 from unittest import mock
 

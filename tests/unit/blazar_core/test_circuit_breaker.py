@@ -25,7 +25,7 @@ from tests.unit import base
 
 
 class TestPresence(base.TestCase):
-    """Which calls try the database, and when."""
+    """Calls that try the database, and their times."""
 
     def setUp(self):
         super().setUp()

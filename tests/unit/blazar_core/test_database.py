@@ -39,7 +39,7 @@ CHANGES_A_TABLE = '''
                if op.get_bind().dialect.name != 'mysql' else sa.text(
                    "UPDATE hosts SET note = CONCAT(name, ' noted')"))
 '''
-# What changes no rows may be repeated.
+# A migration step that changes no rows may be repeated.
 MAKES_A_TABLE = '''
     op.execute('CREATE TABLE IF NOT EXISTS later (id INTEGER)')
 '''
@@ -446,7 +446,7 @@ class TestRoundTrips(base.DatabaseTestCase):
         after = self.asked()
         self.assertEqual(
             {'Com_commit': 10, 'Com_admin_commands': 0,
-             # That of asked().
+             # The rollback of asked().
              'Com_rollback': 1},
             {name: after[name] - before[name] for name in after})
 

@@ -238,7 +238,7 @@ class TestEvacuating(RelocatingTestCase):
         self.clock.advance(1)
         self.look()
         self.assertEqual(2, len(self.cloud.evacuations))
-        # And then after twice as long, as the request may fail again.
+        # It is requested again after twice as long, as it may fail again.
         self.cloud.arrive(server_id)
         self.clock.advance(2 * server_moves.AGAIN - 1)
         self.look()

@@ -90,8 +90,9 @@ class TestCrashes(lifecycle_base.LifecycleTestCase):
 class TestStepsThatMeet(lifecycle_base.LifecycleTestCase):
 
     scenarios = databases.SERVERS
-    #: How many transactions of a database wait for a lock. (INNODB_TRX is
-    #: updated only every 0.1 s, and never if it is read more often.)
+    #: The number of transactions of a database that wait for a lock.
+    #: (INNODB_TRX is updated only every 0.1 s, and never if it is read more
+    #: often.)
     WAITING = {
         'mysql': "SELECT CAST(VARIABLE_VALUE AS UNSIGNED) FROM "
                  "information_schema.GLOBAL_STATUS WHERE VARIABLE_NAME = "

@@ -618,7 +618,7 @@ class TestMissing(WatchTestCase):
                          [self.hosts_of(one) for one in (lease, other)])
         self.assertEqual([], self.notified)
         self.wanted.clear()
-        # Not every check waits for it again.
+        # It is not waited for in every check.
         self.overbooking.look()
         self.assertEqual([['one'], ['two']],
                          [self.hosts_of(one) for one in (lease, other)])

@@ -257,7 +257,7 @@ class TestParts(whole_hosts_base.WholeHostsTestCase):
         self.lifecycle.lease_end.delete(whole['id'])
         driven.run_due(self.new_engine('second'))
         self.assertEqual({}, self.held())
-        # Nor onto a host that is reserved as a whole later.
+        # A host that is reserved as a whole later is denied, too.
         self.reserve_machines(50, 100)
         for forced in (False, True):
             self.assertRaises(scheduler_claims.Denied, self.claim, inside,

@@ -50,7 +50,7 @@ class TestPlan(base.TestCase):
     def test_one_that_is_needed_is_switched_on_in_time(self):
         self.assertEqual([], plan(host(1, OFF, needed_in=661)))
         self.assertEqual([(1, True)], plan(host(1, OFF, needed_in=660)))
-        # Even if it was switched off just now.
+        # It may have been switched off just now.
         self.assertEqual([(1, True)], plan(
             host(1, OFF, needed_in=10, since=1)))
 

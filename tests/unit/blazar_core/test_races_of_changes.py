@@ -23,7 +23,7 @@ from tests.unit.blazar_core import racing
 
 load_tests = databases.load_tests
 NOW = base.NOW
-#: How many processes race, and how many rounds are tried to show an error.
+#: The number of processes, and of rounds until an error must have occurred.
 RACERS = 8
 ROUNDS = 60
 #: The most seconds by which servers come later than transfers.

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Which of the possible hosts are picked."""
+"""The choice between possible hosts."""
 
 import collections
 import functools

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""When there is capacity, and for how many servers."""
+"""The times at which there is capacity, and for how many servers."""
 
 import collections
 import math

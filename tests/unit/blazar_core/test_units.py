@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How much of a host one server can get, whatever is booked there."""
+"""The largest share of a host that one server can get."""
 
 import collections
 import itertools
@@ -231,7 +231,7 @@ class UnitsTest(base.TestCase):
 
 
 class AdmissionTest(worlds.BooksTestCase):
-    """What is unavailable is refused with its reason."""
+    """A demand for unavailable resources is refused with the reason."""
 
     def setUp(self):
         super().setUp()

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""What leases have reserved and used is recorded, to the second."""
+"""Reserved and used resources of leases are recorded, to the second."""
 
 import collections
 import os

@@ -359,7 +359,7 @@ class TestDescribe(ViewsTestCase):
         lease = self.reserve(0, 100, self.places(12), active=True)
         hosts = sorted(self.scalars(models.Host.id))
         with self.database.writer() as session:
-            # So that neither hosts nor digits are in order.
+            # Neither hosts nor digits are in order then.
             for number, booking in enumerate(session.query(models.Booking)):
                 booking.host_id = hosts[3 - number % 4]
         self.take_slots(lease, 12)

@@ -67,7 +67,7 @@ ASKED = 0.78
 
 
 class Need(ty.NamedTuple):
-    """A number of whole hosts that are needed, or unavailable, for a window."""
+    """A demand for whole hosts, or their outage, over a window."""
 
     count: int
     start: int

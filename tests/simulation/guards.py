@@ -101,7 +101,7 @@ def _is_early(self: simulated.Port, server: simulated.Server) -> bool:
 
 
 class _Same:
-    """Equals any generation."""
+    """A value that equals any generation."""
 
     def __eq__(self, _other: object) -> bool:
         return True

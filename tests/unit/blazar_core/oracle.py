@@ -29,7 +29,7 @@ class Booking(ty.NamedTuple):
 
 
 class Demand(ty.NamedTuple):
-    """A demand.
+    """A demand for a number of servers.
 
     ``affinity`` is none, affinity or anti-affinity. A demand of the class HOST
     is for a host without any usage. ``allowed`` are the numbers of the hosts

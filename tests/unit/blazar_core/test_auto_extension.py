@@ -19,7 +19,7 @@ load_tests = databases.load_tests
 
 
 class ExtendingTestCase(base.LeaseTestCase):
-    """A host with two CPUs, and a lease of both that an hour is added to."""
+    """A host with two CPUs, and a lease of both, extended hour by hour."""
 
     def setUp(self):
         super().setUp()

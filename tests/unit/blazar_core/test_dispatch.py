@@ -161,7 +161,7 @@ class TestLostBuilds(lifecycle_base.LifecycleTestCase):
 
 
 class _RolledBack(Exception):
-    """Ends a transaction whose commit has not reached the database."""
+    """A commit that does not reach the database."""
 
 
 class TestFromNowOn(lifecycle_base.LifecycleTestCase):

@@ -31,7 +31,7 @@ FAILED = conditions.Condition(
 
 
 class Keep(end_policies.EndPolicy):
-    """Servers stay as they are, without guaranteed capacity."""
+    """An end policy that leaves servers as they are, unguaranteed."""
 
     def ask(self, cloud: cloud_api.Cloud,
             ended: end_policies.EndedServer) -> None:
@@ -43,7 +43,7 @@ class Keep(end_policies.EndPolicy):
 
 
 class Shut(end_policies.EndPolicy):
-    """Stops servers and leaves them."""
+    """An end policy that stops servers and leaves them."""
 
     def __init__(self):
         self.asked = []

@@ -259,7 +259,7 @@ class TestRecords(UsageTestCase):
 
 
 class Observer:
-    """Counts bookings second by second, without the usage records."""
+    """A count of bookings, second by second, without usage records."""
 
     def __init__(self, database):
         self._database = database

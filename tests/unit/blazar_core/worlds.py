@@ -208,7 +208,7 @@ def clear(session: orm.Session) -> None:
 
 
 class _Undo(Exception):
-    """Rolls back a transaction."""
+    """An exception that rolls back a transaction."""
 
 
 class BooksTestCase(base.DatabaseTestCase):

@@ -29,7 +29,7 @@ class Hosts(base.WholeType):
     """A number of whole hosts, of the enrolled ones.
 
     :param process: returns the process whose task is running
-    :param cleaning_time: seconds after a lease in which a host is free
+    :param cleaning_time: seconds after a lease for which its host is kept free
     """
 
     changeable = ('min', 'max', 'projects')

@@ -3,7 +3,7 @@
 """Functional tests: against a real Nova in this process.
 
 Nova decides between native threads and eventlet while it is being imported,
-so it is told here, before anything can import it.
+so the backend is selected here, before anything can import it.
 """
 
 import os

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""What the tests of the lease API have in common."""
+"""Base class of the tests of the lease API."""
 
 import fixtures
 from nova import context as nova_context
@@ -24,10 +24,10 @@ class ApiTestCase(leased.LeasedTestCase):
              for name in ('host1', 'host2')}
 
     def ask(self, method, path, body=None, client=None, code=None, **query):
-        """Ask the lease API; returns what it answers.
+        """Send a request to the lease API; return its answer.
 
-        :param client: who asks; by default alice
-        :param code: the code that must come
+        :param client: the client that sends it; by default alice
+        :param code: the expected status code
         """
         client = client or self.alice
         url = client.base_url.rsplit('/v2', 1)[0] + '/reservation/v1' + path
@@ -39,7 +39,7 @@ class ApiTestCase(leased.LeasedTestCase):
         return answer.json() if answer.content else None
 
     def placement_asked(self):
-        """The URLs of placement that are asked for from now on."""
+        """Return the URLs of placement that are requested from now on."""
         client, asked = report.report_client_singleton(), []
         get = client.get
 
@@ -51,13 +51,13 @@ class ApiTestCase(leased.LeasedTestCase):
         return asked
 
     def reservation(self, **params):
-        """What is asked for: by default one server of 2 VCPUs."""
+        """Return a reservation request: by default one server of 2 VCPUs."""
         return {'resource_type': 'virtual:instance', 'vcpus': 2,
                 'memory_mb': 1024, 'disk_gb': 1, 'amount': 1, **params}
 
     def make(self, start_in=None, length=HOUR, reservations=None,
              client=None, code=201, **more):
-        """POST a lease; returns it, or the error when that is expected."""
+        """POST a lease; return it, or the error when that is expected."""
         body = {
             'name': 'lease1', 'start_date': 'now' if start_in is None else
             self.at(start_in), 'end_date': self.at(
@@ -68,14 +68,14 @@ class ApiTestCase(leased.LeasedTestCase):
         return answer.get('lease', answer)
 
     def make_active(self, **kwargs):
-        """A lease that has started."""
+        """Create a lease that has started."""
         lease = self.make(**kwargs)
         self.run_until(clocks.SystemClock().now())
         self.assertEqual('ACTIVE', self.get(lease)['status'])
         return lease
 
     def run_until(self, when):
-        """Carry out what is due by then."""
+        """Carry out the events that are due by that time."""
         self.clock.advance(max(0, when - self.clock.now()))
         driven.run_due(self.listener.engine)
 
@@ -84,7 +84,7 @@ class ApiTestCase(leased.LeasedTestCase):
                         **kwargs)['lease']
 
     def flavor(self, flavor_id):
-        """A flavor as Nova has it; None when it has none."""
+        """Return a flavor as Nova has it; None if it has none."""
         try:
             return objects.Flavor.get_by_flavor_id(
                 nova_context.get_admin_context(), flavor_id)

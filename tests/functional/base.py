@@ -25,7 +25,7 @@ T = ty.TypeVar('T')
 
 #: An image that Nova's Glance fixture has.
 IMAGE = '155d900f-4e14-4e4c-a73d-069cbf4541e6'
-#: Seconds between two looks at a condition.
+#: Seconds between two checks of a condition.
 LOOK = 0.1
 
 #: Nova's tables that a boot writes to, by database.
@@ -36,9 +36,9 @@ BOOT_TABLES = {
 
 
 class Recorder:
-    """Keeps the notifications of a topic, and waits for them.
+    """Collect the notifications of a topic, and wait for them.
 
-    It reads from a pool of its own, and so takes nothing from the plugin's
+    Uses a listener pool of its own, and so takes nothing from the plugin's
     listener.
     """
 
@@ -60,7 +60,7 @@ class Recorder:
     def info(self, _ctxt: ty.Any, _publisher: str, event: str,
              payload: dict[str, ty.Any], _metadata: ty.Any) -> None:
         with self._changed:
-            # Nova's payloads are objects, those of leases plain ones.
+            # Nova's payloads are objects, those of leases plain dicts.
             self.events.append(
                 (event, payload.get('nova_object.data', payload)))
             self._changed.notify_all()
@@ -84,7 +84,7 @@ class Recorder:
             return self.told(event)
 
     def told(self, event: str) -> list[dict[str, ty.Any]]:
-        """The data of the notifications of a type so far."""
+        """Return the data of the notifications of a type so far."""
         return [data for name, data in self.events if name == event]
 
 
@@ -98,12 +98,12 @@ class FunctionalTestCase(nova_box.NovaBox):
         self.admin = self.client()
         self.alice = self.api()
 
-    # -- asking ---------------------------------------------------------
+    # -- requests -------------------------------------------------------
 
     def api(self, project: str = nova_box.PROJECT_ID, user: str = 'alice',
             roles: ty.Iterable[str] = ('member', 'reader'),
             microversion: str | None = 'latest') -> nova_box.ApiClient:
-        """A client for any user of any project at any microversion.
+        """Return a client for any user and project at any microversion.
 
         :param microversion: None sends none, which Nova reads as 2.1
         """
@@ -120,7 +120,7 @@ class FunctionalTestCase(nova_box.NovaBox):
         :param flavor: '1' has 1 VCPU and 512 MB, '3' 2 and 4096, '4' 4 and
                        8192, '5' 8 and 16384
         :param count: min_count and max_count
-        :param server: more of the request's 'server', like min_count
+        :param server: other fields of the request's 'server', like min_count
         :returns: the response's 'server'
         """
         client = client or self.alice
@@ -136,7 +136,7 @@ class FunctionalTestCase(nova_box.NovaBox):
         return ty.cast(dict[str, ty.Any], client.post_server(body))
 
     def boot_active(self, name: str, **kwargs: ty.Any) -> dict[str, ty.Any]:
-        """Boot, wait until it runs, and return it as an admin sees it."""
+        """Boot, wait until it is ACTIVE, and return it as an admin sees it."""
         server = self.boot(name, **kwargs)
         return self.wait_for_status(server['id'], 'ACTIVE')
 
@@ -152,14 +152,14 @@ class FunctionalTestCase(nova_box.NovaBox):
         (fault,) = error.response.json().values()
         return ty.cast(str, fault['message'])
 
-    # -- looking --------------------------------------------------------
+    # -- checks ---------------------------------------------------------
 
     def wait_for(self, condition: ty.Callable[[], T], timeout: float = 30,
                  what: str = '') -> T:
-        """Look until a condition is true; return what it returned.
+        """Poll until a condition is true; return its value.
 
         :param timeout: seconds
-        :param what: for the failure's message
+        :param what: description for the failure's message
         """
         deadline = time.monotonic() + timeout
         pause = threading.Event()
@@ -171,7 +171,7 @@ class FunctionalTestCase(nova_box.NovaBox):
 
     def wait_for_status(self, server_id: str, status: str,
                         timeout: float = 30) -> dict[str, ty.Any]:
-        """Wait until a server has a status; an ERROR on the way fails."""
+        """Wait until a server has a status; fail if it is in ERROR before."""
         seen: dict[str, ty.Any] = {}
 
         def there() -> bool:
@@ -184,7 +184,7 @@ class FunctionalTestCase(nova_box.NovaBox):
         return seen
 
     def wait_until_gone(self, server_id: str, timeout: float = 30) -> None:
-        """Wait until GET answers 404, for an admin too."""
+        """Wait until GET answers 404, also for an admin."""
         self.wait_for(lambda: not self.exists(server_id), timeout,
                       f'{server_id} gone')
 
@@ -194,12 +194,12 @@ class FunctionalTestCase(nova_box.NovaBox):
         return bool(response.status_code == 200)
 
     def guests(self) -> dict[str, str]:
-        """The hypervisors' guests: server id -> host."""
+        """Return the hypervisors' guests: server id -> host."""
         return {guest: host for host, compute in self.computes.items()
                 for guest in compute.manager.driver.list_instance_uuids()}
 
     def boot_rows(self) -> dict[str, int]:
-        """How many live rows Nova keeps of boots, by database and table."""
+        """Count Nova's live rows of boots, by database and table."""
         return {f'{name}.{table}': self._count(name, table)
                 for name, tables in BOOT_TABLES.items() for table in tables}
 
@@ -212,7 +212,7 @@ class FunctionalTestCase(nova_box.NovaBox):
             return int(db.execute(query).fetchone()[0])
 
     def allocations(self, server_id: str) -> dict[str, ty.Any]:
-        """What placement holds for a server: provider -> resources."""
+        """Return a server's allocations: provider -> resources."""
         body = self.placement.get(f'/allocations/{server_id}').body
         return {provider: held['resources']
                 for provider, held in body['allocations'].items()}
@@ -236,9 +236,9 @@ class FunctionalTestCase(nova_box.NovaBox):
 @contextlib.contextmanager
 def at_the_bus(act: ty.Callable[[ty.Callable[[], ty.Any]], ty.Any],
                ) -> ty.Iterator[None]:
-    """Have something take the place of the sending of each build.
+    """Replace the sending of each build by a function.
 
-    :param act: called with what sends the message, which is complete
+    :param act: called with a function that sends the complete message
     """
     real = transport.Transport._send
 
@@ -254,7 +254,7 @@ def at_the_bus(act: ty.Callable[[ty.Callable[[], ty.Any]], ty.Any],
 
 
 def has_networks(microversion: str | None) -> bool:
-    """Whether a boot has to say something about networks (2.37)."""
+    """Return whether a boot has to name its networks (2.37)."""
     if microversion == 'latest':
         return True
     minor = (microversion or '2.1').split('.')[1]

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""The databases of a Nova in one process: files, made once and copied."""
+"""The databases of a Nova in one process: files, created once and copied."""
 
 import contextlib
 import os
@@ -33,8 +33,8 @@ __all__ = ['Databases', 'Nothing', 'PlacementDatabase', 'WriteLock']
 class WriteLock(nova_fixtures.DatabaseWriteLock):
     """Serializes writers of Nova's and placement's SQLite files.
 
-    The plugin's own database is left alone: it must stand concurrent writers
-    as it does in a cloud, where nothing serializes them.
+    The plugin's own database is excluded: it has to handle concurrent writers
+    as in a cloud, where nothing serializes them.
     """
 
     def _get_lock(self, db_url: ty.Any) -> ty.Any:
@@ -44,7 +44,7 @@ class WriteLock(nova_fixtures.DatabaseWriteLock):
 
 
 class Nothing(fixtures.Fixture):
-    """In the place of what Nova's harness would put into databases."""
+    """Replaces the fixture by which Nova's harness would fill databases."""
 
     def __init__(self, **_which: ty.Any) -> None:
         pass
@@ -54,14 +54,14 @@ class Databases(fixtures.Fixture):
     """Nova's API database and cells, each a SQLite file in WAL mode.
 
     Nova's own CellDatabases fixture swaps one global context manager under a
-    lock, which deadlocks when native threads ask at once; with a file for
-    each cell nothing has to be swapped. Migrations run once per process,
-    and Nova's flavors are made once; then every box copies the files.
+    lock, which deadlocks when native threads use it concurrently; with a file
+    for each cell nothing has to be swapped. Migrations run once per process,
+    and Nova's flavors are created once; every box copies the files.
     """
 
     CELLS: ty.ClassVar[dict[str, str]] = {
         'cell0': objects.CellMapping.CELL0_UUID, 'cell1': uuids.cell1}
-    #: Named before NovaBox puts something in its place.
+    #: Saved here before NovaBox replaces it.
     FLAVORS = nova_fixtures.DefaultFlavorsFixture
     _migrated: ty.ClassVar[dict[str, bytes]] = {}
 
@@ -101,7 +101,7 @@ class Databases(fixtures.Fixture):
                 db.execute('PRAGMA journal_mode=WAL')
 
     def _migrate(self) -> None:
-        """Run the migrations, and keep what they made for the next box."""
+        """Run the migrations, and keep the files for the next box."""
         nova_migration.db_sync(database='api')
         nova_migration.db_sync(database='main')
         self.useFixture(self.FLAVORS())
@@ -125,8 +125,8 @@ class Databases(fixtures.Fixture):
 class PlacementDatabase(fixtures.Fixture):
     """Placement's tables, traits and resource classes, in a SQLite file.
 
-    In the place of placement's own fixture, which makes all of them anew for
-    each test, and drops them in the end.
+    Replaces placement's own fixture, which creates all of them for each test
+    and drops them at its end.
     """
 
     _made: ty.ClassVar[bytes] = b''

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""SQLAlchemy's engines, cheaper to have many of.
+"""Share what SQLAlchemy's engines compile, so that many of them are cheap.
 
-Each test has databases of its own, and so engines of its own. oslo.db opens a
+Each test has its own databases and so its own engines. oslo.db opens a
 connection for each session on a SQLite file, and SQLAlchemy compiles each
-statement again for each engine: a quarter of what a test used to cost.
+statement again for each engine: a quarter of the former duration of a test.
 """
 
 import os
@@ -20,16 +20,16 @@ __all__ = ['Engines']
 
 
 class Engines(fixtures.Fixture):
-    """Engines that oslo.db makes from now on share what they compile.
+    """Engines that oslo.db creates from now on share compiled statements.
 
-    Those of Nova's and placement's SQLite files keep their connections as
-    well, until this fixture ends. The plugin's do not: tests take the file
-    away from under it.
+    Those of Nova's and placement's SQLite files also keep their connections,
+    until this fixture ends. The plugin's do not: tests remove its file while
+    it is in use.
     """
 
-    #: The first engine of each kind. SQLAlchemy keeps what it has compiled
-    #: by the dialect that it was compiled for; with the dialect of the first
-    #: one all others find it. Neither knows of a database or a connection.
+    #: The first engine of each kind. SQLAlchemy caches compiled statements by
+    #: dialect; all other engines of the kind use the dialect of the first one
+    #: and so its cache. Neither refers to a database or a connection.
     _first: ty.ClassVar[dict[str, sa.Engine]] = {}
     _lock: ty.ClassVar[threading.Lock] = threading.Lock()
 
@@ -57,7 +57,7 @@ class Engines(fixtures.Fixture):
     def _share(self, kind: str, engine: sa.Engine) -> None:
         with self._lock:
             if kind not in self._first:
-                # A dialect asks its first connection what the database is.
+                # A dialect detects the database by its first connection.
                 engine.connect().close()
                 self._first[kind] = engine
         first = self._first[kind]
@@ -70,7 +70,7 @@ class Engines(fixtures.Fixture):
 
 
 def kind_of(url: sa.URL) -> str | None:
-    """Whose SQLite file a URL names; None when it is none of them."""
+    """Return the owner of a URL's SQLite file; None for other URLs."""
     name = os.path.basename(url.database or '')
     if url.get_backend_name() != 'sqlite' or not name.endswith('.sqlite'):
         return None
@@ -82,16 +82,16 @@ def kind_of(url: sa.URL) -> str | None:
 
 
 def pooled(url: sa.URL, **kwargs: ty.Any) -> tuple[sa.Engine, sa.Engine]:
-    """An engine with as many connections as are used at once."""
-    # A file does not go away, so nobody has to ask whether it is there.
+    """Return an engine with as many connections as are in use at once."""
+    # The connection to a file is never lost: no ping is needed.
     kwargs.update(poolclass=pool.QueuePool, pool_size=0, pool_pre_ping=False)
-    # Nova alone has more statements than the 500 of the default.
+    # Nova alone has more statements than the default of 500.
     engine = sa.create_engine(url, query_cache_size=5000, **kwargs)
 
     @sa.event.listens_for(engine, 'checkin')
     def _checked_in(_connection: ty.Any, record: ty.Any) -> None:
-        # oslo.db's mark of a transaction that has begun. What takes back a
-        # connection ends the transaction without telling oslo.db.
+        # oslo.db's mark that a transaction has begun. Returning a connection
+        # to the pool ends the transaction without clearing the mark.
         record.info.pop('in_transaction', None)
 
     return engine, engine

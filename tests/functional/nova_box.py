@@ -4,8 +4,8 @@
 
 Real: the compute API behind its own paste pipeline, conductor, scheduler,
 compute managers, placement, oslo.messaging (in memory), SQLite databases,
-and the versioned notifications on their way to a listener in this process.
-Stood in for: the hypervisor by Nova's fake driver; Glance, Neutron and
+and the versioned notifications to a listener in this process.
+Replaced: the hypervisor by Nova's fake driver; Glance, Neutron and
 Cinder by the fixtures of Nova's own functional tests; keystone by
 `TokenReader`.
 
@@ -37,12 +37,12 @@ from nova.tests.functional import fixtures as func_fixtures
 from nova import thread_pool_factory
 from nova.virt import driver as virt_driver
 from nova.virt import fake as fake_virt
-# Asks for the machine when it is imported, which Nova's fixtures forbid in a
-# test that is under way.
+# Inspects the machine when it is imported, which Nova's fixtures forbid
+# during a test.
 import numpy  # noqa: F401
 
 from blazar_core.capacity import booking_index
-# It compares Nova before Nova's fixtures replace parts of it.
+# Compares Nova with the seams before Nova's fixtures replace parts of it.
 from blazar_nova.compat import require_seams  # noqa: F401
 from blazar_nova.services import wiring
 
@@ -56,21 +56,21 @@ __all__ = ['ApiClient', 'Capacity', 'Identity', 'NovaBox', 'TokenReader',
 
 PROJECT_ID: str = nova_fixtures.PROJECT_ID
 
-#: Loggers that would bury what a failed test has to say.
+#: Loggers whose output would hide the output of a failed test.
 CHATTY = ('nova.api.openstack.requestlog', 'nova.manager', 'nova.service',
           'nova.thread_pool_factory', 'placement.requestlog')
 
 
-# -- what an operator writes ------------------------------------------------
+# -- the operator's configuration -------------------------------------------
 
 def plain_conf(folder: str) -> str:
-    """nova.conf of the Nova in this process, without the plugin.
+    """Return nova.conf of the Nova in this process, without the plugin.
 
-    Ratios of 1 and nothing set aside, so that a host holds exactly what its
-    capacity says. Nova's quota of 10 servers is in the way of nearly every
-    test about capacity.
+    Allocation ratios are 1 and nothing is set aside, so that a host has
+    exactly its nominal capacity. Nova's quota of 10 servers would break
+    nearly every test of capacity.
 
-    :param folder: where the SQLite files are
+    :param folder: the folder of the SQLite files
     """
     return f"""\
 [DEFAULT]
@@ -91,12 +91,12 @@ api_paste_config = {folder}/api-paste.ini
 """
 
 
-# -- who is asking ----------------------------------------------------------
+# -- identities -------------------------------------------------------------
 
 class Identity(ty.NamedTuple):
-    """What a token says; the token is this, encoded.
+    """The content of a token; the token is this, encoded.
 
-    Without a project it is not for one.
+    Without a project the token is unscoped.
     """
 
     user: str = 'alice'
@@ -109,7 +109,7 @@ class Identity(ty.NamedTuple):
 
     @classmethod
     def of_token(cls, token: str) -> 'Identity | None':
-        """:returns: None if it is no token of ours"""
+        """:returns: None if the token was not created by these tests"""
         try:
             user, project, roles = json.loads(base64.urlsafe_b64decode(token))
             return cls(user, project, tuple(roles))
@@ -121,7 +121,7 @@ ADMIN = Identity('admin', PROJECT_ID, ('admin', 'member', 'reader'))
 
 
 class TokenReader:
-    """Stands in for keystonemiddleware's auth_token: the same headers out."""
+    """Replaces keystonemiddleware's auth_token: passes on the same headers."""
 
     def __init__(self, app: ty.Callable[..., ty.Any]) -> None:
         self.app = app
@@ -150,7 +150,7 @@ class TokenReader:
 
 
 class ApiClient(nova_client.TestOpenStackClient):
-    """Nova's test client, speaking for one identity at one microversion."""
+    """Nova's test client, for one identity at one microversion."""
 
     def __init__(self, base_url: str, who: Identity,
                  microversion: str | None = 'latest') -> None:
@@ -168,16 +168,16 @@ class ApiClient(nova_client.TestOpenStackClient):
 # -- the API ----------------------------------------------------------------
 
 class Policy(nova_fixtures.RealPolicyFixture):
-    """The rules that Nova ships, and no file of an operator's."""
+    """The default rules of Nova, without a policy file of an operator."""
 
     def _prepare_policy(self) -> None:
         CONF.set_override('policy_dirs', [], group='oslo_policy')
 
 
 class LegacyApi(fixtures.Fixture):
-    """Loads what is below /v2 when it is first asked for.
+    """Loads the API below /v2 at its first request.
 
-    It is the whole API a second time, and few tests ask for it.
+    It is the whole API a second time, and few tests use it.
     """
 
     PATH = '/v2/+'
@@ -215,7 +215,7 @@ class Later:
 # -- the box ----------------------------------------------------------------
 
 class Capacity(ty.NamedTuple):
-    """What a compute host offers."""
+    """The resources of a compute host."""
 
     vcpus: int = 8
     memory_mb: int = 16384
@@ -223,43 +223,43 @@ class Capacity(ty.NamedTuple):
 
 
 class NovaBox(nova_test.TestCase):
-    """The Nova itself; a test case because Nova's fixtures ask for one.
+    """The Nova itself; a test case because Nova's fixtures require one.
 
-    Class attributes are parameters: a subclass sets what it needs.
+    Class attributes are parameters: a subclass overrides them.
     """
 
     #: Whether the plugin is installed in this Nova.
     plugin: bool = True
-    #: The compute hosts to begin with.
+    #: The compute hosts at the start.
     hosts: dict[str, Capacity] = {}
     #: Whether the API below /v2 is loaded from the start, as in a cloud.
     legacy_api: bool = False
-    #: More lines of nova.conf, after all others.
+    #: Additional lines of nova.conf, after all others.
     more_conf: str = ''
 
-    #: What this box's nova.conf says to turn the plugin on.
+    #: The lines of this box's nova.conf that enable the plugin.
     operator_conf: str = ''
 
-    #: How many boxes this process has had.
+    #: Counts the boxes of this process.
     _boxes: ty.ClassVar[ty.Iterator[int]] = itertools.count()
 
     def setUp(self) -> None:
         covering.switch_to(self.id())
         if next(self._boxes) == 1:
-            # What is imported, and it all is by now, stays: the collector
-            # need not look through it several times in each test.
+            # Modules, all imported by now, stay: the collector need not scan
+            # them several times in each test.
             gc.collect()
             gc.freeze()
-        # Builds that were under way when the test before ended may have made
-        # pools since: Nova's harness begins no test with any.
+        # Builds that were in progress when the previous test ended may have
+        # created executors since: Nova's harness requires that none exist.
         thread_pool_factory.reset_all_executors()
-        #: The books in memory that a process would follow from now on; here
-        #: nobody would end the thread.
+        #: The booking indexes that a process would follow from now on in a
+        #: thread; here nothing would end that thread.
         self.followed: list[booking_index.Index] = []
         self.useFixture(fixtures.MonkeyPatch(
             'blazar_core.capacity.booking_index.Index.follow',
             lambda index: self.followed.append(index)))
-        # Nor is what it counts written: that outlives the database.
+        # Counters are not written either: the thread outlives the database.
         self.useFixture(fixtures.MonkeyPatch(
             'blazar_core.db.counters.Counters.follow',
             lambda _counters, _clock: None))
@@ -272,7 +272,7 @@ class NovaBox(nova_test.TestCase):
             parse(argv, **kwargs)
 
         # Nova's harness reads no file; this Nova is configured by its file.
-        # It has Nova's own policy, and no database but those of _setup_cells.
+        # It has Nova's own policy, and only the databases of _setup_cells.
         with (mock.patch.object(nova_config, 'parse_args', parse_file),
               mock.patch.object(nova_fixtures, 'PolicyFixture', Policy),
               mock.patch.object(nova_fixtures, 'Database', databases.Nothing),
@@ -285,7 +285,7 @@ class NovaBox(nova_test.TestCase):
         self._setup_neighbors()
         if self.plugin:
             self._setup_plugin_database()
-        # What the filter puts in front of it goes with this Nova.
+        # Undo the filter's wrapper of this function with this Nova.
         self.useFixture(fixtures.MonkeyPatch(
             'nova.scheduler.utils.claim_resources',
             scheduler_utils.claim_resources))
@@ -300,32 +300,32 @@ class NovaBox(nova_test.TestCase):
             scheduler_manager.SchedulerManager.post_start_hook))
         self.conductor = self.start_service('conductor')
         self.scheduler = self.start_service('scheduler')
-        # It waits, when it stops, for builds that are under way, and these for
-        # the scheduler: half an hour, were that gone.
+        # stop() waits for builds in progress, and these for the scheduler:
+        # half an hour, if that had been stopped before.
         self.addCleanup(self.conductor.stop)
         for host, capacity in self.hosts.items():
             self.start_compute(host, capacity)
-        # After the computes, as deployments do it: API workers may look at
-        # the hosts while they start.
+        # After the computes, as in deployments: API workers may query the
+        # hosts while they start.
         self._setup_api()
 
     def _make_folder(self) -> str:
         folder = fixtures.TempDir()
         folder.setUp()
-        # Before useFixture() is possible, and gone only after everything
-        # that setUp() adds has been cleaned up.
+        # Before useFixture() is possible; removed only after everything that
+        # setUp() adds has been cleaned up.
         self.addCleanup(folder.cleanUp)
         return folder.path
 
     def _write_conf(self) -> str:
-        """Write nova.conf and api-paste.ini; return the former's path."""
+        """Write nova.conf and api-paste.ini; return the path of nova.conf."""
         paste, conf = samples.nova_paste(), plain_conf(self.folder)
         if self.plugin:
             paste = samples.with_leases(paste)
             self.operator_conf = samples.nova_conf(
                 f'sqlite:///{self.folder}/blazar.sqlite',
                 fernet.Fernet.generate_key().decode())
-            # A list of what goes on says when the rest is over.
+            # A lease that is no longer listed has ended completely.
             conf += self.operator_conf + '[blazar]\nlist_ended = 0\n'
         with open(os.path.join(self.folder, 'api-paste.ini'), 'w') as f:
             f.write(paste)
@@ -339,7 +339,7 @@ class NovaBox(nova_test.TestCase):
         self.cell_mappings.update(cells.cell_mappings)
 
     def _setup_neighbors(self) -> None:
-        """The services around Nova: placement is real."""
+        """Set up the services around Nova: placement is real."""
         self.neutron = self.useFixture(nova_fixtures.NeutronFixture(self))
         self.glance = self.useFixture(nova_fixtures.GlanceFixture(self))
         self.cinder = self.useFixture(nova_fixtures.CinderFixture(self))
@@ -370,7 +370,7 @@ class NovaBox(nova_test.TestCase):
     def _setup_api(self) -> None:
         if not self.legacy_api:
             self.useFixture(LegacyApi())
-        # Each test is a process to nova-api.
+        # To nova-api each test is a process of its own.
         wiring.shared.cache_clear()
         self.useFixture(fixtures.MonkeyPatch(
             'keystonemiddleware.auth_token.filter_factory',
@@ -382,7 +382,7 @@ class NovaBox(nova_test.TestCase):
                       capacity: Capacity = Capacity()) -> ty.Any:
         """Start a nova-compute with a hypervisor of that capacity.
 
-        :returns: Nova's Service; its stop() makes it a host that is down
+        :returns: Nova's Service; its stop() makes the host look down
         """
         load = virt_driver.load_compute_driver
 
@@ -397,7 +397,7 @@ class NovaBox(nova_test.TestCase):
             return self._start_compute(host)
 
     def new_listener(self, clock: ty.Any = None) -> ty.Any:
-        """The plugin's daemon, in this process; not started.
+        """Create the plugin's daemon in this process; it is not started.
 
         :param clock: a blazar_core.common.clocks.Clock, or None for the
             system's
@@ -408,7 +408,7 @@ class NovaBox(nova_test.TestCase):
 
     def client(self, who: Identity = ADMIN,
                microversion: str | None = 'latest') -> ApiClient:
-        """A client of the compute API.
+        """Return a client of the compute API.
 
         :param microversion: None sends none, which Nova reads as 2.1
         """

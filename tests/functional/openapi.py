@@ -30,24 +30,24 @@ class Operation(ty.NamedTuple):
 
     method: str
     path: str
-    #: Where the path begins, if not where all others do.
+    #: The base path, if it differs from that of all others.
     server: str | None
     parameters: tuple[Schema, ...]
-    #: The schema of the body; None: there is none.
+    #: The schema of the body; None if there is none.
     body: Schema | None
-    #: By code, the schema of the body; None: anything.
+    #: By code, the schema of the body; None allows anything.
     answers: dict[int, Schema | None]
 
 
 @functools.cache
 def description() -> Schema:
-    """The whole document."""
+    """Return the whole document."""
     with open(os.path.join(DOCUMENTS, 'openapi.yaml')) as f:
         return ty.cast(Schema, yaml.load(f, Loader=_Strict))
 
 
 class _Strict(yaml.SafeLoader):
-    """Takes no key twice, as other readers do not."""
+    """Refuses duplicate keys, as other readers do."""
 
     def construct_mapping(self, node: ty.Any, deep: bool = False) -> ty.Any:
         keys = [key.value for key, _value in node.value]
@@ -57,7 +57,7 @@ class _Strict(yaml.SafeLoader):
 
 
 def resolved(node: Schema) -> Schema:
-    """What a reference stands for; anything else is itself."""
+    """Return the target of a reference; anything else as it is."""
     while set(node) == {'$ref'}:
         found: ty.Any = description()
         for part in node['$ref'].removeprefix('#/').split('/'):
@@ -68,7 +68,7 @@ def resolved(node: Schema) -> Schema:
 
 @functools.cache
 def operations() -> tuple[Operation, ...]:
-    """All that can be asked."""
+    """Return all operations of the document."""
     return tuple(
         Operation(
             method.upper(), path,
@@ -99,8 +99,8 @@ def _registry() -> ty.Any:
 
 
 def problems(schema: Schema, value: object) -> list[str]:
-    """Where a value is not as a schema of the document says."""
-    # References of the schema are to be found in the document.
+    """Return the differences of a value from a schema of the document."""
+    # References of the schema are resolved within the document.
     validator = jsonschema.Draft202012Validator(
         _absolute(schema), registry=_registry())
     return [f'{error.json_path}: {error.message[:300]}'

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Clients that cannot be run here, by what their sources send and read.
+"""Models of clients that cannot be run here, written from their sources.
 
-Each is written anew from the sources of a client: requests with the same
-keys and formats, and answers read as strictly as the client reads them.
+They send requests with the same keys and formats, and read answers as
+strictly as the client does.
 """
 
 import datetime
@@ -17,7 +17,7 @@ __all__ = ['ALLOCATION', 'HOST', 'LEASE', 'PROPERTY', 'PROPERTY_CHANGED',
 Json: ty.TypeAlias = dict[str, ty.Any]
 Form: ty.TypeAlias = ty.Any
 
-#: Layouts of Go's time package, which reads a fraction in any case.
+#: Layouts of Go's time package, which accepts a fraction with any layout.
 _WITH_T = r'\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?'
 _WITH_BLANK = r'\d{4}-\d\d-\d\d \d\d:\d\d:\d\d(\.\d+)?'
 _RFC3339 = _WITH_T + r'(Z|[+-]\d\d:\d\d)'
@@ -68,8 +68,8 @@ SERVER: Json = {
 def decoded(form: Form, value: ty.Any, where: str = '') -> ty.Any:
     """Read a value as Go's encoding/json reads it into a typed field.
 
-    Keys that the form does not have are ignored; those that are missing or
-    null are None.
+    Keys that the form lacks are ignored; keys that are missing or null are
+    None.
 
     :param form: a type, the pattern of a date, a list of one form, or forms
         by keys
@@ -79,7 +79,7 @@ def decoded(form: Form, value: ty.Any, where: str = '') -> ty.Any:
         return None
     kind = type(form) if isinstance(form, (dict, list)) else (
         str if isinstance(form, str) else form)
-    # To Go, true is no number.
+    # In Go, true is not a number.
     if type(value) is not kind:
         raise AssertionError(f'{where} is {value!r}, and no {kind.__name__}')
     if isinstance(form, dict):
@@ -97,7 +97,7 @@ def decoded(form: Form, value: ty.Any, where: str = '') -> ty.Any:
 class Chi:
     """python-chi 1.2 (chi.lease and chi.hardware).
 
-    :param blazar: a client of python-blazarclient, which it uses
+    :param blazar: a client of python-blazarclient, which Chi uses
     """
 
     def __init__(self, blazar: ty.Any) -> None:
@@ -105,7 +105,7 @@ class Chi:
 
     @staticmethod
     def node_reservation(*constraints: list[ty.Any], count: int = 1) -> Json:
-        """What add_node_reservation() asks for."""
+        """Return the request of add_node_reservation()."""
         wanted: list[ty.Any] = [*constraints]
         if len(wanted) > 1:
             wanted = ['and', *wanted]
@@ -117,7 +117,7 @@ class Chi:
 
     @staticmethod
     def network_reservation(name: str) -> Json:
-        """What add_network_reservation() asks for."""
+        """Return the request of add_network_reservation()."""
         return {'resource_type': 'network', 'network_name': name,
                 'network_description': '', 'network_properties': '',
                 'resource_properties': json.dumps(
@@ -125,15 +125,15 @@ class Chi:
 
     @staticmethod
     def fip_reservation(network_id: str, count: int = 1) -> Json:
-        """What add_fip_reservation() asks for."""
+        """Return the request of add_fip_reservation()."""
         return {'resource_type': 'virtual:floatingip', 'amount': count,
                 'network_id': network_id}
 
     @staticmethod
     def read(lease: Json) -> Json:
-        """What Lease keeps of an answer.
+        """Return the parts of an answer that chi's Lease keeps.
 
-        :raises ValueError: where a date has another format
+        :raises ValueError: if a date has another format
         """
         datetime.datetime.fromisoformat(lease['created_at'])
         by_type: dict[str, list[Json]] = {}
@@ -153,13 +153,13 @@ class Chi:
             text, '%Y-%m-%dT%H:%M:%S.%f').replace(tzinfo=datetime.UTC)
 
     def named(self, name: str) -> Json:
-        """What get_lease_id() and get_lease() find."""
+        """Return the lease that get_lease_id() and get_lease() find."""
         found, = (one for one in self.blazar.lease.list()
                   if one['name'] == name)
         return self.read(self.blazar.lease.get(found['id']))
 
     def node(self, name: str, node_type: str, count: int = 1) -> str:
-        """What get_node_reservation() finds: the id of one reservation."""
+        """Return the id of the reservation of get_node_reservation()."""
         found, = (one for one in self.named(name)['by_type']['physical:host']
                   if int(one['min']) == int(one['max']) == count and
                   node_type in one['resource_properties'])
@@ -167,7 +167,7 @@ class Chi:
 
     def next_free(self, hostname: str, hours: int = 1,
                   ) -> tuple[datetime.datetime, datetime.datetime | None]:
-        """What Node.next_free_timeslot() finds: a gap, and its end."""
+        """Return the gap that Node.next_free_timeslot() finds, and its end."""
         host_id, = (one['id'] for one in self.blazar.host.list()
                     if one['hypervisor_hostname'] == hostname)
         held = self.blazar.allocation.get('os-hosts', host_id)
@@ -182,16 +182,16 @@ class Chi:
 
 
 def size_map(lease: Json) -> dict[str, str]:
-    """The reserved flavor for each flavor that was asked for.
+    """Return the reserved flavor of each requested flavor.
 
-    As azimuth-schedule-operator finds it.
+    As azimuth-schedule-operator computes it.
     """
     return {json.loads(one['resource_properties'])['id']: one['id']
             for one in lease['reservations']
             if one['resource_type'] == 'flavor:instance'}
 
 
-#: Fields of coral-credits: required, type, whether it may be null or blank.
+#: Fields of coral-credits: required, type, nullable, may be blank.
 _FIELDS: dict[str, dict[str, tuple[bool, type, bool, bool]]] = {
     'physical:host': {
         'min': (True, int, False, False), 'max': (True, int, False, False),
@@ -211,12 +211,12 @@ _FIELDS: dict[str, dict[str, tuple[bool, type, bool, bool]]] = {
 
 
 def budget_request(body: Json) -> Json:
-    """Check what a budget service is asked, as coral-credits does.
+    """Check a request to a budget service as coral-credits does.
 
-    Not its ``resource_requests``, which no release of Blazar sends.
+    Except its ``resource_requests``, which no release of Blazar sends.
 
     :returns: the lease
-    :raises AssertionError: where it answers 400
+    :raises AssertionError: where coral-credits answers 400
     """
     for key in ('user_id', 'project_id', 'auth_url', 'region_name'):
         assert key in body['context'], f'context lacks {key}'

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""What Nova's harness spends on each test, and no test is about."""
+"""Save time that Nova's harness spends in each test to no effect."""
 
 import atexit
 import copy
@@ -25,47 +25,47 @@ from blazar_nova.compat import reserved_state
 
 __all__ = ['Spared']
 
-#: What is called once where it was called each time.
+#: Originals of functions that are now called once instead of each time.
 _CHECK = jsonschema.Draft202012Validator.check_schema
 _INSTALL = reserved_state.install
 _ALL_TYPES = os_service_types.ServiceTypes.all_types_by_service_type.fget
 
 
 class Spared(fixtures.Fixture):
-    """Nova does the same with it, in less time. To be used after its setUp().
+    """Speeds up Nova without other effects. To be used after its setUp().
     """
 
     def _setUp(self) -> None:
-        # Nova's harness has idle threads look a hundred times a second
-        # whether their pool is closed, as nobody tells them; now they are.
+        # Idle threads of Nova's harness check a hundred times a second whether
+        # their pool is closed, as they get no signal; _stop() sends one.
         futurist_thread.ThreadWorker.MAX_IDLE_FOR = 1
         for name, value in (
-                # No test is behind a proxy, and each request to Nova and to
-                # placement reads all variables of the environment for it.
+                # Each request to Nova and to placement looks for proxies in
+                # all variables of the environment; no test has any.
                 ('requests.sessions.get_environ_proxies', no_proxies),
                 ('jsonschema.Draft202012Validator.check_schema',
                  staticmethod(check_once)),
                 # Nova's response schemas are the same for every API.
                 ('blazar_nova.compat.reserved_state.install', installed),
-                # A copy of all of it for each look.
+                # Nova copies the whole mapping for each access.
                 ('os_service_types.ServiceTypes.all_types_by_service_type',
                  property(functools.cache(_ALL_TYPES))),
-                # Its row goes with the database.
+                # Its row is removed with the database.
                 ('nova.service.Service.kill', nova_service.Service.stop)):
             self.useFixture(fixtures.MonkeyPatch(name, value))
 
 
 def no_proxies(*_args: ty.Any, **_kwargs: ty.Any) -> dict[str, str]:
-    """In the place of the proxies of the environment."""
+    """Replaces the lookup of proxies in the environment."""
     return {}
 
 
-#: Schemas that were checked, by their id; they stay, so that it does too.
+#: Checked schemas by their id; kept alive so that the id stays valid.
 _checked: dict[int, ty.Any] = {}
 
 
 def check_once(schema: ty.Any, *args: ty.Any, **kwargs: ty.Any) -> None:
-    """Check a schema the first time only: placement does with each request.
+    """Check a schema only the first time; placement does so each time.
 
     :raises jsonschema.SchemaError: as the original
     """
@@ -75,7 +75,7 @@ def check_once(schema: ty.Any, *args: ty.Any, **kwargs: ty.Any) -> None:
 
 
 def installed() -> int:
-    """Add RESERVED to Nova's response schemas, once in a process."""
+    """Add RESERVED to Nova's response schemas, once per process."""
     return _installed(id(reserved_state.schemas))
 
 
@@ -90,27 +90,27 @@ def _arguments_of(kind: type) -> inspect.FullArgSpec:
 
 
 class _WakeUp:
-    """Work that is nothing, so that a thread looks whether it has to end."""
+    """An empty task that makes a thread check whether it has to stop."""
 
     def run(self) -> None:
         pass
 
 
 def _stop(worker: ty.Any) -> None:
-    """Tell a thread of a pool to end, also if it waits for work."""
+    """Make a thread of a pool stop, also if it is waiting for a task."""
     worker.should_stop = True
-    # Without its pool it was the garbage collector that called, perhaps while
-    # this thread has the lock of the queue.
+    # Without its executor the caller is the garbage collector, perhaps while
+    # this thread holds the lock of the queue.
     if worker.executor_ref() is not None:
         worker.work_queue.put(_WakeUp())
 
 
 class _Arrivals:
-    """What the message bus in memory has instead of time.
+    """Replaces the time module in the in-memory message bus.
 
-    It looks for messages, and whether it has to end, and sleeps for 50 ms. Now
-    it sleeps until there is something, if that is sooner: at the end of a test
-    each service waited for it, one after the other, a quarter of a second.
+    The bus polls for messages and its stop every 50 ms. With this it wakes
+    up as soon as either arrives: at the end of each test, services waited for
+    the poll one after the other, a quarter of a second.
     """
 
     time = staticmethod(time.time)
@@ -128,7 +128,7 @@ class _Arrivals:
 
     def waking(self, work: ty.Callable[..., None]
                ) -> ty.Callable[..., None]:
-        """The same, and it wakes all that sleep."""
+        """Return the function, extended to wake all sleepers."""
         def done(*args: ty.Any, **kwargs: ty.Any) -> None:
             work(*args, **kwargs)
             with self._changed:
@@ -137,16 +137,16 @@ class _Arrivals:
         return done
 
 
-# Each rule is copied with all that is below it for each API, of which nothing
-# is changed; and how a check is called is looked up for each call.
+# oslo.policy copies each rule deeply for each API although nothing changes
+# it, and inspects the signature of a check for each call.
 policy.copy = types.SimpleNamespace(deepcopy=copy.copy)
 policy_checks.inspect = types.SimpleNamespace(
     getfullargspec=lambda call: _arguments_of(type(call.__self__)))
-# For the whole process: threads of pools end when tests are over, and the bus
-# is there before and after.
+# For the whole process: threads of pools end after their test, and the bus
+# exists before and after it.
 futurist_thread.ThreadWorker.stop = _stop
-# One that waits for an answer which nobody gives any more, as the scheduler
-# ended with its test, would be waited for half an hour at the end of all.
+# A thread that waits for the answer of a scheduler that ended with its test
+# would delay the exit of the process by half an hour.
 atexit.unregister(futurist_thread._clean_up)
 _ARRIVALS = _Arrivals()
 impl_fake.time = _ARRIVALS
@@ -154,6 +154,6 @@ impl_fake.FakeExchange.deliver_message = _ARRIVALS.waking(
     impl_fake.FakeExchange.deliver_message)
 impl_fake.FakeListener.stop = _ARRIVALS.waking(impl_fake.FakeListener.stop)
 # Nova's harness undoes this at the end of each test, but a compute service
-# shuts down in a thread that may be later than that. It would keep the process
-# from making any pool again, and so all tests after it from beginning.
+# may shut down later, in a thread. That would keep the process from creating
+# any executor again, and so make all later tests fail.
 thread_pool_factory.shutdown_all_executors = lambda: None

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Accelerators of a device profile: cyborg says what of placement that is."""
+"""Accelerators of a device profile: cyborg translates it for placement."""
 
 import contextlib
 
@@ -20,7 +20,7 @@ PROFILE = cyborg.CyborgFixture.dp_name
 
 @contextlib.contextmanager
 def without(known):
-    """Within this, cyborg knows no device profile."""
+    """Make cyborg know no device profile in this context."""
     was = known.mock_get_dp.side_effect
     known.mock_get_dp.side_effect = lambda *_args: []
     try:
@@ -31,7 +31,7 @@ def without(known):
 
 @contextlib.contextmanager
 def silent(known):
-    """Within this, cyborg does not answer."""
+    """Make cyborg not answer in this context."""
     def raises(name):
         raise exception.DeviceProfileError(name=name, msg='it is away')
 
@@ -109,7 +109,7 @@ class AcceleratorsTest(test_units.UnitsTestCase):
         self.hold(flavor=self.accelerated)
         self.refuse(self.accelerated, 'vm2')
         self.leased(409)
-        # A flavor of before asks for as much when it is changed.
+        # A flavor from before cannot be enlarged either.
         self.ask('PUT', f'/leases/{reservation["lease_id"]}', {
             'reservations': [{'id': reservation['id'], 'amount': 2}]},
             code=409)
@@ -145,7 +145,7 @@ class AcceleratorsTest(test_units.UnitsTestCase):
 
 class PreflightTest(test_host_filters.HostFiltersTestCase,
                     api_base.ApiTestCase):
-    """What is said before the start."""
+    """Answers of the preflight before the start."""
 
     def make_lease(self, flavor):
         return self.make(start_in=HOUR, reservations=[{
@@ -154,7 +154,7 @@ class PreflightTest(test_host_filters.HostFiltersTestCase,
 
     def test_of_a_reservation_of_a_flavor_it_is_said_when_it_is_made(self):
         flavor = self.flavor_with('hw:numa_nodes', '1')
-        # No host has any.
+        # No host has NUMA nodes.
         refused = self.make(start_in=HOUR, code=409, reservations=[{
             'resource_type': 'flavor:instance', 'flavor_id': flavor,
             'amount': 1}])

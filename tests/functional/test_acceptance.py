@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""What Blazar's own acceptance tests ask for and check, with default options.
+"""The requests and checks of Blazar's acceptance tests, default options.
 
 There are thirty: the requests of three files, each of which counts as a test,
 and eight scenarios. Two of the scenarios boot one server more than is reserved
-and wait until it is in ERROR; here the boot is refused. One request wants the
-format of dates as Python has it.
+and wait until it is in ERROR; here the boot is refused. One request expects
+the date format in Python's notation.
 """
 
 from concurrent import futures
@@ -19,15 +19,15 @@ MINUTE = 60
 
 
 class AcceptanceTestCase(test_hosts_api.HostsTestCase):
-    """One host, asked by an administrator."""
+    """One host, and an administrator as the client."""
 
     hosts = {'host1': api_base.ApiTestCase.hosts['host1']}
-    # What is written for other tests is the default again.
+    # Back to the default, which other tests override.
     more_conf = '[blazar]\nlist_ended = 86400\n'
 
     def setUp(self):
         super().setUp()
-        #: How many of the requests were answered as they should be.
+        #: How many of the requests were answered as expected.
         self.steps = 0
 
     def step(self, code, method, path, body=None, **query):
@@ -82,7 +82,7 @@ class TestRequests(AcceptanceTestCase):
                 ('2050-11-13 13:13', '2050-11-13 12:13',
                  'End date must be later than start date.'),
                 ('Bogus-date 13:13', '2050-11-13 12:13',
-                 # Blazar's says '%Y-%m-%d %H:%M', which its test wants.
+                 # Blazar answers '%Y-%m-%d %H:%M', which its test expects.
                  'Bogus-date 13:13 is an invalid date. Required format: '
                  'YYYY-MM-DD HH:MM'),
                 ('now', None, 'Missing parameter end_date')):
@@ -100,9 +100,9 @@ class TestRequests(AcceptanceTestCase):
 
 
 class TestScenarios(AcceptanceTestCase):
-    """What Blazar does in seconds, these do when they move the clock."""
+    """Scenarios that take seconds with Blazar; here the clock is moved."""
 
-    #: One server of a reservation.
+    #: A reservation of one server.
     SIZES = {'resource_type': 'virtual:instance', 'vcpus': 1,
              'memory_mb': 1024, 'disk_gb': 10, 'amount': 1,
              'affinity': False, 'resource_properties': ''}
@@ -113,7 +113,7 @@ class TestScenarios(AcceptanceTestCase):
         self.fill_books()
 
     def create(self, reservation, seconds=3600):
-        """A lease from now on that has started."""
+        """Create a lease that has started."""
         now = datetime.datetime.now(datetime.UTC)
         end = now + datetime.timedelta(seconds=seconds)
         lease = self.step(201, 'POST', '/leases', {
@@ -128,17 +128,17 @@ class TestScenarios(AcceptanceTestCase):
         return self.step(200, 'GET', f'/leases/{lease["id"]}')['lease']
 
     def serve(self, flavor='1', **hints):
-        """A server of the administrator that is up."""
+        """Boot a server of the administrator and wait until it is ACTIVE."""
         return self.boot_active('scenario', flavor=flavor, hints=hints or None,
                                 client=self.admin)
 
     def check_unreserved(self):
-        """A server without a reservation finds no host."""
+        """Check that a server without a reservation finds no host."""
         server = self.boot('unreserved', client=self.admin)
         self.wait_for_status(server['id'], 'ERROR')
 
     def settle(self, done, what):
-        """Carry out what is due, and what is put off, until it is done."""
+        """Carry out due and postponed events until a condition is true."""
         def is_done():
             self.run_due()
             self.clock.advance(3)
@@ -146,13 +146,13 @@ class TestScenarios(AcceptanceTestCase):
         self.wait_for(is_done, what=what)
 
     def delete(self, lease, server):
-        """Delete a lease, and with it its server."""
+        """Delete a lease and with it its server."""
         self.step(204, 'DELETE', f'/leases/{lease["id"]}')
         self.settle(lambda: not self.exists(server['id']) and not (
             self.step(200, 'GET', '/leases')['leases']), 'it is over')
 
     def end(self, lease, server):
-        """Let a lease end, and with it its server."""
+        """Let a lease end and with it its server."""
         self.clock.advance(2 * MINUTE)
         self.settle(lambda: not self.exists(server['id']) and (
             self.shown(lease)['status'] == 'TERMINATED'), 'it is over')
@@ -163,7 +163,7 @@ class TestScenarios(AcceptanceTestCase):
             if one['event_type'] == 'end_lease'])
 
     def shorten(self, lease):
-        """Have a lease end in a minute, as its dates are written."""
+        """Make a lease end in a minute, in the API's date format."""
         end = datetime.datetime.now(
             datetime.UTC) + datetime.timedelta(minutes=1)
         self.step(200, 'PUT', f'/leases/{lease["id"]}', {
@@ -188,7 +188,7 @@ class TestScenarios(AcceptanceTestCase):
         self.end(lease, server)
 
     def check_all_but_one_step(self, asked):
-        """Blazar has one server too many go to ERROR."""
+        """Check a scenario; Blazar's puts the surplus server in ERROR."""
         lease, reservation = self.create(asked)
         group = reservation['server_group_id']
         server = self.serve(reservation['id'], **(
@@ -212,7 +212,7 @@ class TestScenarios(AcceptanceTestCase):
         'resource_type': 'physical:host', 'resource_properties': ''}
 
     def host_lease(self, seconds=3600):
-        """A lease of the host that has started, and a server there."""
+        """Create a lease of the host that has started, with a server on it."""
         lease, reservation = self.create(
             {**self.WANTED, 'min': 1, 'max': 1}, seconds)
         self.assertEqual(['host1'], self.hosts_of(reservation['id']))
@@ -244,7 +244,7 @@ class TestScenarios(AcceptanceTestCase):
         self.check_free_again(lease)
 
     def hosts_of(self, name):
-        """The hosts of an aggregate; None: there is none."""
+        """Return the hosts of an aggregate; None if there is none."""
         found = self.admin.api_get('/os-aggregates').body['aggregates']
         return next((one['hosts'] for one in found if one['name'] == name),
                     None)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""What a held server cannot have: every action but show, rename, delete."""
+"""Actions of reserved servers: all but show, rename and delete are refused."""
 
 import json
 
@@ -13,7 +13,7 @@ from blazar_core.common import errors
 from tests.functional import base
 from tests.functional import leased
 
-#: What a held server can have, by path and method.
+#: Allowed requests for a reserved server: path and method.
 ALLOWED = {
     ('/servers/{id}', 'PUT'), ('/servers/{id}', 'DELETE'),
     ('/servers/{server_id}/metadata', 'POST'),
@@ -22,7 +22,7 @@ ALLOWED = {
     ('/servers/{server_id}/metadata/{id}', 'DELETE')}
 ALLOWED_ACTIONS = {'lock', 'unlock'}
 
-#: Some of what must be found, so that finding nothing is no success.
+#: Some actions that must be found, so that an empty list is no success.
 KNOWN_ACTIONS = {
     'addFixedIp', 'addFloatingIp', 'addSecurityGroup', 'changePassword',
     'confirmResize', 'createBackup', 'createImage', 'evacuate',
@@ -44,25 +44,25 @@ KNOWN_PATHS = {
 
 
 def server_routes():
-    """Nova's routes below a server: (path, methods)."""
+    """Return Nova's routes below a server: (path, methods)."""
     return [(path, methods) for path, methods, *_ in routes.ROUTE_LIST
             if path.startswith(('/servers/{id}', '/servers/{server_id}'))]
 
 
 def changes():
-    """Every request to a server that changes something: (method, path)."""
+    """Return every request that changes a server: (method, path)."""
     return [(method, path) for path, methods in server_routes()
             for method in methods
             if method != 'GET' and (path, method) not in ALLOWED]
 
 
 def looks():
-    """Every path below a server that can be read."""
+    """Return every path below a server that can be read."""
     return [path for path, methods in server_routes() if 'GET' in methods]
 
 
 def actions():
-    """The names of all actions of servers, as Nova dispatches them."""
+    """Return the names of all server actions, as Nova dispatches them."""
     for path, methods in server_routes():
         if path == '/servers/{id}/action':
             return sorted(methods['POST'][0]().wsgi_actions)
@@ -70,7 +70,7 @@ def actions():
 
 
 def ask(client, method, path, server_id, body=None):
-    """Send a request to a route of Nova's, for a server."""
+    """Send a request to one of Nova's routes, for a server."""
     path = path.replace('{server_id}', server_id)
     if path.startswith('/servers/{id}'):
         path = path.replace('{id}', server_id, 1)
@@ -80,7 +80,7 @@ def ask(client, method, path, server_id, body=None):
 
 
 class HeldActionsTest(leased.LeasedTestCase):
-    """409 and a sentence, at the oldest microversion and the latest."""
+    """409 and a message, at the oldest and at the latest microversion."""
 
     def check_held_back(self, response, what):
         self.assertEqual(409, response.status_code, f'{what}: {response.text}')
@@ -116,7 +116,7 @@ class HeldActionsTest(leased.LeasedTestCase):
                 self.check_held_back(
                     ask(client, method, path, server['id'], {}),
                     f'{method} {path} at {client.microversion}')
-        # With bodies that Nova would accept, and then do or stumble over.
+        # With bodies that Nova would accept, and then act on or fail.
         for method, path, body in (
                 ('POST', 'action', {'reboot': {'type': 'HARD'}}),
                 ('POST', 'action', {'lock': None, 'os-stop': None}),
@@ -151,11 +151,11 @@ class HeldActionsTest(leased.LeasedTestCase):
                      f'/servers/{server["id"]}/action%0A'):
             self.check_held_back(self.alice.api_request(
                 path, method='POST', body='{"os-stop": null}'), path)
-        # There is no such path in Nova.
+        # Nova has no path with a slash at its end.
         self.assertEqual(404, self.alice.api_request(
             f'/servers/{server["id"]}/action/', method='POST',
             body='{"os-stop": null}').status_code)
-        # Nova leads this to the same servers up to 2.102.
+        # Nova routes this to the same servers up to 2.102.
         path = f'/os-volumes_boot/{server["id"]}'
         client = self.api(microversion='2.1')
         self.check_held_back(client.api_request(
@@ -188,19 +188,19 @@ class HeldActionsTest(leased.LeasedTestCase):
 
 
 class ComparedTest(leased.LeasedTestCase):
-    """Beside an ordinary server that waits for its build as well."""
+    """Comparison with an ordinary server that also waits for its build."""
 
     def setUp(self):
         super().setUp()
         self.held = self.hold()['id']
-        # Nobody takes the build of this one from the API.
+        # The build of this server is never sent.
         with fixtures.MonkeyPatch(
                 'nova.conductor.rpcapi.ComputeTaskAPI.'
                 'schedule_and_build_instances', lambda *_args, **_kw: None):
             self.waiting = self.boot('vm1')['id']
 
     def both(self, client, method, path, body=None):
-        """What is answered for the held server, and for the other one."""
+        """Return the answers for the reserved server and for the other one."""
         return [self.answer(client, method, path, server_id, body)
                 for server_id in (self.held, self.waiting)]
 
@@ -238,7 +238,7 @@ class ComparedTest(leased.LeasedTestCase):
             for action in actions():
                 self.compare_with_none(
                     bob, 'POST', '/servers/{id}/action', {action: None})
-        # But for an admin, who may know.
+        # An admin may know of it.
         admin = self.api(project='0' * 32, user='root',
                          roles=('admin', 'member', 'reader'))
         self.assertIn('is RESERVED', self.refused(
@@ -274,14 +274,14 @@ class ComparedTest(leased.LeasedTestCase):
             asked.extend(server_ids)
             raise errors.DatabaseUnavailable
 
-        # Even when the books are away.
+        # Even when the reservation database is unavailable.
         with fixtures.MonkeyPatch(
                 'blazar_core.leases.lookup.Lookup.held', away):
             self.alice.post_server_action(server['id'], {'os-stop': None})
         self.assertEqual([server['id']], asked)
         self.wait_for_status(server['id'], 'SHUTOFF')
 
-        # Nova's own answers to those that are not there.
+        # Nova's own answers for servers that do not exist.
         for server_id in (uuids.unknown, 'no-uuid'):
             response = ask(self.alice, 'POST', '/servers/{id}/action',
                            server_id, {'os-stop': None})

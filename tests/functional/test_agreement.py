@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Whatever is sent: what the middleware does is for what Nova then calls.
+"""For any request the middleware acts on what Nova then calls.
 
-Generated requests are given to Nova's own API application, unmodified, and to
-the one that operators load. Of the first it is recorded which function of
-which controller is called, with which arguments; of the second that, and what
-the middleware does before.
+Generated requests are sent to Nova's own API application, unmodified, and to
+the one that operators load. Of the first, the tests record which function of
+which controller is called, with which arguments; of the second also what the
+middleware does before.
 
-``BLAZAR_ROUTED_REQUESTS`` says how many requests, by default 2,000.
+``BLAZAR_ROUTED_REQUESTS`` sets the number of requests, by default 2,000.
 """
 
 import collections
@@ -34,20 +34,20 @@ from tests.functional import nova_box
 
 REQUESTS = int(os.environ.get('BLAZAR_ROUTED_REQUESTS', '2000'))
 METHODS = ('GET', 'HEAD', 'POST', 'PUT', 'DELETE', 'PATCH', 'OPTIONS')
-#: What looks at a server and changes nothing.
+#: Actions that read a server and change nothing.
 READS = ('index', 'show', 'detail')
 UUID = re.compile('[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}')
 
 
 class Requests:
-    """Makes up requests: environs, each by a function that makes it anew."""
+    """Generates requests: environs, each by a function that creates it."""
 
     def __init__(self, seed):
         self._random = random.Random(seed)
         self._routes = [
             (path, method) for path, methods in routes.ROUTE_LIST
             if isinstance(methods, dict) for method in methods]
-        # Those that matter for leases come more often.
+        # Routes that matter for leases are more frequent.
         for least, wanted in ((4, ('/servers', '/os-volumes_boot')),
                               (20, ('/servers', '/servers/{id}',
                                     '/os-server-groups/{id}'))):
@@ -62,7 +62,7 @@ class Requests:
         return self._random.choice(values)
 
     def make(self):
-        """What a request is: method, URL, type, body, headers."""
+        """Return a request: method, URL, query, type, body, version."""
         path, method = self._random.choice(self._routes)
         path = re.sub('{[^}]*}', lambda _match: self.id(), path)
         sent, query = method, ''
@@ -159,7 +159,7 @@ class Requests:
 
 
 def environ_of(context, request):
-    """A request as a WSGI server hands it on."""
+    """Return a request as a WSGI server passes it on."""
     method, url, query, content_type, body, version = request
     body = body.encode()
     return {
@@ -175,20 +175,20 @@ def environ_of(context, request):
 
 
 class Recorder:
-    """Nova's own answers, and what the middleware does, in their order."""
+    """Records Nova's own calls and the middleware's actions, in order."""
 
     def __init__(self):
         self.calls, self.judged = [], []
 
     def call(self, resource, environ, start_response):
-        """In the place of Resource.__call__()."""
+        """Replaces Resource.__call__()."""
         args = resource.get_action_args(environ)
         action, request = args.pop('action'), wsgi.Request(environ)
         try:
             name = resource.get_method(
                 request, action, request.content_type, request.body).__name__
         except Exception as exc:
-            # Nova answers it with an error of the user's.
+            # Nova answers this with a client error.
             name = type(exc).__name__
         self.calls.append((type(resource.controller), action, name, args))
         return webob.Response()(environ, start_response)
@@ -231,13 +231,13 @@ class AgreementTest(base.FunctionalTestCase):
             'alice', nova_box.PROJECT_ID, roles=['member', 'reader'])
 
     def mapped(self, app):
-        """An API as api-paste.ini has it: at /v2.1, and below /v2."""
+        """Mount an API as api-paste.ini does: at /v2.1, and below /v2."""
         paths = urlmap.URLMap(not_found_app=webob.exc.HTTPNotFound())
         paths['/v2.1'] = paths['/v2/+'] = app
         return paths
 
     def given(self, app, request):
-        """What is called and judged for a request, and its status."""
+        """Return the calls and judgements for a request, and its status."""
         self.recorder.calls, self.recorder.judged = [], []
         answers = []
         try:
@@ -263,7 +263,7 @@ class AgreementTest(base.FunctionalTestCase):
                 seen[one[0]] += 1
                 seen[one[0], 'overridden'] += '_method' in request[2]
                 seen[one[0], 'ended'] += request[1].endswith('%0A')
-        # Or the generator is of no use.
+        # Check that the generator covers the cases.
         for name, least in (('_boot', 8), ('_delete', 8), ('of_action', 60),
                             ('of_update', 3), ('of_group', 3),
                             ('of_no_id', 10), ('_hidden', 150)):
@@ -273,14 +273,14 @@ class AgreementTest(base.FunctionalTestCase):
 
 
 def simple(name, *args):
-    """What the middleware did, in plain words."""
+    """Return an action of the middleware in comparable form."""
     if name in ('_hidden', 'of_no_id'):
         return name, args[0].named
     return (name, *(getattr(arg, 'value', arg) for arg in args))
 
 
 def is_almost(text):
-    """Whether a database may take something else for the id of a server."""
+    """Return whether a database may match a text with a server's id."""
     letters = [one for one in unicodedata.normalize('NFKD', text).lower()
                if one in '0123456789abcdef-']
     return not UUID.fullmatch(text) and bool(
@@ -288,7 +288,7 @@ def is_almost(text):
 
 
 def wanted_of(controller, action, _name, args):
-    """What the middleware has to do before Nova calls a controller."""
+    """Return what the middleware must do before Nova calls a controller."""
     of = {one.__name__ for one in controller.__mro__}
     if 'ServerGroupController' in of and action == 'delete':
         return [('of_no_id', args['id'])] if is_almost(args['id']) else [

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""The lease API of a real nova-api, and booting with what it made."""
+"""The lease API of a real nova-api, and boots with its reservations."""
 
 import collections
 import json
@@ -54,7 +54,7 @@ class TestLeases(api_base.ApiTestCase):
         message = self.refused(409, self.boot, 'three',
                                flavor=reservation['id'])
         self.assertIn('All 2 slots of reservation', message)
-        # A place that is left may be taken again.
+        # A free slot can be taken again.
         self.alice.delete_server(first['id'])
         self.wait_until_gone(first['id'])
         self.listener.mirror.compare_all()
@@ -62,7 +62,7 @@ class TestLeases(api_base.ApiTestCase):
         self.boot_active('three', flavor=reservation['id'])
         servers = self.get(lease)['reservations'][0]['servers']
         self.assertEqual(2, len(servers))
-        # All of it ends with the lease.
+        # All servers end with the lease.
         self.clock.advance(2 * HOUR)
         driven.run_due(self.listener.engine)
         for server_id in servers:
@@ -178,7 +178,7 @@ class TestLeases(api_base.ApiTestCase):
         self.ask('DELETE', f'/leases/{lease["id"]}', code=204)
         self.run_until(clocks.SystemClock().now())
         self.assertEqual(404, self.alice.api_request(path).status_code)
-        # Others are nobody's but their users'.
+        # Other server groups can only be deleted by their users.
         other = self.alice.post_server_groups(
             {'name': 'mine', 'policy': 'affinity'})['id']
         self.assertEqual(204, self.alice.api_request(
@@ -193,7 +193,7 @@ class TestLeases(api_base.ApiTestCase):
                 409, self.alice.post_server_action, server['id'],
                 {'resize': {'flavorRef': flavor}})
             self.assertIn('cannot be resized', message)
-        # What others have is nothing to anybody.
+        # To users of other projects the server does not exist.
         bob = self.api(project='b' * 32, user='bob')
         message = self.refused(
             404, bob.post_server_action, inside['id'],
@@ -254,13 +254,13 @@ class TestLeases(api_base.ApiTestCase):
 
 
 class TestMoves(api_base.ApiTestCase):
-    """Servers of full reservations with an affinity are moved."""
+    """Servers of full reservations with an affinity can be moved."""
 
     hosts = {name: nova_box.Capacity(vcpus=4, memory_mb=8192, disk_gb=100)
              for name in ('host1', 'host2', 'host3')}
 
     def reserved(self, count, grouped=True, **reservation):
-        """Servers of a reservation, which they may use up; by their ids."""
+        """Boot servers of a reservation, up to all; return their ids."""
         lease = self.make_active(reservations=[
             self.reservation(vcpus=1, **reservation)])
         reservation_id = lease['reservations'][0]['id']
@@ -277,7 +277,7 @@ class TestMoves(api_base.ApiTestCase):
         return self.admin.get_server(server_id)['OS-EXT-SRV-ATTR:host']
 
     def migrate(self, server_id):
-        """Cold; returns when the books have followed."""
+        """Migrate cold; return once the bookings have followed."""
         before = self.where(server_id)
         self.admin.post_server_action(server_id, {'migrate': None})
         self.wait_for_status(server_id, 'VERIFY_RESIZE')
@@ -290,7 +290,7 @@ class TestMoves(api_base.ApiTestCase):
         return after
 
     def evacuate(self, server_id):
-        """From a host that is down; returns when the books have followed."""
+        """Evacuate from a failed host; return once the bookings followed."""
         before = self.where(server_id)
         self.computes[before].stop()
         (service,) = self.admin.get_services(
@@ -307,7 +307,7 @@ class TestMoves(api_base.ApiTestCase):
         return after
 
     def booked_on(self):
-        """How many places there are on each host."""
+        """Return how many slots there are on each host."""
         return collections.Counter(self.books(
             'SELECT hosts.name FROM bookings '
             'JOIN hosts ON hosts.id = bookings.host_id'))
@@ -325,13 +325,13 @@ class TestMoves(api_base.ApiTestCase):
         self.assertNotIn(self.evacuate(first), hosts)
 
     def test_apart_into_a_free_place(self):
-        """The one whose place it takes gets its own."""
+        """The server whose slot is taken gets the slot of the moved one."""
         first, = self.reserved(1, amount=3, affinity=False)
         self.migrate(first)
         self.assertEqual([1, 1, 1], sorted(self.booked_on().values()))
 
     def test_two_at_once_do_not_meet(self):
-        """The books do not know yet that the first one has arrived."""
+        """The first server's arrival is not yet recorded."""
         first, second = self.reserved(2, False, amount=2, affinity=False)
         (host,) = {'host1', 'host2', 'host3'} - {
             self.where(first), self.where(second)}
@@ -411,7 +411,7 @@ class TestChanges(api_base.ApiTestCase):
             {'id': reservation_id, 'amount': 2, 'vcpus': 4}])
         self.assertEqual((2, 4), tuple(
             changed['reservations'][0][key] for key in ('amount', 'vcpus')))
-        # Two hosts are full then.
+        # Two hosts are then full.
         self.make(start_in=2 * HOUR, code=409)
         refused = self.change(lease, 409, reservations=[
             {'id': reservation_id, 'amount': 3}], name='not even this')
@@ -566,7 +566,7 @@ class TestChanges(api_base.ApiTestCase):
         def destroyed_by_another(flavor):
             calls.append(flavor.flavorid)
             destroy(flavor)
-            # As MariaDB has it, when the rows are gone that Nova had read.
+            # As with MariaDB, when the rows that Nova has read are gone.
             raise orm_exc.StaleDataError('0 were matched')
 
         with mock.patch.object(objects.Flavor, 'destroy',

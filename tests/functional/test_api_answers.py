@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""What the lease API answers, as its clients read it."""
+"""Answers of the lease API, as its clients read them."""
 
 import json
 import time
@@ -18,7 +18,7 @@ HOUR = 3600
 
 
 class TestFlavorsThatClientsFind(api_base.ApiTestCase):
-    """By an extra spec of Blazar, which a filter of Nova's reads too."""
+    """By an extra spec of Blazar, which a filter of Nova reads too."""
 
     KEY = 'aggregate_instance_extra_specs:reservation'
     more_conf = ('[filter_scheduler]\nenabled_filters = ComputeFilter,'
@@ -43,7 +43,7 @@ class TestFlavorsThatClientsFind(api_base.ApiTestCase):
             self.assertNotIn(self.KEY, spec.flavor.extra_specs)
             self.assertEqual(reservation['id'], spec.flavor.extra_specs[
                 'blazar:reservation'])
-            # Moves go by that as well.
+            # Migrations use it as well.
             self.admin.post_server_action(server['id'], {'migrate': None})
             self.wait_for_status(server['id'], 'VERIFY_RESIZE')
 
@@ -140,7 +140,7 @@ class TestAnswers(api_base.ApiTestCase):
         self.make(start_in=3 * HOUR, reservations=[
             self.reservation(vcpus=4, amount=2)])
         path = f'/leases/{lease["id"]}'
-        # Ends are written to the minute.
+        # Ends are rounded down to the minute.
         until = clocks.iso((self.began + 3 * HOUR) // 60 * 60)
         for asked in ({'end_date': self.at(4 * HOUR)},
                       {'duration': '3h', 'name': 'longer'}):
@@ -202,7 +202,7 @@ class TestAnswers(api_base.ApiTestCase):
         self.ask('GET', '/leases', marker=bobs['id'], code=400)
         self.ask('GET', '/leases', sort='color', code=400)
         self.ask('GET', '/leases', limit=0, code=400)
-        # Whether there are leases or not.
+        # Whether or not there are leases.
         self.ask('GET', '/leases', fields='color', name='none', code=400)
 
     def test_what_has_just_ended_is_listed_for_a_while(self):
@@ -227,7 +227,7 @@ class TestAnswers(api_base.ApiTestCase):
                   client=self.admin)
 
     def test_a_list_without_pages_is_whole_or_refused(self):
-        """Some clients follow no links."""
+        """Some clients do not follow links."""
         self.useFixture(fixtures.MonkeyPatch(
             'blazar_nova.schemas.lease_schema.MAX_WHOLE', 3))
         self.useFixture(fixtures.MonkeyPatch(
@@ -331,7 +331,7 @@ class TestAnswers(api_base.ApiTestCase):
         lease = self.make(start_in=HOUR, reservations=[self.reservation(
             resource_properties='[">", "$vcpus", 0]')])
         reservation, = lease['reservations']
-        # It stays what it is when the operator takes it back.
+        # It stays valid when the operator removes the property.
         self.flags(group='blazar', public_properties=[])
         path = f'/leases/{lease["id"]}'
         self.ask('PUT', path, {'end_date': self.at(5 * HOUR)}, code=200)

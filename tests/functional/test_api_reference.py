@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""The API reference: its description and its samples are what the API does.
+"""The API reference: its description and samples match the API's behavior.
 
 ``BLAZAR_WRITE_SAMPLES=1`` writes the answers into the samples instead of
-comparing them; look at what has changed before you keep it.
+comparing them; review the changes before you keep them.
 """
 
 import collections
@@ -34,7 +34,7 @@ from tests.unit.blazar_nova import fake_network
 SAMPLES = os.path.join(openapi.DOCUMENTS, 'samples')
 WRITE = 'BLAZAR_WRITE_SAMPLES' in os.environ
 
-#: What the samples say instead of the moment at which a test begins.
+#: The time in the samples that replaces the start of a test.
 BEGAN = dates.parse_date('2026-12-01 13:00', 0)
 PROJECT = 'a0b86a98b0d343cb948e00689182efd4'
 USER = 'c631173edec04bb7a0c3f7711153c06c'
@@ -45,20 +45,20 @@ _DATE = re.compile(r'\d{4}-\d\d-\d\d(T\d\d:\d\d:\d\d\.\d{6}| \d\d:\d\d'
                    r'(?::\d\d)?)')
 #: Times that depend on the moment of the request.
 _MADE = re.compile(r'("(?:created|updated)_at": ")[^"]*"')
-#: What starts with the request.
+#: Times of what starts with the request.
 _STARTED = re.compile(
     r'("start_date": "|"start_lease",\s+"time": ")2026-12-01T13:0[^"]*"')
-#: Which of them it is depends.
+#: Host names that vary between runs.
 _HOST_NAME = re.compile(r'(?<="host": ")host\d')
-#: Only one host is enrolled there.
+#: In the samples only one host is enrolled.
 _HOST_ID = re.compile(r'("(?:resource_)?id": ")\d+"')
-#: There is one as soon as a listener, or a host, has needed it.
+#: The aggregate exists once a listener, or a host, has needed it.
 _POOL = re.compile(r'("aggregate_id": )(?:null|\d+)')
 _EXPIRES = re.compile(r'("expire_offer",\s+"time": ")[^"]*"')
 
 
 class DescriptionTest(testtools.TestCase):
-    """doc/source/api-ref/openapi.yaml and the code."""
+    """Comparison of doc/source/api-ref/openapi.yaml with the code."""
 
     def test_every_schema_is_one(self):
         for schema in openapi.description()['components']['schemas'].values():
@@ -133,7 +133,7 @@ class DescriptionTest(testtools.TestCase):
 
 
 class SamplesTest(api_base.ApiTestCase):
-    """doc/source/api-ref/samples and the answers of a real nova-api."""
+    """Comparison of doc/source/api-ref/samples with a real nova-api."""
 
     def test_a_lease_from_its_making_to_its_end(self):
         made = self.sample('POST', '/leases', 'lease-create', 201)['lease']
@@ -262,13 +262,13 @@ class SamplesTest(api_base.ApiTestCase):
 
     def sample(self, method, url, name, code, names=None,
                root='/reservation/v1', client=None):
-        """Make a request; its answer is what the sample is.
+        """Send a request; compare its answer with the sample.
 
-        The request has the body in NAME-request.json, if there is one, and
-        the answer is compared with NAME-response.json.
+        The body is that of NAME-request.json, if it exists, and the answer is
+        compared with NAME-response.json.
 
-        :param names: what stands for words in the body
-        :param client: who asks; by default alice
+        :param names: replacements of words in the body
+        :param client: the client that sends it; by default alice
         """
         client = client or self.alice
         body, request = None, os.path.join(SAMPLES, f'{name}-request.json')
@@ -293,7 +293,7 @@ class SamplesTest(api_base.ApiTestCase):
         return answer.json()
 
     def check(self, method, path, body, answer):
-        """The description says the same."""
+        """Check that the description allows the request and its answer."""
         for before, pattern, name in ((r'/leases/', '[^/]+', '{lease_id}'),
                                       (r'/maintenance/', '[^/]+',
                                        '{host_name}'),
@@ -313,7 +313,7 @@ class SamplesTest(api_base.ApiTestCase):
             operation.answers[answer.status_code], answer.json()))
 
     def told(self, answer):
-        """An answer as the samples have it."""
+        """Return an answer in the form of the samples."""
         text = json.dumps(answer, indent=2) + '\n'
         text = re.sub(rf'http://{_UUID.pattern}(:80)?(?=/)', HOST, text)
         for old, new in (
@@ -331,7 +331,7 @@ class SamplesTest(api_base.ApiTestCase):
 
 
 def moved(text, seconds):
-    """The same, with its dates so many seconds later."""
+    """Return a text with its dates shifted by that many seconds."""
     def move(match):
         date = match.group()
         if 'T' in date:
@@ -342,7 +342,7 @@ def moved(text, seconds):
 
 
 def alike(text):
-    """JSON of which only the order of its ids is left."""
+    """Return JSON with its ids replaced by their order."""
     numbers = collections.defaultdict(itertools.count(1).__next__)
     return json.loads(_UUID.sub(
         lambda match: f'id {numbers[match.group()]}', text))

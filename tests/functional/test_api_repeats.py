@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Requests that come twice, and those that die."""
+"""Repeated requests, and processes that die during a request."""
 
 from unittest import mock
 
@@ -22,7 +22,7 @@ HOUR = 3600
 class TestRepeats(api_base.ApiTestCase):
 
     def post(self, key, code=201, **more):
-        """Ask for a lease by a key, as who got no answer does."""
+        """Request a lease with a key, as a client without an answer does."""
         url = self.alice.base_url.rsplit('/v2', 1)[0]
         answer = requests.post(
             f'{url}/reservation/v1/leases', params=more.pop('query', None),
@@ -39,7 +39,7 @@ class TestRepeats(api_base.ApiTestCase):
         quote = self.post('one', 200, query={'dry_run': 'true'})['quote']
         self.assertTrue(quote['fits'])
         lease = self.post('one')['lease']
-        # All there is is taken: nothing was looked for.
+        # All capacity is taken: the repeat does not search for any.
         self.assertEqual(lease, self.post('one')['lease'])
         self.assertEqual('NO_ROOM', self.post('two', 409)['error_name'])
         answer = self.post('one', 409, name='other')
@@ -59,7 +59,7 @@ class TestRepeats(api_base.ApiTestCase):
 
 
 class TestRequestsThatDie(api_base.ApiTestCase):
-    """A boot takes slots, and its nova-api gets no further."""
+    """A boot takes slots, and its nova-api dies then."""
 
     def setUp(self):
         super().setUp()
@@ -162,7 +162,7 @@ class TestRequestsThatDie(api_base.ApiTestCase):
         with mock.patch.object(bound_servers, 'admit', side_effect=ValueError):
             servers = self.refused_and_left('dispatch', lambda: None)
         self.assertEqual((2, []), (len(servers), self.left()))
-        # As a build that got lost.
+        # As if the build had been lost.
         self.assertEqual({'RESERVED'}, {
             self.alice.get_server(one)['status'] for one in servers})
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Leases for which servers of others are live-migrated, on the real Nova."""
+"""Leases that need live migration of other servers, on the real Nova."""
 
 from unittest import mock
 
@@ -16,7 +16,7 @@ from tests.functional import nova_box
 from tests.functional import test_api
 from tests.functional import whole_hosts_base
 
-#: A flavor of Nova's tests that takes all of a host.
+#: A flavor of Nova's tests that uses all of a host.
 WHOLE = '4'
 
 
@@ -30,18 +30,18 @@ class BestEffortTestCase(api_base.ApiTestCase):
 
     def setUp(self):
         super().setUp()
-        # One who may say on which host.
+        # An admin, who may select the host.
         self.bob = self.api('f' * 32, 'bob', ('admin', 'member', 'reader'))
         self.servers = [
             self.boot_active(f'bob{number}', client=self.bob,
                              availability_zone=f'nova:host{number % 3 + 1}',
                              )['id'] for number in range(6)]
-        # Those that have just come are left alone.
+        # Servers that have just arrived are not migrated.
         self.clock.advance(2 * pending.CLAIM_SECONDS)
         self.fill_books()
 
     def wanted(self, **params):
-        """A boot that takes a whole host."""
+        """Boot a server that uses a whole host."""
         return self.boot('mine', flavor=WHOLE, hints=self.lease_hints(
             'mine', duration='1h', lease_type='best_effort', **params))
 
@@ -51,14 +51,14 @@ class BestEffortTestCase(api_base.ApiTestCase):
         self.run_due()
 
     def settle(self):
-        """Wait until no server moves any more."""
+        """Wait until no server is being migrated."""
         for server_id in self.servers:
             self.wait_for(lambda one=server_id: self.admin.get_server(one)[
                 'OS-EXT-STS:task_state'] is None, what='moved')
 
     def wait_until_verified(self):
-        """Nova gives the room at the source back a moment after the server
-        has moved.
+        """Wait until ``verify`` finds nothing: Nova frees the capacity at the
+        source a moment after the server has moved.
         """
         def verified():
             self.fill_books()
@@ -68,7 +68,7 @@ class BestEffortTestCase(api_base.ApiTestCase):
         self.assert_verified()
 
     def where(self):
-        """On which host each of bob's servers is."""
+        """Return the host of each of bob's servers."""
         return {one: self.admin.get_server(one)[
             'OS-EXT-SRV-ATTR:hypervisor_hostname'] for one in self.servers}
 
@@ -101,7 +101,7 @@ class TestBestEffort(BestEffortTestCase):
         moved = [one for one, host in self.where().items()
                  if host != before[one]]
         self.assertEqual(2, len(moved))
-        # Their owner sees for what.
+        # Their owner sees the lease that caused it.
         for one in moved:
             actions = self.bob.api_get(
                 f'/servers/{one}/os-instance-actions').body['instanceActions']
@@ -114,7 +114,7 @@ class TestBestEffort(BestEffortTestCase):
     def test_a_failed_migration_is_planned_around(self):
         execute = live_migrate.LiveMigrationTask._execute
         before = self.where()
-        # The host that is planned for first, from which nobody may move.
+        # The host that is planned first; migrations from it fail.
         bad = []
 
         def fail(task):
@@ -123,7 +123,7 @@ class TestBestEffort(BestEffortTestCase):
                 raise exception.MigrationPreCheckError(reason='It may not.')
             return execute(task)
 
-        # That host, or then the other of these two: host3 cannot be freed.
+        # Fix that host or the other of these two: host3 cannot be freed.
         for one, host in before.items():
             if host == 'host3':
                 self.bob.api_put(f'/servers/{one}/metadata', {
@@ -220,7 +220,7 @@ class TestWords(api_base.ApiTestCase):
             lease['name'] for lease in self.leases()])
 
     def only_admins(self, rules):
-        """A policy that lets nobody but admins do some things."""
+        """Return a replacement of Policy.authorize() with these rules."""
         from blazar_nova.schemas import policy
         authorize = policy.Policy.authorize
 
@@ -235,8 +235,8 @@ class TestWords(api_base.ApiTestCase):
 
 
 class TestWholeHosts(whole_hosts_base.HostsTestCase):
-    """Hosts that serve leases only, each with a server of another project
-    that may be moved.
+    """Hosts for leases only, each with a server of another project that may
+    be migrated.
     """
 
     hosts = {f'host{number}': nova_box.Capacity(
@@ -250,14 +250,14 @@ class TestWholeHosts(whole_hosts_base.HostsTestCase):
         self.admin.post_extra_spec(cheap, {
             'extra_specs': {'blazar:preemptible': 'true'}})
         self.first = self.booted(cheap)
-        # One host is full, and so the next one comes to the other.
+        # One host is full, so the next server uses the other.
         self.filler = self.make_active(reservations=[
             self.reservation(vcpus=2)])
         self.second = self.booted(cheap)
         self.fill_books()
 
     def booted(self, flavor):
-        """A server in a reservation of its own, for long."""
+        """Boot a server in a reservation of its own with a late end."""
         lease = self.make(
             client=self.bob, length=10 * test_api.HOUR, reservations=[{
                 'resource_type': 'flavor:instance', 'flavor_id': flavor,
@@ -277,7 +277,7 @@ class TestWholeHosts(whole_hosts_base.HostsTestCase):
         self.assertEqual('IN_PROGRESS', lease['status'])
         for _time in range(3):
             self.run_until(self.clock.now() + 10)
-        # What is there for alice has not begun to be used.
+        # The host that is free for alice is not yet in use.
         self.assertIn('No servers can be migrated',
                       self.get(lease)['status_reason'])
         self.delete(self.filler['id'])

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Bodies of the keys that Blazar 18 reads, sent to a real nova-api.
+"""Bodies with the keys that Blazar 18 reads, sent to a real nova-api.
 
-By key there are values that Blazar's plug-ins accept and values that they
-refuse. A body of accepted ones gets a lease, or is refused for capacity; no
-body is answered with a 5xx.
+For each key there are values that Blazar's plug-ins accept and values that
+they refuse. A body of accepted values gets a lease, or is refused for
+capacity; no body is answered with a 5xx.
 """
 
 import hypothesis
@@ -16,8 +16,8 @@ from tests.functional import api_base
 
 HOUR = 3600
 
-#: Of each key, by resource type: what Blazar accepts, and what it refuses or
-#: breaks on. Of what has to be there the first is None in no body.
+#: By resource type and key: values that Blazar accepts, and values that it
+#: refuses or fails on.
 _COUNTS = [1, 2, '1', '2'], [0, -1, '', 'x', 1.5, [], {}, '9' * 99, None]
 _PROPERTIES = ['', '[]', '[">=", "$vcpus", "2"]', '["==", "$vcpus", 4]'], [
     '[', '["=", "$vcpus"]', 'vcpus', 7, {'a': 1}, '[">", "$\0", "1"]']
@@ -40,8 +40,8 @@ KEYS = {
         'network_id': (['a' * 36], [None, 7]), 'amount': _COUNTS,
         'required_floatingips': ([[], ['10.0.0.5']], ['x', 7])},
 }
-#: What Blazar reads of a lease beside its dates and reservations, and what
-#: its clients put back of what they got.
+#: The keys of a lease that Blazar reads apart from its dates and
+#: reservations, and those that its clients send back.
 LEASE = {
     'name': (['lease1', 'x' * 80], ['', None, 7, [], '\0', 'x' * 300]),
     'status': (['ACTIVE'], [7]), 'trust_id': (['a' * 32], [7]),
@@ -49,12 +49,12 @@ LEASE = {
     'user_id': (['a' * 32], [7]), 'project_id': (['a' * 32], [7]),
     'degraded': ([False], ['x']),
 }
-#: Seconds from now on, of a lease: before, or at, or out of order.
+#: Dates of a lease in seconds from now: past, present, or out of order.
 DATES = st.sampled_from([-9 * HOUR, 0, HOUR, 2 * HOUR, 3 * HOUR, None])
 
 
 def values(keys):
-    """An object with accepted values of all keys."""
+    """Return a strategy of objects with accepted values of all keys."""
     return st.fixed_dictionaries({
         key: st.sampled_from(accepted)
         for key, (accepted, _refused) in keys.items()})
@@ -62,7 +62,7 @@ def values(keys):
 
 @st.composite
 def spoilt(draw, keys):
-    """The same; some of them are refused or missing."""
+    """Draw the same with some keys refused or missing."""
     found = draw(values(keys))
     for key in draw(st.sets(st.sampled_from(sorted(keys)), max_size=2)):
         del found[key]
@@ -72,7 +72,7 @@ def spoilt(draw, keys):
 
 
 def reservations(of):
-    """Up to two of Blazar's."""
+    """Return a strategy of one or two reservations in Blazar's form."""
     return st.lists(st.one_of(*(
         of(keys).map(lambda found, name=name: {
             'resource_type': name, **found})
@@ -85,7 +85,7 @@ class TestBlazarBodies(api_base.ApiTestCase):
         return seconds if seconds is None else self.at(seconds)
 
     def send(self, method, path, body, *codes):
-        """Send a body; returns the lease that is answered, if one is."""
+        """Send a body; return the lease in the answer, if there is one."""
         url = self.alice.base_url.rsplit('/v2', 1)[0] + '/reservation/v1'
         answer = requests.request(
             method, url + path, json=body,
@@ -101,7 +101,7 @@ class TestBlazarBodies(api_base.ApiTestCase):
         return None
 
     def post(self, body, *codes):
-        """Make a lease, which is not in the way of the next one."""
+        """Create a lease and delete it, so that the next one fits."""
         lease = self.send('POST', '/leases', body, *codes)
         if lease is not None:
             self.ask('DELETE', f'/leases/{lease["id"]}', code=204)
@@ -137,7 +137,7 @@ class TestBlazarBodies(api_base.ApiTestCase):
             'resource_type': name, 'flavor_id': '1', 'amount': 1} if (
                 name == 'flavor:instance') else self.reservation()])
         one, = made['reservations']
-        # Clients put back what they got, with what they change of it.
+        # Clients send back what they have read, with their changes.
         body = {**(made if whole else {}), **lease, 'reservations': [
             {**(one if whole else {'id': one['id']}), **changed}]}
         for key, seconds in (('start_date', start), ('end_date', end)):

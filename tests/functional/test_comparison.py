@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Comparisons in full with a real placement: what they ask, and what they see.
+"""Full syncs with a real placement: their requests and their results.
 """
 
 import typing as ty
@@ -20,7 +20,7 @@ from tests.functional import leased
 
 
 class SteadyTest(leased.LeasedTestCase):
-    """Hosts of which it is known what they had."""
+    """Hosts whose previous state is known."""
 
     version = '1.39'
 
@@ -35,7 +35,7 @@ class SteadyTest(leased.LeasedTestCase):
                 models.Host.name == name)).one()
 
     def compare(self, listener: ty.Any = None) -> list[str]:
-        """What placement is asked, sorted; and time goes on."""
+        """Sync and advance the clock; return the requests to placement."""
         with mock.patch('blazar_nova.compat.compute_hosts.ask_placement',
                         side_effect=compute_hosts.ask_placement) as ask:
             (listener or self.listener).mirror.compare_all()
@@ -43,7 +43,7 @@ class SteadyTest(leased.LeasedTestCase):
         return sorted(call.args[0] for call in ask.call_args_list)
 
     def of(self, uuid: str, *what: str) -> list[str]:
-        """The requests for all providers, and for some of what one has."""
+        """Return the requests for all providers and for parts of one."""
         return ['/resource_providers'] + [
             f'/resource_providers/{uuid}/{one}' for one in what]
 
@@ -88,13 +88,13 @@ class SteadyTest(leased.LeasedTestCase):
         self.allocate(consumer, **{self.uuid: {'VCPU': 1}})
         self.compare()
         before = compute_hosts.trees()
-        # As Nova does where it has no time for generations.
+        # As Nova does where it does not check generations.
         answer = self.placement.delete(f'/allocations/{consumer}')
         self.assertEqual(204, answer.status)
         self.assertEqual(before, compute_hosts.trees())
         self.compare()
         self.assertEqual({}, self.host().usage)
-        # And by one who keeps something elsewhere.
+        # Also by a consumer that keeps resources of another provider.
         other = self.host('host2').uuid
         self.allocate(consumer, **{self.uuid: {'VCPU': 1},
                                    other: {'VCPU': 2}})
@@ -140,7 +140,7 @@ class SteadyTest(leased.LeasedTestCase):
             'resource_provider_generation': 0,
             'inventories': {'VGPU': {'total': 8}}})
         self.compare()
-        # Also by the kind of the provider, which other ones may share.
+        # Also by the kind of the provider, which other providers may share.
         kind, = self.host().capacity.keys() - model.plain(self.host().capacity)
         self.assertEqual('VGPU', model.base_of(kind))
         self.assertEqual((8, 8), (self.host().capacity['VGPU'],
@@ -148,7 +148,7 @@ class SteadyTest(leased.LeasedTestCase):
         self.allocate(uuidutils.generate_uuid(), **{child: {'VGPU': 3}})
         self.compare()
         self.assertEqual({'VGPU': 3, kind: 3}, self.host().usage)
-        # A host is asked about by what is taken of it.
+        # Once a host has usage, its allocations are requested.
         self.assertEqual(self.of(child, 'allocations'), self.compare())
 
     def test_another_property_is_seen(self) -> None:
@@ -204,7 +204,7 @@ class SteadyTest(leased.LeasedTestCase):
 
         def late() -> dict[str, compute_hosts.Tree]:
             found = trees()
-            # It is confirmed; that moves no generation of the books.
+            # The usage is confirmed, without a new generation in the database.
             self.allocate(server, **{self.uuid: takes})
             with database.begin() as connection:
                 told.append(inventory.record(

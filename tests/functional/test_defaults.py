@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 
 
-"""Every boot is a lease, or what that would end is announced."""
+"""Lease by default, and the mode that only announces ends."""
 
 import os
 
@@ -37,7 +37,7 @@ class DefaultTestCase(api_base.ApiTestCase):
 
     def post(self, hints=None, client=None, url='/servers', key=None,
              **server):
-        """The answer to a boot, with its headers."""
+        """Return the answer to a boot, with its headers."""
         body = {'server': {'name': 'vm', 'imageRef': base.IMAGE,
                            'flavorRef': '1', 'networks': 'none', **server}}
         if hints is not None:
@@ -45,7 +45,7 @@ class DefaultTestCase(api_base.ApiTestCase):
         return (client or self.alice).api_post(url, body, strip_version=False)
 
     def only(self):
-        """The one lease that there is."""
+        """Return the only lease."""
         lease, = self.leases()
         return lease
 
@@ -72,7 +72,7 @@ class TestOn(DefaultTestCase):
         self.assertEqual({'reserved': ['True']}, shown['scheduler_hints'])
         self.fill_books()
         self.assertEqual('ACTIVE', self.only()['status'])
-        # As one that was asked for.
+        # As with a requested lease.
         asked = self.post({'reserved': 'True'})
         self.assertEqual(
             {'OpenStack-Lease-Id', 'OpenStack-Lease-End'},
@@ -158,7 +158,7 @@ class TestOn(DefaultTestCase):
                 session.connection().exec_driver_sql(f'DELETE FROM {table}')
 
     def test_only_public_images_are_exempt_by_name(self):
-        """Everybody may call his own as he likes."""
+        """Every user may give an own image any name."""
         image = self.glance.images[base.IMAGE]
         self.set(exempt_images=[image['name']])
         image['is_public'] = True
@@ -169,7 +169,7 @@ class TestOn(DefaultTestCase):
         self.assertEqual(1, len(self.leases()))
 
     def test_one_on_a_volume_is_of_no_image(self):
-        """What a volume says of its image, its owner may have written."""
+        """The owner may have written the image properties of a volume."""
         volume_id = nova_fixtures.CinderFixture.IMAGE_BACKED_VOL
         real = cinder.API.get
 
@@ -187,11 +187,11 @@ class TestOn(DefaultTestCase):
             'vm1', imageRef='', block_device_mapping_v2=[device])
         self.assertEqual([server['id']],
                          self.only()['reservations'][0]['servers'])
-        # Nor does it help to name an image beside it.
+        # Naming an image in addition does not help either.
         other = nova_fixtures.CinderFixture.IMAGE_WITH_TRAITS_BACKED_VOL
         self.boot('vm3', block_device_mapping_v2=[{**device, 'uuid': other}])
         self.assertEqual(2, len(self.leases()))
-        # Nova makes this one's volume of the image.
+        # Nova creates the volume of this server from the image.
         self.boot_active('vm2', imageRef='', block_device_mapping_v2=[{
             'boot_index': 0, 'uuid': base.IMAGE, 'source_type': 'image',
             'destination_type': 'volume', 'volume_size': 1}])
@@ -323,7 +323,7 @@ class TestAnnounce(DefaultTestCase):
         self.recorder = self.record()
 
     def told(self):
-        """The servers that were told of, in the order of it."""
+        """Return the servers of the notifications, in their order."""
         return [payload['server_ids'] for payload in
                 self.recorder.told(end_notices.EVENT)]
 
@@ -355,7 +355,7 @@ class TestAnnounce(DefaultTestCase):
             self.new_listener(self.clock).announce()
             driven.run_due(self.listener.engine)
             self.fill_books()
-        # What was told later has come, so what was told before has, too.
+        # A later notification has arrived, so all earlier ones have, too.
         last = self.boot_active('last')
         self.announce_after(LENGTH + HOUR)
         self.recorder.wait(end_notices.EVENT, 2)
@@ -378,7 +378,7 @@ class TestAnnounce(DefaultTestCase):
         tell = parts.end_notices
 
         class Died(BaseException):
-            """Nothing is done after it."""
+            """The process dies: nothing runs after it."""
 
         def die(*_args):
             raise Died
@@ -407,7 +407,7 @@ class TestAnnounce(DefaultTestCase):
         self.assertEqual([], self.books('SELECT * FROM would_end'))
 
     def test_nothing_of_leases_is_in_the_way(self):
-        """Neither limits nor promises: Nova alone places it."""
+        """Neither limits nor reservations apply: Nova alone places it."""
         self.flags(group='blazar_enforcement', max_leases_per_project=0,
                    max_lease_duration=1, max_reserved_vcpus_per_project=0)
         self.boot_active('vm', hints={'reserved': 'False'})

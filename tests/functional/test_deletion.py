@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""In whose name servers are deleted, and what is left of those never built.
+"""Whose token deletes servers, and what remains of servers never built.
 """
 
 import collections
@@ -31,17 +31,17 @@ OWNER = 'the-user-in-the-trust'
 
 
 class DeletionTestCase(leased.LeasedTestCase):
-    """With a keystone that this test plays."""
+    """A Nova whose keystone is replaced by this test."""
 
     def setUp(self):
         super().setUp()
         self.trusts = {}
         self.revoked = []
-        # What a request does not wait for is done when it is answered.
+        # Run background work before the request is answered.
         self.stub_out(
             'blazar_core.common.background.Background._executor',
             mock.Mock(side_effect=RuntimeError))
-        #: Raised instead of a token.
+        #: The exception to raise instead of returning a token.
         self.no_token = None
         for name, stand_in in (
                 ('is_configured', lambda _self: True),
@@ -68,9 +68,9 @@ class DeletionTestCase(leased.LeasedTestCase):
         return access.AccessInfoV3(token, f'token-of-{trust}')
 
     def record_deletions(self, fails=lambda context: False):
-        """The token and the user of each deletion at a hypervisor.
+        """Return a list of the token and user of each driver deletion.
 
-        :param fails: whether one with this context does
+        :param fails: whether a deletion with this context fails
         """
         seen = []
         for compute in self.computes.values():
@@ -93,7 +93,7 @@ class DeletionTestCase(leased.LeasedTestCase):
         return server_id
 
     def goes(self, server_id):
-        """Carry on until the server is gone and its lease over."""
+        """Run until the lease of vm1, and so the server, has ended."""
         def over():
             self.clock.advance(2)
             self.run_due()
@@ -111,7 +111,7 @@ class InWhoseNameTest(DeletionTestCase):
         seen = self.record_deletions()
         server_id = self.active()
         self.assertEqual([('alice', mock.ANY)], list(self.trusts.values()))
-        # Nobody but an admin could delete it now.
+        # Only an admin could delete it now.
         self.alice.post_server_action(server_id, {'lock': None})
         self.goes(server_id)
         self.assertEqual([('token-of-trust-0', OWNER)], seen)
@@ -123,10 +123,10 @@ class InWhoseNameTest(DeletionTestCase):
         self.assertEqual([('token-of-trust-0', OWNER), (None, None)], seen)
 
     def test_the_owner_has_what_nova_itself_may_not_touch(self):
-        """Whoever tried first, the other way is tried too."""
+        """After either attempt fails, the other is tried too."""
         seen = self.record_deletions(lambda context: not context.auth_token)
         server_id = self.active()
-        # An admin's attempt, in whose name there is no token.
+        # An admin's attempt, for whom there is no token.
         self.listener.parts.cloud.delete(server_id, None)
         self.wait_for_status(server_id, 'ERROR')
         self.goes(server_id)
@@ -185,13 +185,13 @@ class InWhoseNameTest(DeletionTestCase):
 
 
 class TrustsTest(api_base.ApiTestCase, DeletionTestCase):
-    """Every lease has a trust until its end, if its owner can give one."""
+    """Every lease has a trust until its end, if its owner can create one."""
 
     def change(self, lease, client=None, code=200, **what):
         return self.ask('PUT', f'/leases/{lease["id"]}', what, client, code)
 
     def until(self):
-        """Who gave trusts, until how long after now."""
+        """Return the trustors, each with the expiry in seconds from now."""
         return [(user, until - self.began)
                 for user, until in self.trusts.values()]
 
@@ -205,7 +205,7 @@ class TrustsTest(api_base.ApiTestCase, DeletionTestCase):
         self.change(lease, end_date=self.at(9000))
         self.assertEqual(('alice', 9000), self.until()[-1])
         self.assertEqual(['trust-0'], self.revoked)
-        # An admin has no trust of hers to give; it ends all the same.
+        # The admin cannot create a trust of the owner; the lease still ends.
         self.change(lease, self.admin, end_date=self.at(9600))
         self.change(lease, end_date=self.at(9000))
         self.assertEqual(3, len(self.trusts))
@@ -213,13 +213,13 @@ class TrustsTest(api_base.ApiTestCase, DeletionTestCase):
         self.assertEqual(['trust-0', 'trust-2'], self.revoked)
 
     def test_a_process_that_dies_leaves_no_lease_without_its_own(self):
-        """It is recorded with what it is for; what is left is revoked later,
-        or expires.
+        """The trust is recorded with its purpose; leftover trusts are revoked
+        later, or expire.
         """
         parts = self.listener.parts
         for what in ('blazar_core.common.background.Background.later',
                      'blazar_core.leases.credentials.Credentials.store'):
-            # What comes after the commit.
+            # The steps after the commit.
             self.stub_out(what, lambda *_args: None)
         lease = self.make(3600)
         self.assertEqual('trust-0', parts.lifecycle.lease_close.credential(
@@ -265,7 +265,7 @@ class TrustsTest(api_base.ApiTestCase, DeletionTestCase):
                     'blazar_core.capacity.enrollment.public') as public:
                 lease = self.make(3600, reservations=[
                     self.reservation(resource_properties='')])
-            # Which properties may be asked for matters where some are.
+            # Public properties matter only if some are requested.
             self.assertEqual((1, 0), (ask.call_count, public.call_count))
             self.change(lease, end_date=self.at(9000))
             self.ask('DELETE', f'/leases/{lease["id"]}', code=204)
@@ -279,7 +279,7 @@ class TrustsTest(api_base.ApiTestCase, DeletionTestCase):
                 side_effect=errors.TrustUnavailable('restricted'))):
             self.change(lease, code=403, end_date=self.at(9000))
         self.assertEqual(lease, self.lease('vm1'))
-        # A trust is not kept for what is refused.
+        # The trust for a refused change is not kept.
         self.change(lease, code=400, start_date=self.at(9000),
                     end_date=self.at(8000))
         self.change(lease, end_date=self.at(9000))
@@ -302,7 +302,7 @@ class TrustsTest(api_base.ApiTestCase, DeletionTestCase):
             server_id, 'ACTIVE')['user_id'])
 
     def test_those_replaced_do_not_pile_up(self):
-        """What may be in use with the build is revoked with the lease."""
+        """A trust that the build may be using is revoked with the lease."""
         server_id = self.hold('vm1', start_in=300)['id']
         for later in range(7200, 7200 + 30 * 60, 60):
             self.change(self.lease('vm1'), end_date=self.at(later))
@@ -338,17 +338,17 @@ class TrustsTest(api_base.ApiTestCase, DeletionTestCase):
             self.fill_books()
         lease = self.lease('vm1')
         self.assertEqual('STARTING', lease['status'])
-        # It is still to be built by its trust.
+        # Its trust is still needed for the build.
         self.change(lease, self.admin, 403, end_date=self.at(9000))
         self.change(lease, end_date=self.at(9000))
         self.assertEqual(('alice', 9000), self.until()[-1])
 
 
 class NothingLeftTest(DeletionTestCase):
-    """Of a server that was never built."""
+    """Deletion of servers that were never built."""
 
     def records(self):
-        """What Nova's API database has of servers."""
+        """Count the records of servers in Nova's API database."""
         counts = collections.Counter({
             table: self.api_rows(table) for table in (
                 'build_requests', 'instance_mappings', 'request_specs',
@@ -364,7 +364,7 @@ class NothingLeftTest(DeletionTestCase):
             return db.execute(statement).fetchall()
 
     def hold_in_group(self):
-        """A held server with a volume, in a server group."""
+        """Boot a reserved server with a volume, in a server group."""
         group = self.alice.post_server_groups(
             {'name': 'group', 'policy': 'anti-affinity'})
         return self.boot('vm1', hints={
@@ -413,7 +413,7 @@ class NothingLeftTest(DeletionTestCase):
                          self.alice.get_server(held)['status'])
 
     def test_one_without_a_lease(self):
-        """nova-api died before it wrote the lease down."""
+        """nova-api died before it recorded the lease."""
         server_id = self.hold('vm1')['id']
         driven.withdraw(self.listener.parts.leases, self.lease('vm1')['id'])
         self.listener.mirror.delete_orphan(server_id)
@@ -426,7 +426,7 @@ class NothingLeftTest(DeletionTestCase):
         self.assertEqual('TERMINATED', self.lease('vm1')['status'])
         verifier = verification.Verifier(
             self.listener.parts, lambda seconds: None, lambda text: None, 0)
-        # It may be on its way yet.
+        # Its build may still be in progress.
         self.assertEqual([], verifier.run(fix=False).left)
         self.sql('api', "UPDATE instance_mappings SET "
                         "updated_at = '2020-01-01 00:00:00'")
@@ -437,10 +437,11 @@ class NothingLeftTest(DeletionTestCase):
 
 
 class WithoutTrustTest(api_base.ApiTestCase, DeletionTestCase):
-    """Of alice nobody gets a trust, and for what is not hers none is needed.
+    """Alice cannot create a trust, and a build that creates nothing of hers
+    needs none.
     """
 
-    #: What Nova makes where the build goes to, and for whose token it is.
+    #: What Nova creates at the build, owned by the owner of the token.
     MADE = ({'imageRef': '', 'block_device_mapping_v2': [{
         'boot_index': 0, 'uuid': base.IMAGE, 'source_type': 'image',
         'destination_type': 'volume', 'volume_size': 1}]},
@@ -491,7 +492,7 @@ class WithoutTrustTest(api_base.ApiTestCase, DeletionTestCase):
         again = self.lease_hints('vm1', 3600, recurrence={
             'rule': 'FREQ=DAILY;COUNT=2'})
         for boot in self.MADE:
-            # Nova makes no two servers of one address.
+            # Nova boots no two servers with one fixed address.
             for one in (hints, again)[:1 if 'networks' in boot else 2]:
                 self.assertIn('She may make no trust.', self.refused(
                     403, self.boot, 'vm1', hints=one, **boot))

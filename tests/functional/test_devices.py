@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Devices that placement counts, on hosts that have more than one kind."""
+"""Devices that placement counts, on hosts with more than one kind."""
 
 from nova.pci import request
 from oslo_config import fixture as config_fixture
@@ -12,7 +12,7 @@ from tests.functional import test_units
 
 HOUR = 3600
 A100, V100 = 'CUSTOM_A100', 'CUSTOM_V100'
-#: What Nova asks of the provider of a PCI device, and gives those it makes.
+#: The trait that Nova requires of, and sets on, providers of PCI devices.
 OWNED = 'OWNER_NOVA'
 
 
@@ -39,7 +39,7 @@ class DevicesTestCase(test_units.UnitsTestCase):
             'amount': amount, 'affinity': None}], **more)
 
     def card_of(self, server):
-        """The trait of the card that a server has in placement."""
+        """Return the trait of the card that is allocated to a server."""
         held = compute_hosts.allocations(server['id'])
         found = [trait for trait, uuid in self.cards.items() if uuid in held]
         self.assertEqual(1, len(found), held)
@@ -58,7 +58,7 @@ class KindsTest(DevicesTestCase):
 
     def test_all_that_is_left_is_of_the_other_kind(self):
         self.reserve(self.any_gpu)
-        # One of both is left, whichever: not both, and not two.
+        # One of either kind is left: not one of both, and not two.
         self.reserve(self.any_gpu, code=409, amount=2)
         self.reserve(self.any_gpu)
         self.reserve(self.a100, code=409)
@@ -75,7 +75,7 @@ class KindsTest(DevicesTestCase):
         self.reserve(both, code=409)
 
     def assert_left(self, left, **boot):
-        """A server that may have any kind gets the one that is left."""
+        """A server without a preferred kind gets the remaining card."""
         server = self.boot('vm1', flavor=self.any_gpu, **boot)
         self.wait_for_status(server['id'], 'ACTIVE')
         self.assertEqual(left, self.card_of(server))
@@ -99,7 +99,7 @@ class KindsTest(DevicesTestCase):
             'vm1', length=2 * HOUR))
 
     def test_no_kind_is_had_for_all_of_a_lease_by_parts(self):
-        """Each instant has a free card, and no card is free throughout."""
+        """A card is free at each time, but none for the whole window."""
         self.reserve(self.a100, start_in=HOUR)
         self.reserve(self.v100, start_in=3 * HOUR)
         self.reserve(self.any_gpu, start_in=HOUR, length=3 * HOUR, code=409)
@@ -134,7 +134,7 @@ class KindsTest(DevicesTestCase):
 
 
 class AliasTest(DevicesTestCase):
-    """The same by PCI aliases: Nova makes request groups of them."""
+    """The same with PCI aliases: Nova makes request groups of them."""
 
     def setUp(self):
         super().setUp()
@@ -144,7 +144,7 @@ class AliasTest(DevicesTestCase):
             '{"name": "%s", "resource_class": "GPU"%s}' % (
                 name, f', "traits": "{trait}"' if trait else '')
             for name, trait in (('a100', A100), ('v100', V100), ('gpu', ''))])
-        # Nova reads them once.
+        # Nova caches them.
         request.get_alias_from_config.cache_clear()
         self.addCleanup(request.get_alias_from_config.cache_clear)
 
@@ -194,7 +194,7 @@ class MovedTest(DevicesTestCase):
                     reserved=1)
         self.fill_books()
         self.listener.overbooking.look()
-        # Cards of the other kind are free, and of no use to it.
+        # Cards of the other kind are free, but do not match.
         self.assertEqual([self.root], [
             host for one in leases for host in self.hosts_of(one)])
         self.reserve(self.v100, amount=3)

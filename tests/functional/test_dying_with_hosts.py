@@ -13,9 +13,10 @@ from tests.functional import whole_hosts_base
 
 
 class TestDying(whole_hosts_base.HostsTestCase):
-    """Nothing is stuck, in two aggregates or lost, wherever somebody dies.
+    """At whichever step a process dies, no host is stuck, lost or in two
+    aggregates.
 
-    What is said of a step is done again by whoever comes next.
+    The next process repeats the step.
     """
 
     hosts = {name: nova_box.Capacity(vcpus=4, memory_mb=8192, disk_gb=100)
@@ -25,7 +26,7 @@ class TestDying(whole_hosts_base.HostsTestCase):
     more_conf = f'[blazar]\nworker_timeout = {worker_timeout}\n'
 
     def assert_handed_over(self, reservation_id, where):
-        """A reservation has the first host, in Nova and in placement."""
+        """Assert that a reservation has host1 in Nova and in placement."""
         self.assertEqual(
             {'freepool': [], 'blazar_pool': ['host1'],
              reservation_id: ['host1']}, self.aggregates(), where)
@@ -34,12 +35,12 @@ class TestDying(whole_hosts_base.HostsTestCase):
             self.traits('host1'))
 
     def at_each_step(self, work, again, least, when=(False, True)):
-        """Do something, and let it die at each of its steps.
+        """Run a function once for each of its steps, and let it die there.
 
-        :param work: what dies
-        :param again: what is done then, and looks whether all is right
-        :param least: how many steps it has, or more
-        :param when: whether the step is done
+        :param work: the function that dies
+        :param again: called then to recover and to check the result
+        :param least: the minimum number of its steps
+        :param when: whether it dies after the step, or before
         """
         steps = []
         for at in itertools.count(1):
@@ -119,7 +120,7 @@ class TestDying(whole_hosts_base.HostsTestCase):
         self.at_each_step(end, ended, 12)
 
     def test_another_listener_goes_on_with_a_late_start(self):
-        """It needs no more than the time in which a claim runs out."""
+        """It waits no longer than until the claim expires."""
         self.enrol('host1')
         other = self.new_listener(self.clock)
 
@@ -131,7 +132,7 @@ class TestDying(whole_hosts_base.HostsTestCase):
         def put_off():
             self.lease_id = self.make(
                 reservations=[self.hosts_wanted()])['id']
-            # Nobody has looked since the host was given back.
+            # No periodic check has run since the host was freed.
             self.run_until(clocks.SystemClock().now() + 1)
             self.assertEqual('PENDING', self.status())
             self.look()

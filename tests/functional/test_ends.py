@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 
 
-"""What becomes of servers at the end of their lease, on the real Nova."""
+"""Treatment of servers at the end of their lease, on the real Nova."""
 
 import threading
 from unittest import mock
@@ -28,14 +28,14 @@ class EndsTestCase(api_base.ApiTestCase):
         self.over = clocks.SystemClock().now() + HOUR
 
     def leased(self, name='vm1', **lease):
-        """A server with a lease that is over in an hour."""
+        """Boot a server with a lease that ends in an hour."""
         server = self.boot_active(name, hints=self.lease_hints(
             'mine', length=HOUR, **lease))
         self.fill_books()
         return server
 
     def end(self, seconds=10):
-        """What is due is done, until the lease is over."""
+        """Carry out due events until the lease has ended."""
         def is_over():
             self.clock.advance(self.over + seconds - self.clock.now())
             driven.run_due(self.listener.engine)
@@ -54,7 +54,7 @@ class EndsTestCase(api_base.ApiTestCase):
         (client or self.alice).post_server_action(server['id'], action)
 
     def assert_ordinary(self, server):
-        """Nothing binds it any more, and nothing differs."""
+        """Assert that a server no longer belongs to a lease."""
         self.assert_verified()
         self.assertEqual([], self.books(
             'SELECT id FROM bookings WHERE server_id IS NOT NULL'))
@@ -77,7 +77,7 @@ class TestEnds(EndsTestCase):
             image['properties']['instance_uuid']))
 
     def test_an_image_of_a_server_on_a_volume(self):
-        """It has no instance_uuid, and is made once."""
+        """It has no instance_uuid, and is created once."""
         real, made = cinder.API.get, []
 
         def volume(_self, *args, **kwargs):
@@ -183,7 +183,7 @@ class TestEnds(EndsTestCase):
 
 
 class TestImagesBefore(EndsTestCase):
-    """At an event of a lease whose servers go on running."""
+    """Images at an event of a lease whose servers keep running."""
 
     def event(self, seconds, name='remind', action='snapshot'):
         return {'event_type': name, 'event_date': self.at(seconds),
@@ -194,7 +194,7 @@ class TestImagesBefore(EndsTestCase):
         driven.run_due(self.listener.engine)
 
     def done(self, event_type='remind'):
-        """Carry out what is due until an event is done; its action."""
+        """Carry out due events until one is DONE; return that event."""
         def is_done():
             self.clock.advance(2)
             driven.run_due(self.listener.engine)
@@ -238,7 +238,7 @@ class TestImagesBefore(EndsTestCase):
         self.assertEqual(1, len(self.images()))
 
     def test_what_was_booted_from_one_has_one_of_its_own(self):
-        """Nova hands on what an image says to those of its servers."""
+        """Nova passes properties of an image on to images of its servers."""
         self.leased(events=[self.event(600)])
         self.run_at(600)
         self.done()
@@ -336,10 +336,10 @@ class TestImagesBefore(EndsTestCase):
 
 
 class TestInTheOwnersName(test_deletion.DeletionTestCase, EndsTestCase):
-    """What is done at the end takes a trust, when the lease is made."""
+    """Actions at the end need a trust when the lease is created."""
 
     def until(self):
-        """Until how long after the beginning there are trusts."""
+        """Return the expiries of the trusts, in seconds from ``began``."""
         return [until - self.began for _user, until in self.trusts.values()]
 
     def test_it_is_there_for_as_long_as_the_end_may_take(self):
@@ -357,7 +357,7 @@ class TestInTheOwnersName(test_deletion.DeletionTestCase, EndsTestCase):
         self.ask('PUT', path, {'on_end': ['shelve', 'snapshot']}, code=200)
         self.assertEqual(2 * HOUR + limit, self.until()[-1])
         made = len(self.trusts)
-        # What it is already, as a list.
+        # The actions are the same, in another order.
         self.ask('PUT', path, {'on_end': ['snapshot', 'shelve']}, code=200)
         self.assertEqual(made, len(self.trusts))
         self.ask('PUT', path, {'end_date': self.at(3 * HOUR)}, code=200)
@@ -397,7 +397,7 @@ class TestInTheOwnersName(test_deletion.DeletionTestCase, EndsTestCase):
                        {'name': 'other', 'before_end_date': self.at(
                            HOUR + 90), 'before_end_action': 'snapshot'}):
             self.ask('PUT', path, wanted, code=200)
-            # The first takes it, and the others have it.
+            # The first request creates a trust, and the others need none.
             self.assertEqual(before + 1, len(self.trusts))
         self.assertEqual(2 * HOUR, self.until()[-1])
         self.ask('PUT', path, {'name': 'third'}, self.admin, 200)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Hosts are enrolled and removed, by commands and the API."""
+"""Enrolling and removing hosts, by commands and the API."""
 
 import contextlib
 
@@ -28,8 +28,8 @@ HOUR = 3600
 class TestEnrolling(whole_hosts_base.HostsTestCase):
 
     def enrol_anew(self):
-        """Enroll a host; the ids of it and of an enrollment from before it
-        was reinstalled under its name.
+        """Enroll a host; return its id and that of an enrollment from before
+        it was reinstalled under its name.
         """
         (new,) = self.enrol('host1')
         with self.listener.parts.database.writer() as session:
@@ -70,7 +70,7 @@ class TestEnrolling(whole_hosts_base.HostsTestCase):
 
     def test_one_that_was_installed_anew_stays_when_the_old_one_goes(self):
         new_id, old_id = self.enrol_anew()
-        # It may still be on its way in.
+        # Its enrollment may still be in progress.
         for enrollment in 'enrolling', 'enrolled':
             with self.listener.parts.database.writer() as session:
                 session.get_one(models.Host, new_id).enrollment = enrollment
@@ -97,7 +97,7 @@ class TestEnrolling(whole_hosts_base.HostsTestCase):
             server = self.boot_active(f'plain{number}', flavor='3')
             self.assertEqual('plain', self.host_of(server))
         self.fails(self.boot('one too many', flavor='3'))
-        # Not even who may name a host gets there.
+        # Not even a user who may select the host gets there.
         self.fails(self.boot('forced', client=self.admin,
                              availability_zone='nova:host1'))
         self.enrolling.remove(int(first['id']))
@@ -108,7 +108,7 @@ class TestEnrolling(whole_hosts_base.HostsTestCase):
         self.assertEqual('host1', self.host_of(server))
 
     def test_members_do_not_see_whose_it_is(self):
-        """Its zone has the id of the reservation in its name."""
+        """The name of its zone contains the id of the reservation."""
         self.enrol('host1')
         _lease, reservation_id = self.lease_hosts()
         for client, zone in ((self.admin, f'blazar_{reservation_id}'),
@@ -125,7 +125,7 @@ class TestEnrolling(whole_hosts_base.HostsTestCase):
         self.assertEqual(set(), self.traits(host))
         self.alice.delete_server(server['id'])
         self.wait_until_gone(server['id'])
-        # It counts as on its way until it is told that it is gone.
+        # The deletion counts only once Nova has reported it.
         self.clock.advance(60)
         self.enrol(host)
 
@@ -144,7 +144,7 @@ class TestEnrolling(whole_hosts_base.HostsTestCase):
         self.assertEqual([], self.enrolling.listed())
 
     def test_two_who_take_it_out_at_once(self):
-        """Or a listener that finishes what a command has begun."""
+        """Or a listener that completes the removal of a command."""
         one, = self.enrol('host1')
         host_id, real, also = int(one['id']), pool.leave, []
 
@@ -160,7 +160,7 @@ class TestEnrolling(whole_hosts_base.HostsTestCase):
         self.assertRaises(errors.NotFound, self.enrolling.remove, host_id)
 
     def test_who_takes_it_out_is_not_overtaken(self):
-        """By who enrols it once more between two of his steps."""
+        """A concurrent enrollment between two steps of the removal."""
         one, = self.enrol('host1')
         real, overtaken = pool.leave, []
 
@@ -175,7 +175,7 @@ class TestEnrolling(whole_hosts_base.HostsTestCase):
         self.assertEqual([], self.enrolling.listed())
 
     def stumbling(self, name):
-        """Within, a function of the pool dies when it has done its work."""
+        """Make a function of the pool raise after its work in this context."""
         real = getattr(pool, name)
 
         def stumble(*args):
@@ -335,7 +335,7 @@ class TestNotIsolated(whole_hosts_base.HostsTestCase):
 
 
 class TestZones(whole_hosts_base.HostsTestCase):
-    """What Nova looks at before a host comes into an aggregate of a zone."""
+    """Nova's checks before a host joins an aggregate with a zone."""
 
     def setUp(self):
         super().setUp()
@@ -386,7 +386,7 @@ class TestZones(whole_hosts_base.HostsTestCase):
         self.assertEqual([], self.hosts_in())
 
     def test_one_with_servers(self):
-        """They would be in another zone than they were booted into."""
+        """They would be in another zone than that of their boot."""
         server = self.boot_active('one')
         host = self.host_of(server)
         self.assertIn('1 server there', self.refused_by_it(
@@ -399,13 +399,13 @@ class TestZones(whole_hosts_base.HostsTestCase):
                  if one.name == host)
         providers.change(uuid, 'aggregates', [self.aggregate.uuid])
         self.boot_active('two', availability_zone='az1')
-        # One that is there already changes nothing for it.
+        # A host that is a member already is not changed.
         aggregate_members.put(self.context, self.aggregate, [host])
         self.refused_by_it(aggregate_members.take_out, host)
         self.assertEqual([host], self.hosts_in())
 
     def test_a_cell_that_does_not_answer(self):
-        """Its hosts wait, and no others."""
+        """Only hosts of that cell have to wait."""
         cell = self.cell_mappings['cell1'].uuid
         self.useFixture(fixtures.MonkeyPatch(
             'blazar_nova.compat.bounded_calls.of_cells', lambda *_args: {
@@ -429,7 +429,7 @@ class TestVerify(whole_hosts_base.HostsTestCase):
             self.listener.parts, lambda _seconds: None, lambda _text: None, 0)
 
     def texts(self, fix=False):
-        """What differs, or was mended; in words."""
+        """Return the texts of differences that remain, or were fixed."""
         report = self.verifier.run(fix)
         self.assertEqual(([], []), (report.problems, report.failures))
         return [one.text for one in (

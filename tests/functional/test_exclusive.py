@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""A port is one server's at a time: who else has it is said, and waited for.
+"""Ports that another server uses: refusals name it, and starts wait for it.
 """
 
 from tests.functional import test_joining
@@ -16,7 +16,7 @@ class ExclusiveTest(test_joining.JoiningTestCase):
         self.mine = [{'port': self.port}]
 
     def attach(self, server):
-        """Give a server that runs the port."""
+        """Attach the port to a running server."""
         response = self.alice.api_post(
             f'/servers/{server}/os-interface',
             {'interfaceAttachment': {'port_id': self.port}})

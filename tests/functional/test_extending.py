@@ -2,7 +2,7 @@
 
 """A resource type and an end policy of another package, in a whole Nova.
 
-Those that the contributor guide shows, asked for as users do.
+They are the examples of the contributor guide, and requested as users do.
 """
 
 import fixtures
@@ -55,7 +55,7 @@ class TestExtending(api_base.ApiTestCase):
         return [one.text for one in report.left] + report.failures
 
     def ends(self, lease):
-        """Whether it is over, when what is due for its end was done."""
+        """Carry out the due events; return whether the lease has ended."""
         self.run_until(self.clock.now() + 300)
         return self.get(lease)['status'] == 'TERMINATED'
 
@@ -73,7 +73,7 @@ class TestExtending(api_base.ApiTestCase):
         server = self.boot_active('one', flavor=servers['id'])
         self.fill_books()
         self.assertEqual([], self.verify())
-        # More than there are; and with a flavor that none has.
+        # More lots than there are; and a reservation without a flavor.
         refused = self.make(reservations=[self.lots_of(2)], code=409)
         self.assertIn('next_start', str(refused))
         self.assertIn('no servers are booted with it', self.refused(
@@ -145,7 +145,7 @@ class TestExtending(api_base.ApiTestCase):
         for one in named:
             for name in ('parking:lot', 'virtual:instance'):
                 one.pop(name, None)
-        # What is there is still known.
+        # Existing leases are still known.
         self.assertEqual([], self.verify())
         for one in named:
             one['virtual:instance'] = instances

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Requests that nobody would write, sent to a real nova-api.
+"""Requests that no client sends, sent to a real nova-api.
 
-They are made from the OpenAPI description, and then spoilt. None may be
-answered with a 5xx or with what the description does not have, none may
-change the books without a 2xx, and in the end the books must be true.
+They are generated from the OpenAPI description, and then corrupted. None may
+get a 5xx or an answer that the description lacks, none may change the
+reservation database without a 2xx, and in the end ``verify`` must be clean.
 
-``BLAZAR_FUZZ_REQUESTS`` says how many, ``BLAZAR_FUZZ_SEED`` which.
+``BLAZAR_FUZZ_REQUESTS`` sets their number, ``BLAZAR_FUZZ_SEED`` selects them.
 """
 
 import collections
@@ -36,18 +36,18 @@ from tests.functional import openapi
 REQUESTS = int(os.environ.get('BLAZAR_FUZZ_REQUESTS', '500'))
 SEED = int(os.environ.get('BLAZAR_FUZZ_SEED', '7'))
 
-#: So many requests between two moments at which what is due happens.
+#: The number of requests after which due events are carried out.
 SETTLE = 50
-#: No more servers and leases than leave some room for others.
+#: Limits on servers and leases, so that others still fit.
 SERVERS = 4
 LEASES = 30
 
 
-# -- what is not known before the request is sent ---------------------------
+# -- values that are only known when the request is sent --------------------
 
 @dataclasses.dataclass(frozen=True)
 class Known:
-    """The id of something that was made before; the latest one is 0."""
+    """The id of an object that was created before; 0 is the latest."""
 
     kind: str
     number: int
@@ -63,14 +63,14 @@ class At:
 
 @dataclasses.dataclass(frozen=True)
 class Raw:
-    """JSON, or nothing like it, as it is sent."""
+    """Text that is sent as it is, valid JSON or not."""
 
     text: str
 
 
 @dataclasses.dataclass(frozen=True)
 class Twice:
-    """An object that has a key twice."""
+    """An object with a duplicate key."""
 
     values: dict[str, ty.Any]
     key: str
@@ -79,14 +79,14 @@ class Twice:
 
 @dataclasses.dataclass(frozen=True)
 class AsText:
-    """A string that holds JSON."""
+    """A string that contains JSON."""
 
     value: ty.Any
 
 
 @dataclasses.dataclass(frozen=True)
 class Asked:
-    """A request that is to be made."""
+    """A request to be sent."""
 
     who: str
     method: str
@@ -97,7 +97,7 @@ class Asked:
     operation: openapi.Operation | None = None
 
 
-# -- what is in a request ---------------------------------------------------
+# -- parts of a request -----------------------------------------------------
 
 LEASE_IDS = st.builds(Known, st.just('lease'), st.integers(0, LEASES))
 FLAVOR_IDS = st.one_of(
@@ -113,10 +113,10 @@ DATES = st.one_of(
                      '2026-02-30 10:00', '0000-00-00 00:00',
                      '2030-01-01T00:00:00+23:59']))
 
-#: What neutron would be needed for.
+#: Schemas of requests that need neutron.
 LACKING = {f'#/components/schemas/{name}' for name in (
     'FloatingIPsAsked', 'NetworkAsked')}
-#: What schemas say little about.
+#: Schemas that allow more than is useful.
 SPECIAL = {
     '#/components/schemas/DateAsked': DATES,
     '#/components/schemas/LeaseId': LEASE_IDS,
@@ -126,23 +126,23 @@ SPECIAL = {
         st.builds(Known, st.just('host'), st.just(0)),
         st.integers(0, 10 ** 18 - 1).map(str)),
     '#/components/schemas/CapabilityKey': st.sampled_from(['gpu', 'rack']),
-    # The others are for servers.
+    # The other hosts are for servers.
     '#/components/schemas/HostName': st.sampled_from(
         ['host3', 'host3', 'host3', 'host9']),
-    # The others are not here.
+    # The other zones do not exist here.
     '#/components/schemas/Place': st.just('nova'),
     '#/components/schemas/Traits': st.sampled_from(
         [[], ['CUSTOM_BLAZAR_POOL']]),
     '#/components/schemas/Projects': st.sampled_from([[], ['b' * 32]]),
     '#/components/schemas/Hosts': st.integers(1, 2),
-    # Most go with nothing that is done in somebody's name at the end.
+    # Most conflict with an action at the end that needs a trust.
     '#/components/schemas/ExtensionAsked': st.sampled_from(
         [0, '0', None, None, 3600, '7d', 599, 'soon']),
     '#/components/schemas/ServerIds': st.lists(st.builds(
         Known, st.just('server'), st.integers(0, SERVERS)), max_size=2),
     '#/components/schemas/ReservationId': st.builds(
         Known, st.just('reservation'), st.integers(0, 9)),
-    # Most of what schemas allow is larger than any host.
+    # Most values that schemas allow are larger than any host.
     '#/components/schemas/Positive': st.one_of(
         st.integers(1, 4), st.sampled_from(['1', ' +2 ', '03', 512, '1024']),
         st.integers(1, 2 ** 31 - 1)),
@@ -165,7 +165,7 @@ TEXTS = st.one_of(
 
 
 def deep(depth: int, opening: str = '[', closing: str = ']') -> Raw:
-    """JSON within JSON within JSON."""
+    """Return JSON nested to a depth."""
     return Raw(opening * depth + '1' + closing * depth)
 
 
@@ -176,7 +176,7 @@ JUNK = st.one_of(
         float('inf'), float('-inf'), float('nan'), [], {}, [[]], [{}],
         [None], {'id': None}, Raw('9' * 5000), Raw('1e999'), Raw('-0')]),
     st.builds(deep, st.integers(1, 1500)),
-    # Where Python's own limit is.
+    # Around Python's own recursion limit.
     st.builds(deep, st.integers(700, 1000)),
     st.builds(deep, st.integers(1, 1500), st.sampled_from(
         ['{"and":', '["and",', '[["or",']), st.just(']')),
@@ -197,17 +197,17 @@ EXPRESSIONS = st.recursive(
 
 @functools.cache
 def of_schema(reference: str) -> st.SearchStrategy[ty.Any]:
-    """What a schema of the description allows."""
+    """Return a strategy for a schema of the description."""
     return SPECIAL.get(reference) or of(openapi.resolved({'$ref': reference}))
 
 
 def of(schema: openapi.Schema) -> st.SearchStrategy[ty.Any]:
-    """What a schema allows, or what is near to it."""
+    """Return a strategy of values that a schema allows, or nearly."""
     if '$ref' in schema:
         return of_schema(schema['$ref'])
     for key in ('oneOf', 'anyOf'):
         if key in schema:
-            # Ten times as many of what is not refused for lack of a service.
+            # Variants that need no missing service are ten times as frequent.
             return st.sampled_from([
                 one for one in schema[key]
                 for _time in range(1 if one.get('$ref') in LACKING else 10)
@@ -239,10 +239,10 @@ def _of_object(schema: openapi.Schema) -> st.SearchStrategy[ty.Any]:
 @st.composite
 def objects(draw: ty.Any, values: dict[str, st.SearchStrategy[ty.Any]],
             required: ty.Collection[str]) -> ty.Any:
-    """An object that has all, most or few of its keys."""
+    """Draw an object with all, most or few of its keys."""
     rate = draw(st.sampled_from([1, 1, 2, 3]))
     if not one_of_ten(draw):
-        # What goes with nothing else, or with little.
+        # Remove keys that can be combined with few others.
         if 'duration' in values:
             required = {*required, 'end_date'}
         values = {key: one for key, one in values.items()
@@ -257,7 +257,7 @@ def objects(draw: ty.Any, values: dict[str, st.SearchStrategy[ty.Any]],
 
 
 def in_order(value: dict[str, ty.Any]) -> dict[str, ty.Any]:
-    """A lease whose dates come one after the other, as they should."""
+    """Return a lease with its dates in the right order."""
     events = [one for one in value.get('events') or ()
               if isinstance(one['event_date'], At)]
     places = [(value, 'start_date'), (value, 'before_end_date'),
@@ -285,7 +285,7 @@ _OF_TYPE: dict[str, ty.Callable[..., st.SearchStrategy[ty.Any]]] = {
 }
 
 
-# -- spoiling it --------------------------------------------------------------
+# -- corruption ---------------------------------------------------------------
 
 def one_of_ten(draw: ty.Any) -> bool:
     return ty.cast(bool, draw(st.integers(0, 9)) == 9)
@@ -299,7 +299,7 @@ def mostly(draw: ty.Any, good: st.SearchStrategy[ty.Any],
 
 @st.composite
 def spoilt(draw: ty.Any, value: ty.Any) -> ty.Any:
-    """A value of which some part is as it should not be."""
+    """Draw a value of which some part is invalid."""
     if isinstance(value, dict) and value and not one_of_ten(draw):
         key = draw(st.sampled_from(sorted(value)))
         how = draw(st.integers(0, 9))
@@ -321,7 +321,7 @@ def spoilt(draw: ty.Any, value: ty.Any) -> ty.Any:
 
 @st.composite
 def bodies(draw: ty.Any, good: st.SearchStrategy[ty.Any]) -> ty.Any:
-    """Mostly good ones, spoilt ones, and no JSON at all."""
+    """Draw a body: mostly valid, sometimes corrupted, or not JSON."""
     value = draw(good)
     how = draw(st.integers(0, 9))
     if how < 5:
@@ -337,7 +337,7 @@ def bodies(draw: ty.Any, good: st.SearchStrategy[ty.Any]) -> ty.Any:
 
 @st.composite
 def queries(draw: ty.Any, parameters: ty.Sequence[openapi.Schema]) -> ty.Any:
-    """Pairs, some of which are as the description says."""
+    """Draw query pairs, some of which match the description."""
     rate = draw(st.sampled_from([1, 2, 3]))
     pairs = [(one['name'], draw(of(one['schema']))) for one in parameters
              if not draw(st.integers(0, 3)) // rate]
@@ -362,7 +362,7 @@ JUNK_IDS = st.one_of(TEXTS, st.sampled_from([
 
 @st.composite
 def lease_requests(draw: ty.Any, operation: openapi.Operation) -> Asked:
-    """Requests for an operation of the description."""
+    """Draw a request for an operation of the description."""
     by_place = collections.defaultdict(list)
     for one in operation.parameters:
         by_place[one['in']].append(one)
@@ -370,8 +370,8 @@ def lease_requests(draw: ty.Any, operation: openapi.Operation) -> Asked:
         draw(OPERATORS if '/os-hosts' in operation.path else USERS),
         operation.method,
         '/reservation' + ('' if operation.server else '/v1') + operation.path,
-        # Twice, or some hundreds of requests might have nobody who changes
-        # what is not there.
+        # Twice, or some hundreds of requests might contain no change of
+        # a lease that does not exist.
         {one['name']: draw(mostly(mostly(of(one['schema']), JUNK_IDS),
                                   JUNK_IDS))
          for one in by_place['path']},
@@ -396,7 +396,7 @@ HINTS = mostly(objects(LEASED, LEASED), objects(
 
 @st.composite
 def boots(draw: ty.Any) -> Asked:
-    """Nova's own fields are as they should be: it is not what is tested."""
+    """Draw a boot; Nova's own fields are valid: Nova is not under test."""
     hints = draw(mostly(HINTS, HINTS.flatmap(spoilt)))
     return Asked(
         draw(st.sampled_from(['alice', 'alice', 'bob', 'admin'])), 'POST',
@@ -413,14 +413,14 @@ RESIZES = st.builds(
         'alice', 'POST', '/v2.1/servers/{server_id}/action',
         {'server_id': Known('server', number)},
         body={'resize': {'flavorRef': flavor}}),
-    # A resize that Nova may do is none of ours, and Nova alone answers 500
-    # to half a character.
+    # Resizes that Nova may carry out are not tested here, and Nova itself
+    # answers 500 to unpaired surrogates.
     st.one_of(TEXTS, JUNK, st.builds(
         Known, st.just('reservation'), st.integers(0, 9))).filter(
             lambda value: not str(value).strip().isdigit() and
             '\\ud' not in ascii(value)),
     st.integers(0, SERVERS))
-#: How often each of them is asked for each twenty-five boots.
+#: How often each operation is drawn for twenty-five boots.
 SHARES = {
     ('POST', '/leases'): 36, ('PUT', '/leases/{lease_id}'): 20,
     ('GET', '/leases'): 12, ('GET', '/availability'): 12,
@@ -430,14 +430,14 @@ SHARES = {
     ('POST', '/os-hosts'): 6, ('PUT', '/os-hosts/{host_id}'): 6,
     ('PATCH', '/os-hosts/properties/{name}'): 2,
     ('PUT', '/maintenance/{host_name}'): 2}
-#: Requests as anybody would write them, and what is answered to them,
-#: whatever was asked before.
+#: Ordinary requests, each with the code that is expected regardless of
+#: earlier requests.
 PLAIN = [
     (code, Asked('alice', method, f'/reservation/v1{path}',
                  {'lease_id': Known('lease', 0)}, query, body))
     for code, method, path, query, body in (
         (201, 'POST', '/leases', (), {
-            # Later than any of the others starts.
+            # Later than the start of any other lease.
             'start_date': At(50 * 86400), 'end_date': At(51 * 86400),
             'reservations': [{'resource_type': 'virtual:instance',
                               'vcpus': 1, 'memory_mb': 1, 'disk_gb': 0}]}),
@@ -459,11 +459,11 @@ REQUEST = st.sampled_from([
 
 
 def novas_own(body: bytes) -> bool:
-    """Whether Nova alone answers 500 to a boot.
+    """Return whether Nova itself answers 500 to a boot.
 
-    Hints are texts, or lists of texts, and it does not look before it keeps
-    them; who asks for no lease is not read by anybody else. Nor does it look
-    how deep the JSON is.
+    Hints are strings, or lists of strings, and Nova does not check them
+    before it stores them; without a lease the middleware does not read them.
+    Nor does Nova check how deep the JSON is.
     """
     try:
         hints = next((value for key, value in json.loads(body).items()
@@ -478,7 +478,7 @@ def novas_own(body: bytes) -> bool:
 
 
 class TestFuzz(leased.LeasedTestCase):
-    """Three hosts, clients of three projects, and one who is nobody."""
+    """Three hosts, clients of three projects, and an invalid token."""
 
     hosts = {name: nova_box.Capacity(vcpus=8, memory_mb=65536, disk_gb=500)
              for name in ('host1', 'host2', 'host3')}
@@ -510,8 +510,8 @@ class TestFuzz(leased.LeasedTestCase):
         @hypothesis.seed(SEED)
         @hypothesis.settings(
             max_examples=REQUESTS, deadline=None, database=None,
-            # What is answered depends on what was before: nothing can be
-            # made smaller, and problems are told all together.
+            # Answers depend on earlier requests: nothing can be shrunk, and
+            # problems are reported all together.
             phases=[hypothesis.Phase.generate],
             suppress_health_check=list(hypothesis.HealthCheck))
         @hypothesis.given(REQUEST)
@@ -532,7 +532,7 @@ class TestFuzz(leased.LeasedTestCase):
         if 'BLAZAR_FUZZ_REQUESTS' in os.environ:
             print(sum(self.codes.values()), 'requests:',
                   dict(sorted(self.drawn.items())))
-        # It is no test when nothing is ever done, or nothing refused.
+        # The test is only valid if requests succeed and are refused.
         for method, code in (('GET', 200), ('POST', 201), ('PUT', 200),
                              ('DELETE', 204), ('POST', 202), ('GET', 400),
                              ('POST', 400), ('PUT', 400), ('PUT', 404)):
@@ -587,7 +587,7 @@ class TestFuzz(leased.LeasedTestCase):
                     'server': {}, 'os:scheduler_hints': {
                         'reservation': value}})).get_response(
                             self.app).status_int)
-            # Nova has no such server, and no such flavor.
+            # Nova has no server and no flavor with that id.
             self.assertIn(self.request(Asked(
                 'alice', 'POST', f'/v2.1/servers/{lease["id"]}/action',
                 body={'resize': {'flavorRef': value}})).get_response(
@@ -597,7 +597,7 @@ class TestFuzz(leased.LeasedTestCase):
     # -- one request --------------------------------------------------------
 
     def send(self, asked, wanted=None):
-        """Send a request, look at its answer, and return the code of it."""
+        """Send a request, check its answer, and return its code."""
         request = self.request(asked)
         boots = asked.path.startswith('/v2.1')
         books = self.dump()
@@ -615,8 +615,8 @@ class TestFuzz(leased.LeasedTestCase):
             self.problem(request, f'{code}, not {wanted}: {response.text}')
         if asked.operation is not None:
             self.compare(request, response, asked.operation)
-        # That something runs on a host is only seen when nobody comes there
-        # any more.
+        # Enrolling finds running servers only after it has closed the host to
+        # new ones, which it records.
         looked = (asked.method, asked.path, code) == (
             'POST', '/reservation/v1/os-hosts', 409)
         if not looked and (
@@ -637,11 +637,11 @@ class TestFuzz(leased.LeasedTestCase):
             request.query_string[:300], request.body[:600], what))
 
     def compare(self, request, response, operation):
-        """Whether an answer is what the description has."""
+        """Check that an answer matches the description."""
         code = response.status_int
         path, rest = operation.path.partition('{')[0], (
             request.environ['PATH_INFO'])
-        # An id with a slash in it, or none at all, is another URL.
+        # An id with a slash, or an empty one, results in another URL.
         other = '{' in operation.path and code in (404, 405, 200, 400) and (
             rest.rstrip('/').count('/') != 2 + operation.path.count('/')
             or path not in rest)
@@ -657,7 +657,7 @@ class TestFuzz(leased.LeasedTestCase):
             self.problem(request, f'{code}: {found} {response.text[:500]}')
 
     def remember(self, response):
-        """What later requests may name."""
+        """Store the ids that later requests may name."""
         if not 200 <= response.status_int < 300 or not response.body:
             return
         answer = response.json
@@ -681,7 +681,7 @@ class TestFuzz(leased.LeasedTestCase):
                 self.known['lease'].insert(0, lease_id)
 
     def is_done(self, server_id):
-        """Whether Nova does nothing with a server, or it is gone."""
+        """Return whether Nova is idle with a server, or it is deleted."""
         response = self.admin.api_request(f'/servers/{server_id}')
         if response.status_code == 404:
             return True
@@ -689,10 +689,10 @@ class TestFuzz(leased.LeasedTestCase):
         return server['status'] in ('ACTIVE', 'ERROR', 'RESERVED') and (
             server['OS-EXT-STS:task_state'] is None)
 
-    # -- the books ----------------------------------------------------------
+    # -- the reservation database -------------------------------------------
 
     def dump(self):
-        """All that is in the books, but what is counted."""
+        """Return the whole reservation database, except counters."""
         version = self.connection.execute('PRAGMA data_version').fetchone()
         if version != self.seen[0]:
             self.seen = version, [
@@ -703,7 +703,7 @@ class TestFuzz(leased.LeasedTestCase):
         return self.seen[1]
 
     def settle(self):
-        """Let happen what is due, and make room for others."""
+        """Free capacity for later requests, and carry out due events."""
         while len(self.running) > SERVERS:
             server_id = self.running.pop(0)
             if self.exists(server_id):
@@ -723,7 +723,7 @@ class TestFuzz(leased.LeasedTestCase):
                           what='what was due')
         self.listener.mirror.compare_all()
 
-    # -- from what was drawn to what is sent --------------------------------
+    # -- from drawn values to requests --------------------------------------
 
     def request(self, asked):
         names = {name: self.in_url(value)
@@ -751,7 +751,7 @@ class TestFuzz(leased.LeasedTestCase):
             else self.written(text))[:2000], safe='', errors='surrogatepass')
 
     def plain(self, value):
-        """What stands for something, as far as it is no container."""
+        """Return the actual value of a placeholder that is no container."""
         if isinstance(value, Known):
             known = self.known[value.kind] or ['none-yet']
             return known[value.number % len(known)]
@@ -762,7 +762,7 @@ class TestFuzz(leased.LeasedTestCase):
         return value
 
     def written(self, value):
-        """As JSON, with what JSON does not have."""
+        """Return a value as JSON, or as the invalid JSON it represents."""
         value = self.plain(value)
         if isinstance(value, Raw):
             return value.text

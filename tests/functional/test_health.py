@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""A host fails, and what is promised there is healed."""
+"""A host fails, and the leases booked there are moved."""
 
 import datetime
 import json
@@ -31,23 +31,23 @@ HOUR = 3600
 
 
 class Failing:
-    """What becomes of hosts."""
+    """Failures of hosts and the reactions of a listener."""
 
     def force_down(self, host, down=True):
-        """Say that a host is down, as an operator or a fence does."""
+        """Mark a host as forced down, as an operator or a fence does."""
         (service,) = self.admin.get_services(host=host, binary='nova-compute')
         self.admin.put_service(service['id'], {'forced_down': down})
 
     def look_for_failures(self):
-        """What a listener does within a minute."""
+        """Do the work of a listener within a minute."""
         self.listener.monitors.look()
         self.listener.overbooking.look()
         driven.run_due(self.listener.engine)
 
     def runs(self, name, hints=None, **boot):
-        """A server with a lease that runs; as an admin sees it.
+        """Boot a server with a lease; return it ACTIVE, as an admin sees it.
 
-        :param hints: beside those of the lease
+        :param hints: hints in addition to those of the lease
         """
         server = self.boot_active(name, hints={
             **self.lease_hints(name), **(hints or {})}, **boot)
@@ -56,7 +56,7 @@ class Failing:
         return server
 
     def leaves(self, server):
-        """Wait until a server has left its host, and the books know."""
+        """Wait until a server has left its host, and record that."""
         self.wait_for(lambda: self.admin.get_server(server['id'])[
             'OS-EXT-SRV-ATTR:host'] != server['OS-EXT-SRV-ATTR:host'],
             what='it is elsewhere')
@@ -64,7 +64,7 @@ class Failing:
         self.listener.mirror.compare_all()
 
     def back(self, host):
-        """It is up again, and has been so for long enough."""
+        """Bring a host up, and let it be up for long enough."""
         self.force_down(host, False)
         self.look_for_failures()
         self.clock.advance(300)
@@ -74,7 +74,7 @@ class Failing:
         self.listener.parts.evacuation.look(self.listener.monitors.certain)
 
     def fall_silent(self, host):
-        """A nova-compute dies, and has not been heard of for long."""
+        """Stop a nova-compute, and let its last report be long ago."""
         self.computes[host].stop()
         service = self.service(host)
         service.last_seen_up = timeutils.utcnow() - datetime.timedelta(hours=1)
@@ -90,10 +90,10 @@ class Failing:
 
 
 class KeptTest(Failing, test_recurring.RecurringTestCase):
-    """A server that is kept from one occurrence of its lease to the next."""
+    """A server that is kept between occurrences of its lease."""
 
     def booked(self):
-        """Where the occurrences to come are booked."""
+        """Return the hosts of the bookings of the next occurrences."""
         return [name for name, in self.books(
             'SELECT hosts.name FROM bookings JOIN hosts ON '
             'hosts.id = bookings.host_id WHERE server_id IS NULL '
@@ -119,8 +119,8 @@ class KeptTest(Failing, test_recurring.RecurringTestCase):
         self.assert_verified()
 
     def test_one_that_runs_yet_is_not_in_its_own_way(self):
-        """Its group keeps others apart, and the next occurrence is booked
-        elsewhere.
+        """Its group keeps servers on different hosts, and the next occurrence
+        is booked on the other host.
         """
         group = self.alice.post_server_groups(
             {'name': 'group', 'policy': 'anti-affinity'})
@@ -156,7 +156,7 @@ class KeptTest(Failing, test_recurring.RecurringTestCase):
         gone, *_left = json.loads(kept[0])
         self.alice.delete_server(gone)
         self.wait_until_gone(gone)
-        # As it is when Nova has archived it.
+        # As if Nova had archived it.
         objects.RequestSpec.get_by_instance_uuid(
             nova_context.get_admin_context(), gone).destroy()
         self.run_until(self.start_of(lease, 1) - HOUR // 2)
@@ -183,7 +183,7 @@ class HealthTest(Failing, leased.LeasedTestCase):
         self.assertEqual((False, True), (
             reservation['missing_resources'],
             reservation['resources_changed']))
-        # By the API of leases its owner says that he knows.
+        # Its owner acknowledges the change by the lease API.
         url = self.alice.base_url.rsplit('/v2', 1)[0] + (
             f'/reservation/v1/leases/{self.lease("soon")["id"]}')
         for value, code in ((True, 400), (False, 200)):
@@ -206,7 +206,7 @@ class HealthTest(Failing, leased.LeasedTestCase):
         self.force_down(host)
         self.look_for_failures()
         self.assertIs(True, self.lease('vm1')['degraded'])
-        # It is heard of all the same.
+        # Its nova-compute still reports.
         self.relocate()
         self.assertEqual(0, len(self.evacuations()))
         self.fall_silent(host)
@@ -223,8 +223,8 @@ class HealthTest(Failing, leased.LeasedTestCase):
         self.assertEqual(1, len(self.evacuations()))
 
     def asks(self, server, seconds=20):
-        """Ask Nova as who has written that he is about to."""
-        # Services that are stopped while they are at it never end.
+        """Request an evacuation from Nova, as after it was recorded."""
+        # Services that are stopped during an evacuation never end.
         self.addCleanup(self.wait_for, lambda: self.task_of(server) is None,
                         what='nobody is at it')
         return self.listener.parts.cloud.evacuate(
@@ -238,11 +238,11 @@ class HealthTest(Failing, leased.LeasedTestCase):
         server = self.runs('vm1')
         host = server['OS-EXT-SRV-ATTR:host']
         self.force_down(host)
-        # It is heard of all the same.
+        # Its nova-compute still reports.
         self.assertIn('is heard of', self.asks(server))
         self.fall_silent(host)
         self.assertEqual('this process stood still.', self.asks(server, -1))
-        # So it is where Nova itself has stood still.
+        # The same if Nova itself is delayed.
         records = objects.RequestSpec.get_by_instance_uuid
 
         def slowly(*args):
@@ -255,7 +255,7 @@ class HealthTest(Failing, leased.LeasedTestCase):
         self.assertIsNone(self.task_of(server))
         self.assertEqual(['error'], [one.status for one in self.evacuations()])
         self.force_down(host)
-        # Of two who ask one does.
+        # Of two concurrent requests only one evacuates.
         service = self.listener.parts.cloud._compute_api.get(
             nova_context.get_admin_context(), server['id'])
         service.task_state = 'rebuilding'
@@ -273,7 +273,7 @@ class HealthTest(Failing, leased.LeasedTestCase):
         host = server['OS-EXT-SRV-ATTR:host']
         self.fall_silent(host)
         self.force_down(host)
-        # It has no task for a moment either.
+        # Nova would not set a task state for it either.
         self.assertIn('nothing that is paused', self.asks(server))
 
     def test_what_is_with_others_by_a_group_stays(self):
@@ -315,12 +315,12 @@ class HealthTest(Failing, leased.LeasedTestCase):
         self.force_down(host)
         self.look_for_failures()
         self.force_down(host, False)
-        # It is up: nobody is asked.
+        # It is up: the fence is not called.
         self.assertEqual((frozenset(), []), (certain(), asked))
         self.fall_silent(host)
         self.assertEqual((frozenset(), []), (certain(False), asked))
         self.assertEqual((frozenset(), [host]), (certain(), asked))
-        # Nova itself would take it for down.
+        # Nova itself would consider it down.
         self.assertIn('is not forced down', self.asks(server))
         self.assertEqual(0, len(self.evacuations()))
         says.append(True)
@@ -328,7 +328,7 @@ class HealthTest(Failing, leased.LeasedTestCase):
         self.assertEqual(frozenset(), certain())
         self.assertIs(True, self.service(host).forced_down)
         self.assertEqual({uuid}, certain())
-        # Not again in this failure, when its operator lets it be up.
+        # Not again in this failure, once its operator has brought it up.
         self.force_down(host, False)
         fencing._again.clear()
         self.assertEqual((frozenset(), 2), (certain(), len(asked)))
@@ -400,20 +400,20 @@ class WholeHostsTest(Failing, whole_hosts_base.HostsTestCase):
             f"WHERE reservations.lease_id = '{lease['id']}'")}
 
     def test_who_comes_later_leaves_for_one_that_has_begun(self):
-        """That has its hosts in a zone of its own, others have not."""
+        """Its hosts are in a zone of their own, others are not."""
         self.enrol(*self.hosts)
         wanted = {'reservations': [self.hosts_wanted()]}
         lost = self.make_active(length=6 * HOUR, **wanted)
         runs = self.make_active(length=3 * HOUR, **wanted)
-        # The first one comes to be where one ends before; the other one is to
-        # have the third host.
+        # The first one is booked where another lease ends before; the second
+        # one gets the third host.
         first, later = (self.make(
             start_in=4 * HOUR, length=HOUR, **wanted) for _each in range(2))
         self.delete(first['id'])
         failing, busy, free = (
             *self.hosts_of(lost), *self.hosts_of(runs), *self.hosts_of(later))
         self.assertEqual({*self.hosts}, {failing, busy, free})
-        # What it gets it has from then on, which nothing is wrong with.
+        # The lost lease gets a healthy host from now on.
         self.clock.advance(2)
         self.force_down(failing)
         self.look_for_failures()
@@ -424,7 +424,7 @@ class WholeHostsTest(Failing, whole_hosts_base.HostsTestCase):
         self.assert_verified()
 
     def test_who_is_apart_from_another_one_stays(self):
-        """Nova would put it into ERROR."""
+        """Nova would put it in ERROR."""
         self.enrol('host1', 'host2')
         _lease, reservation_id = self.lease_hosts(2, 2)
         group = self.alice.api_post('/os-server-groups', {'server_group': {
@@ -462,7 +462,7 @@ class WholeHostsTest(Failing, whole_hosts_base.HostsTestCase):
         self.wait_for_status(server['id'], 'ACTIVE')
 
     def test_who_is_within_leaves_for_the_other_host(self):
-        """By its hint alone, without a lease of its own."""
+        """A hosted server, by its hint alone, without a lease of its own."""
         self.enrol('host1', 'host2')
         _lease, reservation_id = self.lease_hosts(2, 2)
         large, small = (self.within(name, reservation_id, flavor=flavor)
@@ -475,7 +475,7 @@ class WholeHostsTest(Failing, whole_hosts_base.HostsTestCase):
         self.look_for_failures()
         self.relocate()
         self.fall_silent(failing)
-        # Nova would put it into ERROR: it does not fit beside the other one.
+        # Nova would put it in ERROR: the host has no capacity for both.
         self.relocate()
         self.assertEqual(0, len(self.evacuations()))
         self.admin.delete_server(small['id'])
@@ -519,7 +519,7 @@ class WholeHostsTest(Failing, whole_hosts_base.HostsTestCase):
         self.assertNotIn(reservation_id, self.aggregates())
 
     def test_not_one_of_another_zone(self):
-        """Nova has no host in two, and the lease is in one of its own."""
+        """A host has one zone in Nova, and the lease has a zone of its own."""
         self.enrol('host1')
         lease, reservation_id = self.lease_hosts()
         self.enrol('host2')
@@ -547,12 +547,12 @@ class WholeHostsTest(Failing, whole_hosts_base.HostsTestCase):
 
 
 class MaintenanceTest(Failing, whole_hosts_base.HostsTestCase):
-    """Two hosts, one of which its operator needs for a time."""
+    """Two hosts, one of which is scheduled for maintenance."""
 
     hosts = leased.LeasedTestCase.hosts
 
     def maintain(self, host, until=None, *words, pause=None):
-        """Type the command, which waits for nothing unless told how."""
+        """Run the command; it may only wait if ``pause`` is given."""
         until = self.at(4 * HOUR) if until is None else until
         with fixtures.MonkeyPatch(
                 'blazar_nova.cmd.manage._pause', pause or self.fail):
@@ -579,7 +579,7 @@ class MaintenanceTest(Failing, whole_hosts_base.HostsTestCase):
             (one.name, one.kind, one.reason)
             for one in host_status.away(self.listener.parts.database)])
         self.assert_verified()
-        # Without a lease there is no end by then: not there either.
+        # A server without a lease has no end: it is not placed there either.
         plain = self.boot_active('plain', client=self.admin)
         self.assertEqual(other, plain['OS-EXT-SRV-ATTR:host'])
         code, text = self.maintain(booked, None, '--wait')
@@ -600,7 +600,7 @@ class MaintenanceTest(Failing, whole_hosts_base.HostsTestCase):
         self.assertEqual(0, code, text)
         self.assertIs(False, self.lease('vm1')['degraded'])
         self.assert_verified()
-        # Another operator gives it back meanwhile.
+        # Another operator ends the maintenance meanwhile.
         code, text = self.maintain(
             host, None, '--force', '--wait',
             pause=lambda _seconds: self.command(
@@ -610,13 +610,13 @@ class MaintenanceTest(Failing, whole_hosts_base.HostsTestCase):
         self.assertEqual([], self.books('SELECT * FROM outages'))
         code, text = self.maintain(host, None, '--force')
         self.assertEqual(0, code, text)
-        # It moves as always, and the filter knows where to.
+        # It is migrated as always, and the filter selects the target.
         self.admin.post_server_action(server['id'], {'os-migrateLive': {
             'host': None, 'block_migration': 'auto'}})
         self.leaves(server)
         code, text = self.maintain(host, None, '--wait')
         self.assertEqual(0, code, text)
-        # What is not said is as before.
+        # Omitted values are not changed.
         began = self.books('SELECT began_at, reason FROM outages')
         code, text = self.command(
             'host', 'maintain', host, '--until', self.at(5 * HOUR))
@@ -678,7 +678,7 @@ class MaintenanceTest(Failing, whole_hosts_base.HostsTestCase):
         self.assertEqual([(held, '')], [
             (one['server_id'], one['obstacle']) for one in asked['promised']])
         self.assertEqual([], self.books('SELECT * FROM outages'))
-        # Where there is no other one it is refused, and says of what.
+        # Without another host it is refused, with the counts.
         self.make(start_in=2 * HOUR, length=2 * HOUR, reservations=[
             self.reservation(vcpus=self.hosts[other].vcpus)])
         said = take(409)['error_message']
@@ -687,7 +687,7 @@ class MaintenanceTest(Failing, whole_hosts_base.HostsTestCase):
         taken = take(200, reason='firmware', force=True)['maintenance']
         self.assertEqual((booked, 'firmware'), (
             taken['host'], taken['reason']))
-        # What is not said is as before.
+        # Omitted values are not changed.
         self.assertEqual('firmware', take(200, force=True)[
             'maintenance']['reason'])
         listed, = self.ask('GET', '/maintenance', client=self.admin)[

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""The held build: a server whose lease starts later is RESERVED."""
+"""The deferred build: a server whose lease starts later is RESERVED."""
 
 import base64
 from concurrent import futures
@@ -28,20 +28,20 @@ from tests.functional import leased
 from tests.functional import nova_box
 
 VOLUME = cinder.CinderFixture.IMAGE_BACKED_VOL
-#: A boot from it needs no image.
+#: A boot from this volume needs no image.
 FROM_VOLUME = {'imageRef': '', 'block_device_mapping_v2': [{
     'uuid': VOLUME, 'source_type': 'volume', 'destination_type': 'volume',
     'boot_index': 0}]}
 
 
 def microversions():
-    """Every microversion that this Nova has, the oldest first."""
+    """Return every microversion of this Nova, the oldest first."""
     latest = api_version_request.max_api_version().get_string()
     return [f'2.{minor}' for minor in range(1, int(latest[2:]) + 1)]
 
 
 class ReservedTest(leased.LeasedTestCase):
-    """RESERVED is a state like Nova's own."""
+    """RESERVED behaves like a status of Nova's own."""
 
     def ids(self, client, query):
         response = client.api_request(query)
@@ -50,7 +50,7 @@ class ReservedTest(leased.LeasedTestCase):
         return [server['id'] for server in response.json()['servers']]
 
     def check_reserved(self, client, server_id):
-        """Show, list and list by state agree that it is RESERVED."""
+        """Check that show, list and list by status agree on RESERVED."""
         response = client.api_request(f'/servers/{server_id}')
         self.assertEqual(200, response.status_code,
                          f'{client.microversion}: {response.text}')
@@ -95,7 +95,7 @@ class ReservedTest(leased.LeasedTestCase):
         for microversion in (None, '2.1', '2.73', 'latest'):
             self.check_reserved(
                 self.api(microversion=microversion), server['id'])
-            # An admin is shown more: host, state of the VM ...
+            # An admin sees more: host, vm_state ...
             got = self.client(microversion=microversion).get_server(
                 server['id'])
             self.assertEqual(('RESERVED', 'reserved', None), (
@@ -132,7 +132,7 @@ class ReservedTest(leased.LeasedTestCase):
             self.assertEqual(
                 sorted(ids), sorted(self.ids(self.alice, f'/servers?{query}')),
                 query)
-        # Page by page, too.
+        # Also with paging.
         seen, marker = [], ''
         while page := self.ids(self.alice, '/servers/detail?limit=2&'
                                f'status=RESERVED{marker}'):
@@ -149,7 +149,7 @@ class ReservedTest(leased.LeasedTestCase):
 
 
 class HeldTest(leased.LeasedTestCase):
-    """What a held server has and has not."""
+    """What a reserved server has and lacks."""
 
     #: A topic that blazar-listener does not read.
     more_conf = ('[notifications]\nversioned_notifications_topics = '
@@ -167,7 +167,7 @@ class HeldTest(leased.LeasedTestCase):
         self.assertEqual({}, self.guests())
         self.assertEqual(0, self.boot_rows()['cell1.instances'])
         self.assertEqual(0, self.boot_rows()['cell0.instances'])
-        # Nothing of it is on its way either: this one is built behind it.
+        # Nothing of it is in progress either: this server is built after it.
         self.boot_active('vm2', flavor='4', hints=self.lease_hints())
         ports = self.neutron.list_ports(is_admin=True)['ports']
         self.assertNotIn(server['id'],
@@ -187,7 +187,7 @@ class HeldTest(leased.LeasedTestCase):
         self.clock.advance(3600)
         self.run_due()
         got = self.wait_for_status(server['id'], 'ACTIVE')
-        # That it is another name is all that the rename has done.
+        # The rename has changed the name and nothing else.
         self.assertEqual(('new-latest', 'mine', {'color': 'blue'}), (
             got['name'], got['description'], got['metadata']))
         self.assertEqual([server['id']], list(self.guests()))
@@ -210,7 +210,7 @@ class HeldTest(leased.LeasedTestCase):
         before = self.book_rows()
         for number, microversion in enumerate(('2.1', 'latest')):
             server = self.hold(f'vm{number}', flavor='5', count=2)
-            # No room is left, so what comes next shows what was given back.
+            # All capacity is taken, so the next boot shows that it was freed.
             client = self.api(microversion=microversion)
             for server in self.alice.get_servers():
                 client.delete_server(server['id'])
@@ -222,7 +222,7 @@ class HeldTest(leased.LeasedTestCase):
             rows['leases'], rows['bookings'], rows['held_builds']))
         self.assertEqual(0, before['leases'])
         self.assertEqual(0, self.boot_rows()['api.build_requests'])
-        # Its events do nothing any more.
+        # Its events no longer have an effect.
         self.clock.advance(7200)
         self.run_due()
         self.assertEqual({}, self.guests())
@@ -300,7 +300,7 @@ class HeldTest(leased.LeasedTestCase):
 
 
 class NowTest(leased.LeasedTestCase):
-    """A boot whose lease starts now goes straight on."""
+    """The build of a lease that starts now is sent at once."""
 
     def test_it_is_built_at_once(self):
         server = self.boot('vm1', hints=self.lease_hints('vm1'))
@@ -316,7 +316,7 @@ class NowTest(leased.LeasedTestCase):
             response.status_code, self.alice.get_server(server['id'])['name']))
 
     def test_it_is_never_reserved(self):
-        # No conductor gets the build, so it stays as it was.
+        # No conductor gets the build, so the server stays in BUILD.
         with base.at_the_bus(lambda send: None):
             server = self.boot('vm1', hints=self.lease_hints('vm1'))
         self.assertEqual('BUILD', self.alice.get_server(
@@ -329,17 +329,17 @@ class NowTest(leased.LeasedTestCase):
         self.assertEqual(1, self.book_rows()['held_builds'])
 
 
-#: What may be raised by whatever follows a cast, and by the cast itself.
+#: Exceptions of the cast itself and of what follows it.
 FAILURES = (ValueError('no JSON'), db_exception.DBConnectionError(),
             exceptions.ConnectFailure(), errors.NotFound('gone'),
             oslo_messaging.MessageDeliveryFailure('the bus is away'))
 
 
 class BehindTheCastTest(leased.LeasedTestCase):
-    """When a build may have been sent, nothing of it is undone."""
+    """Once a build may have been sent, nothing of it is undone."""
 
     def after_failing(self, name, hints):
-        """A server whose build goes on, whatever the API meets then."""
+        """Boot a server that is built although the API fails afterwards."""
         server = self.boot(name, hints=hints, flavor='4')
         self.wait_for_status(server['id'], 'ACTIVE')
         self.assertEqual(self.bookings(), self.guests())
@@ -379,7 +379,7 @@ class BehindTheCastTest(leased.LeasedTestCase):
             self.delete_all(server_id)
 
     def test_a_cast_whose_fate_is_not_known(self):
-        """It was sent, and the API was not told so."""
+        """The build was sent, and the API got an error."""
         for number, failure in enumerate(FAILURES):
             def fail(send, failure=failure):
                 send()
@@ -395,7 +395,7 @@ class BehindTheCastTest(leased.LeasedTestCase):
         self.assertEqual('BUILD', self.alice.get_server(
             server['id'])['status'])
         self.assertEqual('STARTING', self.lease('vm1')['status'])
-        # Nobody may know that. It is looked for, and sent.
+        # The outcome is unknown: the lost build is found and sent.
         self.run_due()
         self.assertEqual({}, self.guests())
         self.listener.parts.lifecycle.lost_builds.send()
@@ -405,7 +405,7 @@ class BehindTheCastTest(leased.LeasedTestCase):
         self.assertEqual(self.bookings(), self.guests())
 
     def test_the_making_of_the_message_does_not_count(self):
-        """That of a large boot takes longer than a permit is valid."""
+        """Creating a large message takes longer than a permit is valid."""
         took, make = [0], nova_base.NovaObjectSerializer.serialize_entity
         elapsed = clocks.SystemClock.elapsed
 
@@ -422,7 +422,7 @@ class BehindTheCastTest(leased.LeasedTestCase):
         self.assertGreater(took[0], dispatch.SECONDS)
 
     def test_a_message_that_cannot_be_made(self):
-        """No permit is used up: a listener sends it soon."""
+        """No permit is used: a listener sends the build soon."""
         with self.failing('oslo_messaging.rpc.client._BaseCallContext.'
                           '_make_message', ValueError('no JSON')):
             server = self.boot('vm1', hints=self.lease_hints('vm1'))
@@ -432,11 +432,11 @@ class BehindTheCastTest(leased.LeasedTestCase):
         self.wait_for_status(server['id'], 'ACTIVE')
 
     def test_one_that_stood_still_before_the_sending(self):
-        """Its permit has expired when the message could be sent."""
+        """The permit has expired by the time the message is ready."""
         with mock.patch('blazar_core.plugins.cloud_api.Deadline.passed',
                         return_value=True):
             server = self.boot('vm1', hints=self.lease_hints('vm1'))
-        # This one is built behind it.
+        # This server is built after it.
         other = self.boot_active('plain')['id']
         self.assertEqual([other], list(self.guests()))
         self.assertEqual('BUILD', self.alice.get_server(
@@ -480,7 +480,7 @@ class BehindTheCastTest(leased.LeasedTestCase):
             self.run_due()
             self.wait_for_status(server['id'], 'ACTIVE')
         self.assertEqual(self.bookings(), self.guests())
-        # That without a lease goes.
+        # The server without a lease is deleted.
         self.clock.advance(600)
         self.fill_books()
         self.assertEqual({'vm1', 'vm2'}, {
@@ -492,7 +492,7 @@ class BehindTheCastTest(leased.LeasedTestCase):
         def made(*args, **kwargs):
             create(*args, **kwargs)
             self.clock.advance(dispatch.HEAD_START + 5)
-            # It stands still with its permit.
+            # The listener is delayed after it has got the permit.
             with mock.patch('blazar_core.plugins.cloud_api.Deadline.passed',
                             return_value=True):
                 self.run_due()
@@ -518,7 +518,7 @@ class BehindTheCastTest(leased.LeasedTestCase):
         self.assertFalse(call.context.is_admin)
 
     def test_leases_that_a_listener_may_be_starting(self):
-        """Also those that recur: nothing reads them again."""
+        """Also recurring leases: they are not read again."""
         with self.failing('blazar_nova.schemas.lease_views.LeaseViews.payload',
                           FAILURES[0]), self.failing(
                 'blazar_core.leases.series.Series.as_one',
@@ -539,14 +539,14 @@ class BehindTheCastTest(leased.LeasedTestCase):
 
 
 class SecretsTest(leased.LeasedTestCase):
-    """What must not be read where it is kept."""
+    """Secrets, which must not be readable where they are stored."""
 
     more_conf = '[blazar]\nnotification_format = both\n'
     PASSWORD = 'correct-horse-battery'
     FILE = b'staple that nobody may read'
 
     def hold_with_secrets(self):
-        """At the last microversion that injects files."""
+        """Boot at the last microversion that injects files."""
         return self.hold(
             client=self.api(microversion='2.56'), networks='none',
             adminPass=self.PASSWORD, personality=[{
@@ -571,7 +571,7 @@ class SecretsTest(leased.LeasedTestCase):
                 kept = f.read()
             for what, secret in self.secrets().items():
                 self.assertNotIn(secret, kept, f'{what} in {name}')
-        # The versioned one is sent last.
+        # The versioned notification is sent last.
         recorder.wait('blazar.lease.create')
         self.assertEqual(
             ['lease.create', 'blazar.lease.create'],
@@ -581,7 +581,7 @@ class SecretsTest(leased.LeasedTestCase):
             self.assertNotIn(secret.decode(), repr(recorder.events), what)
 
     def test_the_server_gets_them_and_the_log_does_not(self):
-        # At DEBUG, Nova's own API writes the body of every request.
+        # At DEBUG, Nova's own API logs the body of every request.
         logs = [self.useFixture(fixtures.FakeLogger(
             name=name, level=level, nuke_handlers=False))
             for name, level in (('', logging.INFO),
@@ -600,7 +600,7 @@ class SecretsTest(leased.LeasedTestCase):
                 self.assertNotIn(secret.decode(), log.output, what)
 
     def record_spawn(self):
-        """What the hypervisors are given, once they are."""
+        """Return a dict that receives the secrets of each spawn."""
         spawned = {}
         for compute in self.computes.values():
             driver = compute.manager.driver

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Hints: every way to ask for a lease, and what it makes."""
+"""Hints: every form of a request for a lease, and the result."""
 
 import datetime
 import json
@@ -19,7 +19,7 @@ HOUR, DAY = 3600, 86400
 
 
 def instant(text):
-    """Seconds since the epoch of a date as leases are described."""
+    """Return a date in the API's form as seconds since the epoch."""
     return int(datetime.datetime.strptime(text + '+0000',
                                           '%Y-%m-%dT%H:%M:%S.%f%z'
                                           ).timestamp())
@@ -28,19 +28,19 @@ def instant(text):
 class HintsTestCase(leased.LeasedTestCase):
 
     def window(self, name):
-        """Start and end of a lease, in seconds since the epoch."""
+        """Return start and end of a lease, in seconds since the epoch."""
         lease = self.lease(name)
         return instant(lease['start_date']), instant(lease['end_date'])
 
     def asks(self, name='vm1', **params):
-        """Boot with just these lease_params; :returns: the server."""
+        """Boot with exactly these lease_params; :returns: the server."""
         return self.boot(name, hints={
             'reserved': 'True',
             'lease_params': json.dumps({'name': name, **params})})
 
 
 class KeysTest(HintsTestCase):
-    """Where hints may stand."""
+    """The keys of a body that may contain hints."""
 
     KEYS = ('os:scheduler_hints', 'OS-SCH-HNT:scheduler_hints')
 
@@ -69,7 +69,7 @@ class KeysTest(HintsTestCase):
                 'name': first, 'imageRef': base.IMAGE,
                 'flavorRef': '1', 'networks': 'none'}}
             for keys in (self.KEYS, self.KEYS[::-1]):
-                # The order in the body does not count.
+                # The order in the body does not matter.
                 for key in keys:
                     body.pop(key, None)
                 for key in keys:
@@ -120,7 +120,7 @@ class ReservedHintTest(HintsTestCase):
 
 
 class DefaultsTest(HintsTestCase):
-    """What a request leaves out is the operator's choice."""
+    """The operator's defaults for omitted parameters."""
 
     more_conf = """\
 [blazar]
@@ -217,7 +217,7 @@ class ParamsTest(HintsTestCase):
         lease = self.lease('vm1')
         self.assertEqual(('0' * 32, 'bob'),
                          (lease['project_id'], lease['user_id']))
-        # 16 KiB are not too much.
+        # 16 KiB are still accepted.
         params = {'name': 'long', 'start': self.at(3600), 'duration': '2h'}
         text = json.dumps(params)
         self.boot('vm1', hints={'reserved': 'True', 'lease_params':
@@ -229,7 +229,7 @@ class CountsTest(HintsTestCase):
     """--min and --max."""
 
     def check(self, count):
-        """One lease, a booking for each server, all of them RESERVED."""
+        """Check for one lease with a booking for each server, all RESERVED."""
         ids = sorted(server['id'] for server in self.alice.get_servers(
             search_opts={'status': 'RESERVED'}))
         self.assertEqual(count, len(ids))
@@ -243,7 +243,7 @@ class CountsTest(HintsTestCase):
     def test_one_lease_with_a_booking_for_each(self):
         self.hold('vm', flavor='4', count=4)
         ids = self.check(4)
-        # Two of them fit on a host.
+        # Two of them fit on one host.
         self.assertEqual(['host1', 'host1', 'host2', 'host2'],
                          sorted(self.bookings().values()))
         self.clock.advance(3600)
@@ -278,7 +278,7 @@ class CountsTest(HintsTestCase):
     def test_a_max_above_the_min_asks_for_the_max(self):
         self.hold('vm', min_count=1, max_count=3)
         self.check(3)
-        # From now on, too.
+        # Also for a lease from now on.
         self.boot('now', hints=self.lease_hints('now'), flavor='5',
                   min_count=1, max_count=2)
         lease = self.lease('now')
@@ -291,7 +291,7 @@ class CountsTest(HintsTestCase):
 
 
 class OtherHintsTest(HintsTestCase):
-    """Hints of Nova's own beside ours."""
+    """Nova's own hints in addition to those for leases."""
 
     def test_they_reach_nova(self):
         server = self.boot('vm1', hints={
@@ -315,7 +315,7 @@ class OtherHintsTest(HintsTestCase):
             **self.lease_hints(name, 3600), 'group': group}, **kwargs)
 
     def test_affinity_keeps_them_on_one_host(self):
-        # The other host, where only one has room, would be filled first.
+        # The other host, with capacity for one only, would be filled first.
         for name, flavor in (('four', '4'), ('two', '3')):
             self.hold(name, flavor=flavor, client=self.admin, host='host1')
         group = self.group('affinity')
@@ -332,7 +332,7 @@ class OtherHintsTest(HintsTestCase):
             409, self.hold_in, group, count=3, flavor='4'))
         self.assertEqual([], self.members(group))
         self.hold_in(group, count=2, flavor='4')
-        # There is another host, but not for this group.
+        # Another host is free, but not allowed for this group.
         self.assertIn('fits_now: 0 of 1', self.refused(
             409, self.hold_in, group, 'later'))
         self.assertEqual(sorted(self.bookings()), self.members(group))
@@ -346,7 +346,7 @@ class OtherHintsTest(HintsTestCase):
             409, self.hold_in, group, 'third'))
         self.assertEqual(sorted(self.bookings()), self.members(group))
         self.start_and_compare(2)
-        # In one boot, too.
+        # Also within one boot.
         group = self.group('anti-affinity')
         self.assertIn('fits_now: 2 of 3', self.refused(
             409, self.hold_in, group, count=3))
@@ -368,7 +368,7 @@ class OtherHintsTest(HintsTestCase):
         for policy, same in (('anti-affinity', False), ('affinity', True)):
             group = self.group(policy)
             other = self.boot_active('plain', hints={'group': group})
-            # All that a nova-api sees that is connected to cell0.
+            # What a nova-api that is connected to cell0 sees.
             with mock.patch.object(objects.InstanceGroup, 'get_hosts',
                                    return_value=[]):
                 server = self.hold_in(group)
@@ -394,7 +394,7 @@ class OtherHintsTest(HintsTestCase):
                     for server in self.members(group)}), policy)
 
     def test_soft_policies_are_as_with_plain_nova(self):
-        """Leases from now on: what Nova's own weighers prefer counts."""
+        """Leases from now on: preferences of Nova's own weighers count."""
         for name, hints in (('plain', {}), ('leased', leased.RESERVE)):
             for count in (2, 1):
                 group = self.group('soft-anti-affinity')

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""What placement does not model: said, or refused, before the start."""
+"""What placement does not model is reported, or refused, before the start."""
 
 from unittest import mock
 
@@ -22,7 +22,7 @@ class HostFiltersTestCase(test_preflight.PreflightTestCase):
                  'PciPassthroughFilter,LeaseFilter\n')
 
     def fill_numa(self):
-        """Have each host a NUMA topology whose memory is used up."""
+        """Give each host a NUMA topology whose memory is used up."""
         real = host_filters._state
 
         def state(*args):
@@ -67,7 +67,7 @@ class HostFiltersTest(HostFiltersTestCase):
         self.assertEqual([], self.lease('vm1')['warnings'])
 
     def test_what_no_host_has(self):
-        """However much of it is free: no host has a NUMA topology."""
+        """Regardless of free capacity: no host has a NUMA topology."""
         flavor = self.flavor_with('hw:numa_nodes', '1')
         for boot in (self.boot_now, lambda one: self.hold(flavor=one)):
             self.assertIn('no host', self.refused(409, boot, flavor))
@@ -99,7 +99,7 @@ class HostFiltersTest(HostFiltersTestCase):
 
 
 class UniqueNameTest(HostFiltersTestCase):
-    """A name that another server has, where names are unique."""
+    """A hostname of another server, where hostnames are unique."""
 
     more_conf = ('[DEFAULT]\n'
                  'osapi_compute_unique_server_name_scope = project\n')

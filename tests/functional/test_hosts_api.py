@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The hosts of the lease API of a real nova-api."""
+"""The host API of a real nova-api."""
 
 import json
 
@@ -20,7 +20,7 @@ class HostsTestCase(api_base.ApiTestCase):
 
     def hosts_api(self, method, path='', body=None, code=200, client=None,
                   **query):
-        """Ask about hosts, as an admin if not said otherwise."""
+        """Send a request to the host API, by default as an admin."""
         return self.ask(method, f'/os-hosts{path}', body,
                         client or self.admin, code, **query)
 
@@ -29,13 +29,13 @@ class HostsTestCase(api_base.ApiTestCase):
                               code=201)['host']
 
     def refusal(self, code, method, path='', body=None, **query):
-        """The sentence with which something is refused."""
+        """Return the message with which a request is refused."""
         answer = self.hosts_api(method, path, body, code, **query)
         self.assertEqual(code, answer['error_code'])
         return answer['error_message']
 
     def raw(self, method, path, body):
-        """The code and the answer for a body that may be no JSON."""
+        """Return code and answer for a body that need not be JSON."""
         url = self.admin.base_url.rsplit('/v2', 1)[0]
         answer = requests.request(
             method, f'{url}/reservation/v1{path}', data=body, headers={
@@ -51,7 +51,7 @@ class HostsTestCase(api_base.ApiTestCase):
             version='1.6').body['traits']
 
     def reserve(self, code=201, **more):
-        """A lease of one whole host, an hour from now."""
+        """Lease one whole host, an hour from now."""
         self.fill_books()
         return self.make(start_in=HOUR, code=code, reservations=[
             {'resource_type': 'physical:host', 'min': 1, 'max': 1, **more}])
@@ -90,7 +90,7 @@ class TestHosts(HostsTestCase):
             self.assertEqual(
                 f'Host {made["id"]} could not be found.',
                 self.refusal(404, method, path, {'gpu': 'A100'}))
-        # And once more, with nothing of what was.
+        # Enroll it once more: its former properties are gone.
         self.assertNotIn('gpu', self.enrol('host1'))
 
     def test_whether_it_is_reservable_is_what_was_said_last(self):
@@ -105,7 +105,7 @@ class TestHosts(HostsTestCase):
         self.reserve()
 
     def test_they_are_paged(self):
-        # They come in the order in which the listener has seen them.
+        # Hosts are listed in the order in which the listener has found them.
         hosts = sorted((self.enrol('host1'), self.enrol('host2')),
                        key=lambda host: int(host['id']))
         self.assertEqual({'hosts': hosts}, self.hosts_api('GET'))
@@ -381,7 +381,7 @@ class TestAllocations(HostsTestCase):
 
     def test_they_are_those_of_all_hosts_and_of_one(self):
         hosts = [self.enrol(name) for name in self.hosts]
-        # Which is reserved first is all the same.
+        # The order of the reservations does not matter.
         lease, other = self.reserve(), self.reserve()
         told = self.hosts_api('GET', '/allocations')['allocations']
         self.assertEqual(sorted(host['id'] for host in hosts),
@@ -480,7 +480,7 @@ class TestProperties(HostsTestCase):
 
 
 class TestDisabledHosts(HostsTestCase):
-    """A lease for later is judged by what is expected then."""
+    """A lease for later is judged by the expected state of the hosts."""
 
     def test_one_rule_for_all_types(self):
         self.enrol('host1')
@@ -503,7 +503,7 @@ class TestDisabledHosts(HostsTestCase):
         self.refused(409, self.boot, 'soon', hints=self.lease_hints(
             'soon', HOUR // 2))
         self.boot('later', hints=self.lease_hints('later', 3 * HOUR))
-        # What is tried again may wait until somebody enables them.
+        # A lease that is retried may wait until an operator enables them.
         self.boot('waits', hints=self.lease_hints(
             'waits', lease_type='retry'))
         self.assertEqual(['WAITING'] * 4, [

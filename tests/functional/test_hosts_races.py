@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Whole hosts: nobody gets into the wrong lease, and nobody stays there."""
+"""Whole hosts: no server gets into a wrong lease or stays in one."""
 
 from concurrent import futures
 import functools
@@ -31,21 +31,21 @@ HOUR = 3600
 
 
 class AlternatesTestCase(whole_hosts_base.HostsTestCase):
-    """A build fails on its host: a conductor claims the next one by itself.
+    """A build fails on its host: the conductor itself claims the next one.
     """
 
     def setUp(self):
         super().setUp()
-        # Where it is a process of its own, nothing of ours is in it.
+        # A conductor in a process of its own does not load the plugin.
         alone = types.SimpleNamespace(**vars(utils))
         alone.claim_resources = nova_scheduler._novas
         self.useFixture(fixtures.MonkeyPatch(
             'nova.conductor.manager.scheduler_utils', alone))
 
     def fail_once(self, meanwhile):
-        """The next build fails; returns the hosts on which there were builds.
+        """Make the next build fail; return the list of hosts of builds.
 
-        :param meanwhile: called with the host before it does
+        :param meanwhile: called with the host before it fails
         """
         hosts = []
 
@@ -96,7 +96,7 @@ class TestAlternates(AlternatesTestCase):
         self.assertEqual({'host2', 'plain'}, {*builds})
 
     def test_it_does_not_come_back_after_its_lease(self):
-        """The end finds it between two hosts."""
+        """The lease ends while the build is between two hosts."""
         self.enrol('host1', 'host2')
         lease, reservation_id = self.lease_hosts(2, 2)
         real, ended = nova_scheduler._novas, []
@@ -116,15 +116,15 @@ class TestAlternates(AlternatesTestCase):
             self.wait_for(lambda: ended)
             self.wait_until_gone(server['id'])
         self.wait_for(lambda: not self.guests())
-        # Nova's conductor has claimed room for a server that is gone; each
-        # nova-compute gives such room back, once a minute.
+        # Nova's conductor has claimed resources for a deleted server; each
+        # nova-compute frees them, once a minute.
         for compute in self.computes.values():
             compute.manager.update_available_resource(
                 nova_context.get_admin_context())
         self.wait_until_over(lease['id'])
 
     def test_one_that_was_on_its_way_before_the_host_was_enrolled(self):
-        """Nobody asks us; so it is said."""
+        """The conductor bypasses the plugin; ``verify`` reports it."""
         def lease_others(host):
             self.enrol(*self.hosts.keys() - {host})
             self.look()
@@ -140,7 +140,7 @@ class TestAlternates(AlternatesTestCase):
             f'Host {host} is assigned to reservation {self.reservation_id}, '
             f'but has servers that do not belong to it: {server["id"]}.'],
             [one.text for one in self.verified().left])
-        # It does not end with the lease, and no other one gets the host.
+        # It does not end with the lease, and no other lease gets the host.
         self.delete(self.leased['id'])
         self.run_until(self.clock.now() + 600)
         self.assertEqual('ACTIVE', self.admin.get_server(
@@ -157,8 +157,8 @@ class TestAlternates(AlternatesTestCase):
 
 
 class TestUnderWay(AlternatesTestCase):
-    """A host is enrolled while there are builds for which it may be an
-    alternate.
+    """A host is enrolled while builds are in progress that may have it as
+    an alternate.
     """
 
     def setUp(self):
@@ -167,8 +167,8 @@ class TestUnderWay(AlternatesTestCase):
         self.addCleanup(self.go_on.set)
 
     def stop(self, name):
-        """Boot a server whose build stands still, and fails when it goes on;
-        returns it and the hosts on which it is not.
+        """Boot a server whose build is paused, and fails when it continues;
+        return the server and the hosts on which it is not.
         """
         began = []
 
@@ -204,7 +204,7 @@ class TestUnderWay(AlternatesTestCase):
             [one['service_name'] for one in self.enrolling.listed()])
 
     def test_one_that_goes_between_two_hosts_keeps_the_next_one(self):
-        """Nova's conductor claims room for a server that is gone."""
+        """Nova's conductor claims resources for a deleted server."""
         server, _others = self.stop('gone')
         real, claimed = nova_scheduler._novas, []
 
@@ -250,7 +250,7 @@ class TestUnderWay(AlternatesTestCase):
         impatient = host_enrollment.patient(0)
 
         def meanwhile(_server_ids):
-            # The same request once more, and the other command that may.
+            # Neither the same request nor ``verify`` may cancel it.
             self.assertRaises(errors.Conflict, self.enrolling.add, host, {},
                               pause=impatient)
             with fixtures.MonkeyPatch(
@@ -266,16 +266,16 @@ class TestUnderWay(AlternatesTestCase):
             self.enrolling.add(host, {}, pause=meanwhile)
         self.assertEqual({'CUSTOM_BLAZAR_POOL'}, self.traits(host))
         self.assertEqual(set(), self.traits(min(others)))
-        # Nor when it is done.
+        # Nor after it is completed.
         self.assertRaises(errors.Conflict, self.enrolling.add, host, {},
                           pause=impatient)
         self.assertEqual(['enrolled'], [
             one['status'] for one in self.enrolling.listed()])
 
     def overtaken(self, meanwhile):
-        """Go on with an enrollment that is given up; returns what is said.
+        """Continue an enrollment that was given up; return its error.
 
-        :param meanwhile: called when it was, before the other one goes on
+        :param meanwhile: called after that, before the enrollment continues
         """
         waits, given_up = threading.Event(), threading.Event()
         self.useFixture(fixtures.MonkeyPatch(
@@ -303,7 +303,7 @@ class TestUnderWay(AlternatesTestCase):
 
     def test_who_was_overtaken_finishes_nothing(self):
         def begin_and_die():
-            # Before anybody is kept off the host again.
+            # Before the host is closed to other servers again.
             with fixtures.MonkeyPatch('blazar_nova.compat.pool.join',
                                       lambda _host: 1 / 0):
                 self.assertRaises(ZeroDivisionError, self.enrol, 'host1')
@@ -314,7 +314,7 @@ class TestUnderWay(AlternatesTestCase):
             one['status'] for one in self.enrolling.listed()])
 
     def test_who_was_overtaken_takes_nothing_out(self):
-        """What is enrolled between its look and its next step."""
+        """The host is enrolled between a check and the next step."""
         real, again = pool.leave, []
 
         def leave(host, *more):
@@ -376,10 +376,10 @@ class TestUnderWay(AlternatesTestCase):
         real = host_servers.under_way
 
         def under_way():
-            # The first look finds it; then it is over. It is built before it
-            # goes: of one that goes between two hosts the conductor's claim
-            # may be left over, and keeps the host until its nova-compute
-            # gives that back.
+            # The first check finds it; then it ends. It is built before it is
+            # deleted: of a server that is deleted between two hosts, the
+            # conductor's claim may remain, and delay the enrollment until
+            # nova-compute frees it.
             found = real()
             if found:
                 self.go_on.set()
@@ -413,7 +413,7 @@ class TestUnderWay(AlternatesTestCase):
                 functools.partial(build_request,
                                   unbuilt_servers.build_request)):
             self.assertEqual(set(), host_servers.under_way())
-        # Only what its metadata makes doubtful costs more than one look.
+        # More than one query is needed only if the metadata leave a doubt.
         self.assertEqual([server['id']], asked)
 
     def test_those_that_no_conductor_has_taken_up_are_waited_for(self):
@@ -446,7 +446,7 @@ class TestUnderWay(AlternatesTestCase):
 
 
 class TestNextLease(whole_hosts_base.HostsTestCase):
-    """A host goes from one lease to the next, and somebody comes just then.
+    """A host passes from one lease to the next while a server arrives.
     """
 
     def setUp(self):
@@ -456,7 +456,7 @@ class TestNextLease(whole_hosts_base.HostsTestCase):
         self.second = None
 
     def hand_over(self):
-        """The first lease ends, and the second one begins."""
+        """End the first lease and start the second one."""
         self.ask('DELETE', f'/leases/{self.first["id"]}', code=204)
         self.look()
         self.run_until(self.clock.now() + 60)
@@ -466,7 +466,7 @@ class TestNextLease(whole_hosts_base.HostsTestCase):
         self.run_until(clocks.SystemClock().now())
 
     def handed_over(self, module, name):
-        """The same, when somebody has come so far: before a function."""
+        """Do the same when a server arrives, just before a function."""
         real = getattr(module, name)
 
         def late(*args, **kwargs):
@@ -477,7 +477,7 @@ class TestNextLease(whole_hosts_base.HostsTestCase):
         return fixtures.MonkeyPatch(f'{module.__name__}.{name}', late)
 
     def stays_out(self, server):
-        """It is neither there nor has anything there, and is not built."""
+        """Assert that a server has no guest or allocation, and is in ERROR."""
         self.wait_for_status(server['id'], 'ERROR')
         self.assertEqual(({}, {}), (
             self.guests(), self.allocations(server['id'])))
@@ -494,7 +494,7 @@ class TestNextLease(whole_hosts_base.HostsTestCase):
             self.stays_out(self.within('late', self.first_id))
 
     def test_one_that_has_its_host_in_placement(self):
-        """It is seen there: the host is not given to anybody else."""
+        """Its allocation is found: no other lease gets the host."""
         real = scheduler_claims.Claims.is_within
 
         def late(*args):
@@ -511,7 +511,7 @@ class TestNextLease(whole_hosts_base.HostsTestCase):
         self.wait_until_over(self.first['id'])
 
     def test_whoever_comes_at_each_step_of_the_start(self):
-        """Outsiders, and those of the lease that had it before."""
+        """Servers without a lease, and those of the host's previous lease."""
         self.delete(self.first['id'])
         self.look()
         self.run_until(self.clock.now() + 60)
@@ -524,7 +524,7 @@ class TestNextLease(whole_hosts_base.HostsTestCase):
                 pydoc.locate(place), tried)))
         lease = self.make(client=self.bob, reservations=[self.hosts_wanted()])
         for _again in range(3):
-            # A claim counts for a while, and the start waits for that.
+            # A claim counts for a while, and the start waits until it expires.
             self.look()
             self.run_until(self.clock.now() + 60)
         self.assertEqual(

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Leases of Blazar, carried over with their hosts and their servers."""
+"""Leases of Blazar, imported with their hosts and their servers."""
 
 import json
 import pydoc
@@ -33,7 +33,7 @@ class ImportTestCase(whole_hosts_base.HostsTestCase):
         self.aggregate('freepool', None, ['host1', 'host2'])
 
     def aggregate(self, name, zone, hosts, **metadata):
-        """As Blazar makes them: by Nova's API, which gives them a uuid."""
+        """Create an aggregate by Nova's API, as Blazar does: with a uuid."""
         api = compute_api.AggregateAPI()
         made = api.create_aggregate(self.context, name, zone)
         for host in hosts:
@@ -43,7 +43,7 @@ class ImportTestCase(whole_hosts_base.HostsTestCase):
         return objects.Aggregate.get_by_id(self.context, made.id)
 
     def begin(self, reservation_id, *hosts, **metadata):
-        """Blazar's start of a lease."""
+        """Start a lease as Blazar does."""
         api = compute_api.AggregateAPI()
         freepool = next(one for one in objects.AggregateList.get_all(
             self.context) if one.name == 'freepool')
@@ -54,8 +54,8 @@ class ImportTestCase(whole_hosts_base.HostsTestCase):
                 'blazar:owner': nova_box.PROJECT_ID, **metadata})
 
     def interrupted(self, *paths):
-        """The command is given, and comes to an end at each of these, one
-        after the other, when they have done their work.
+        """Run the command and interrupt it after each of these functions, one
+        after the other.
         """
         for path in paths:
             real = pydoc.locate(f'blazar_nova.compat.{path}')
@@ -76,20 +76,20 @@ class ImportTestCase(whole_hosts_base.HostsTestCase):
         return self.command('import', self.blazar.url, *words)
 
     def imported(self, code=0):
-        """Carry all over; returns what is said."""
+        """Import everything; return the output."""
         found, text = self.manage('--apply')
         self.assertEqual(code, found, text)
         return text
 
     def old_boot(self, name, reservation_id=None, host='host1', client=None):
-        """A server on a host, as it was booted when Blazar was there."""
+        """Boot a server on a host, as it was booted under Blazar."""
         if reservation_id is None:
             return self.boot_active(name, client=client or self.admin,
                                     availability_zone=f'nova:{host}')
         server = self.boot_active(
             name, client=client,
             availability_zone=f'blazar_{reservation_id}')
-        # Nothing of ours was there to look at the hint.
+        # The plugin was not there to check the hint.
         spec = objects.RequestSpec.get_by_instance_uuid(
             self.context, server['id'])
         spec.scheduler_hints = {'reservation': [reservation_id]}
@@ -129,7 +129,7 @@ class TestPending(ImportTestCase):
             'ON hosts.id = bookings.host_id'))
         self.assertEqual('A100', self.enrolling.listed()[0]['gpu'])
         self.assertIn('3 there already.', self.imported())
-        # What Blazar has made beforehand is in nobody's way.
+        # An aggregate that Blazar has created in advance is no obstacle.
         self.aggregate(reservation_id, f'blazar_{reservation_id}', [])
         self.run_until(self.began + HOUR)
         self.assertEqual('ACTIVE', self.get({'id': lease_id})['status'])
@@ -139,7 +139,7 @@ class TestPending(ImportTestCase):
         self.assertEqual('host2', self.host_of(server))
 
     def test_what_was_done_since_then_stands_when_it_is_imported_again(self):
-        """Of hosts, of what is said of them, and of leases."""
+        """Changes of hosts, of their properties, and of leases are kept."""
         self.blazar.hide('gpu')
         ids = [self.lease_of(start * HOUR, (start + 1) * HOUR, '1')[0]
                for start in (1, 3, 5)]
@@ -171,7 +171,7 @@ class TestPending(ImportTestCase):
 
 
 class TestActive(ImportTestCase):
-    """A lease of one host, which has servers."""
+    """A lease of one host that has servers."""
 
     def setUp(self):
         super().setUp()
@@ -184,7 +184,7 @@ class TestActive(ImportTestCase):
         self.fill_books()
 
     def bound_to(self, server):
-        """The reservation in which a server is, for Nova and its cell."""
+        """Return a server's reservation according to its cell and to Nova."""
         mapping = objects.InstanceMapping.get_by_instance_uuid(
             self.context, server['id'])
         with nova_context.target_cell(
@@ -205,8 +205,8 @@ class TestActive(ImportTestCase):
             lease['status'], lease['reservations'][0]['status'], next(
                 one['status'] for one in lease['events']
                 if one['event_type'] == 'start_lease')))
-        # Blazar's aggregate is the reservation's, as it was but for what
-        # would keep others away.
+        # Blazar's aggregate becomes that of the reservation, except for the
+        # metadata that would exclude other projects.
         self.assertEqual({
             'freepool': ['host2'], 'blazar_pool': ['host1', 'host2'],
             self.reservation_id: ['host1']}, self.aggregates())
@@ -226,7 +226,7 @@ class TestActive(ImportTestCase):
                 'SELECT name, assigned_to FROM hosts '
                 'WHERE assigned_to IS NOT NULL'))
         self.assert_nothing_differs()
-        # Others are nowhere near, and who has it boots as before.
+        # Other servers do not get there, and the owner boots as before.
         inside = self.within('new', self.reservation_id)
         self.wait_for_status(inside['id'], 'ACTIVE')
         self.assertEqual('host1', self.host_of(inside))
@@ -273,7 +273,7 @@ class TestActive(ImportTestCase):
             {**before, 'blazar_pool': ['host2']}, self.aggregates())
         self.assertEqual({None}, self.bound_to(self.server))
         self.ask('GET', f'/leases/{self.lease_id}', code=404)
-        # When it has gone, the same command does the rest.
+        # When it is deleted, the same command does the rest.
         self.admin.delete_server(stranger['id'])
         self.wait_until_gone(stranger['id'])
         self.look()
@@ -282,7 +282,7 @@ class TestActive(ImportTestCase):
         self.assertEqual({self.reservation_id}, self.bound_to(self.server))
 
     def test_what_blazar_has_beside_it_is_left_alone(self):
-        """Whatever is mended: it is refused, and Blazar goes on with it."""
+        """An unrelated lease is refused, and remains with Blazar."""
         other, reservation_id = self.lease_of(
             -HOUR, HOUR, resource_type='virtual:instance', status='ACTIVE')
         self.aggregate(

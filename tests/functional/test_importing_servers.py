@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Places for servers that Blazar has given."""
+"""Reservation slots that were created by Blazar."""
 
 
 from nova import context as nova_context
@@ -20,7 +20,7 @@ HOUR = 3600
 
 
 def class_of(reservation_id):
-    """The resource class of Blazar's places."""
+    """Return the resource class of Blazar's slots."""
     return 'CUSTOM_RESERVATION_' + reservation_id.upper().replace('-', '_')
 
 
@@ -28,7 +28,7 @@ class ServersTestCase(test_importing.ImportTestCase):
     """Hosts of 4 VCPU and 8 GB."""
 
     def servers_of(self, start, end, *hosts, **values):
-        """A lease of servers in Blazar, and its flavor in Nova."""
+        """Create a lease of servers in Blazar, and its flavor in Nova."""
         lease_id, reservation_id = self.blazar.lease_of_servers(
             self.began + start, self.began + end, *hosts,
             project=nova_box.PROJECT_ID, **{
@@ -37,7 +37,7 @@ class ServersTestCase(test_importing.ImportTestCase):
         return lease_id, reservation_id
 
     def make_flavor(self, reservation_id, projects=(), **values):
-        """As Blazar makes it: for nobody, until the lease begins."""
+        """Create a flavor as Blazar does: without projects until the start."""
         objects.Flavor(
             self.context, flavorid=reservation_id,
             name=f'reservation:{reservation_id}', is_public=False,
@@ -83,7 +83,7 @@ class TestPendingServers(ServersTestCase):
         self.assertIsNone(self.flavor(reservation_id))
 
     def test_apart_and_like_a_flavor(self):
-        """And nothing of Blazar's is there any more."""
+        """Nothing of Blazar remains."""
         wanted = {**blazar18.FLAVOR, 'ram': 512, 'disk': 1, 'extra_specs': {},
                   'OS-FLV-EXT-DATA:ephemeral': 0}
         lease_id, like = self.blazar.lease_of_servers(
@@ -121,7 +121,7 @@ class TestPendingServers(ServersTestCase):
 
 
 class TestActiveServers(ServersTestCase):
-    """A lease of two places on one host, of which one is taken."""
+    """A lease of two slots on one host, one of which is taken."""
 
     def setUp(self):
         super().setUp()
@@ -131,7 +131,7 @@ class TestActiveServers(ServersTestCase):
         self.fill_books()
 
     def begun(self, *hosts, **values):
-        """Blazar's start of a lease."""
+        """Start a lease as Blazar does."""
         lease_id, reservation_id = self.blazar.lease_of_servers(
             self.began - HOUR, self.began + HOUR, *hosts, status='ACTIVE',
             project=nova_box.PROJECT_ID, vcpus=2, memory_mb=1024, disk_gb=1,
@@ -156,7 +156,7 @@ class TestActiveServers(ServersTestCase):
         return lease_id, reservation_id
 
     def specs_of(self, server):
-        """What its embedded flavor says, to Nova and in its cell."""
+        """Return extra specs of its embedded flavor: in its cell and Nova."""
         mapping = objects.InstanceMapping.get_by_instance_uuid(
             self.context, server['id'])
         with nova_context.target_cell(
@@ -168,7 +168,7 @@ class TestActiveServers(ServersTestCase):
                     self.context, server['id']).flavor.extra_specs]
 
     def places(self):
-        """Who is where, in the books."""
+        """Return the bookings: host, server and state."""
         return self.books(
             'SELECT hosts.name, server_id, running, '
             'dispatched_at IS NOT NULL, claimed_at IS NOT NULL '
@@ -195,11 +195,11 @@ class TestActiveServers(ServersTestCase):
             'blazar:reservation': self.reservation_id,
             'trait:CUSTOM_BLAZAR_POOL': 'required'}] * 2,
             self.specs_of(self.server))
-        # What it takes is not counted beside its place.
+        # Its usage is not counted in addition to its slot.
         self.assertEqual([('{}',)], self.books(
             "SELECT usage FROM hosts WHERE name = 'host1'"))
         self.assertNotIn(self.reservation_id, self.aggregates())
-        # At once, as the change is typed.
+        # At once, as soon as the command has run.
         self.verified()
         other = self.boot_active('other', flavor=self.reservation_id)
         self.assertEqual('host1', self.host_of(other))

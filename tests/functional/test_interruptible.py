@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Interruptible servers on a real Nova: booted, safe, evicted, kept."""
+"""Interruptible servers on a real Nova: boots, notices and evictions."""
 
 import fixtures
 from nova import context as nova_context
@@ -14,7 +14,7 @@ from tests import driven
 from tests.functional import api_base
 
 HOUR = 3600
-#: Of the defaults: the notice, and the time of an eviction.
+#: The defaults of the notice and of the time of an eviction.
 LEAD, EVICTION = 600, 300
 YES = {'interruptible': 'True'}
 
@@ -26,12 +26,12 @@ class InterruptibleTestCase(api_base.ApiTestCase):
         self.told = self.record()
 
     def reserve(self, start_in=2 * HOUR, amount=2):
-        """All CPUs of both hosts, for later."""
+        """Reserve all CPUs of both hosts, for later."""
         return self.make(start_in=start_in, reservations=[
             self.reservation(vcpus=4, amount=amount)])
 
     def until(self, instant):
-        """Time passes, and the listener looks."""
+        """Advance the clock, and carry out and plan evictions."""
         self.clock.advance(instant - self.clock.now())
         self.listener.evictions.carry_out()
         self.listener.evictions.plan()
@@ -64,7 +64,7 @@ class InterruptibleTest(InterruptibleTestCase):
         start = self.start_of(lease)
         safe = clocks.iso(start - LEAD)
         self.assertEqual(safe, self.shown(server_id)['safe_until'])
-        # What is shown may be some seconds old.
+        # The displayed metadata may be some seconds old.
         self.wait_for(lambda: self.alice.get_server(server_id)['metadata'])
         metadata = {one['id']: one['metadata']
                     for one in self.alice.get_servers()}
@@ -97,7 +97,7 @@ class InterruptibleTest(InterruptibleTestCase):
             'fault']['message'])
 
     def new_flavor(self):
-        """One whose servers are interruptible."""
+        """Create a flavor whose servers are interruptible."""
         objects.Flavor(
             nova_context.get_admin_context(), flavorid='cheap', name='cheap',
             vcpus=1, memory_mb=512, root_gb=1, ephemeral_gb=0, swap=0,

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Servers that run already come under leases, and leave them."""
+"""Running servers are added to leases and removed from them."""
 
 import json
 
@@ -15,12 +15,12 @@ from tests.functional import api_base
 
 HOUR = 3600
 
-#: An image of Nova's fixture; its size has no bound here.
+#: An image of Nova's fixture; it has no minimum size here.
 LARGER = '76fa36fc-c930-4bf3-8c8a-ea2a2420deb6'
 
 
 class JoiningTestCase(api_base.ApiTestCase):
-    """With a server that has no lease."""
+    """A server without a lease."""
 
     def setUp(self):
         super().setUp()
@@ -28,7 +28,7 @@ class JoiningTestCase(api_base.ApiTestCase):
         self.listener.mirror.compare_all()
 
     def adopt(self, *servers, code=201, client=None, **more):
-        """A lease of servers that run."""
+        """Create a lease of running servers."""
         answer = self.ask('POST', '/leases', {
             'name': 'adopted', 'end_date': self.at(HOUR),
             'servers': [*servers], **more}, code=code, client=client)
@@ -38,7 +38,7 @@ class JoiningTestCase(api_base.ApiTestCase):
         return self.ask('PUT', f'/leases/{lease["id"]}', body, code=code)
 
     def used(self):
-        """The VCPUs that are used of all hosts without an end."""
+        """Return the VCPUs of the open-ended usage of all hosts."""
         return sum(usage.get('VCPU', 0) for usage in (
             json.loads(row) for row, in self.books(
                 'SELECT usage FROM hosts')))
@@ -56,7 +56,7 @@ class TestAdopting(JoiningTestCase):
             (one['amount'], one['status'], one['resource_type']))
         self.assertIn(self.server, self.bookings())
         self.assertEqual(0, self.used())
-        # Nothing changes by looking again at what runs.
+        # A sync of running servers changes nothing.
         self.listener.mirror.compare_all()
         self.assertEqual(0, self.used())
         self.assertEqual('ACTIVE', self.get(lease)['status'])
@@ -271,7 +271,7 @@ class TestNotByThePolicy(JoiningTestCase):
         self.assertIn(self.RULE, str(self.put(
             lease, code=403, remove_servers=[self.server])))
         self.assertIn(self.server, self.bookings())
-        # It is about nothing else.
+        # The rule applies to this only.
         self.put(lease, name='other')
         self.ask('PUT', f'/leases/{lease["id"]}', {
             'remove_servers': [self.server]}, client=self.admin,
@@ -292,7 +292,7 @@ class TestLimits(JoiningTestCase):
         self.adopt(other)
 
     def resize(self, server, flavor, code=202):
-        """Ask for another flavor; the message, if that is refused."""
+        """Request a resize; return the message if it is refused."""
         action = {'resize': {'flavorRef': flavor}}
         if code == 202:
             return self.alice.post_server_action(server, action)
@@ -300,7 +300,7 @@ class TestLimits(JoiningTestCase):
             code, self.alice.post_server_action, server, action)
 
     def test_what_is_resized_is_within_them(self):
-        """Flavor 1 has one CPU, 3 has two, and 4 four."""
+        """Flavor 1 has one CPU, 3 has two, and 4 has four."""
         self.flags(allow_resize_to_same_host=True)
         server = self.boot_active('small', flavor='1')['id']
         self.listener.mirror.compare_all()
@@ -314,11 +314,11 @@ class TestLimits(JoiningTestCase):
             server, {'confirmResize': None}, check_response_status=[204])
         self.wait_for_status(server, 'ACTIVE')
         self.fill_books()
-        # As it is, not as it was made.
+        # By its present size, not that of its boot.
         self.put(lease, code=403, add_servers=[self.server])
 
     def test_a_resize_is_reverted_within_them(self):
-        """What a smaller server leaves to another lease is not taken back."""
+        """Capacity that a smaller server has left to another lease is kept."""
         self.flags(allow_resize_to_same_host=True)
         first, other = (self.boot_active(name, flavor='3')['id']
                         for name in ('first', 'other'))
@@ -342,7 +342,7 @@ class TestLimits(JoiningTestCase):
         self.wait_for_status(first, 'ACTIVE')
 
     def test_two_reverts_at_once_are_within_them(self):
-        """What the first takes counts before the server is there."""
+        """The first revert counts before it is complete."""
         self.flags(allow_resize_to_same_host=True)
         self.admin.post_flavor({'flavor': {
             'id': 'half', 'name': 'half', 'vcpus': 1, 'ram': 4096,
@@ -400,7 +400,7 @@ class TestLimits(JoiningTestCase):
         self.assertEqual('ACTIVE', self.get(lease)['status'])
 
     def small(self):
-        """A lease of two small servers, and the id of one of them."""
+        """Lease two small servers; return the lease and one server's id."""
         servers = [self.boot_active(f'small{i}', flavor='1')['id']
                    for i in range(2)]
         self.listener.mirror.compare_all()
@@ -425,7 +425,7 @@ class TestLimits(JoiningTestCase):
 
 
 class TestQuota(JoiningTestCase):
-    """A server counts once, whether it has a lease or not."""
+    """A server counts once, with or without a lease."""
 
     more_conf = ('[quota]\n'
                  'driver = nova.quota.DbQuotaDriver\n'

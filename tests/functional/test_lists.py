@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 
 
-"""Lists of servers where many of them wait for their lease."""
+"""Lists of servers, many of which are reserved."""
 
 import datetime
 import itertools
@@ -17,7 +17,7 @@ from blazar_nova.compat import server_lists
 from tests.functional import leased
 from tests.functional import nova_box
 
-#: What members and admins may ask for, in the words of Nova's search.
+#: Filters of members and admins, in the terms of Nova's search.
 FILTERS = (
     {}, {'deleted': False}, {'project_id': nova_box.PROJECT_ID},
     {'project_id': 'other'}, {'display_name': 'copy-[24]'},
@@ -45,12 +45,12 @@ class ListTest(leased.LeasedTestCase):
         self.alices = nova_context.RequestContext(
             'alice', nova_box.PROJECT_ID)
         self.admins = nova_context.get_admin_context()
-        # Later ones show the hints, which the copies have not.
+        # Later microversions show the hints, which the copies lack.
         self.old_client = self.api(microversion='2.90')
         self.held = self.hold('vm1')['id']
 
     def copies(self, count):
-        """More servers like the one that is held, no two alike."""
+        """Create servers like the reserved one, each different."""
         ids = []
         for number in range(count):
             request = objects.BuildRequest.get_by_instance_uuid(
@@ -73,7 +73,7 @@ class ListTest(leased.LeasedTestCase):
         return ids
 
     def ids(self, search, context, filters, **how):
-        """What a search finds, or that it does not know the marker."""
+        """Return the ids that a search finds; or the marker is unknown."""
         how = {name: [*value] if isinstance(value, list) else value
                for name, value in how.items()}
         try:
@@ -162,7 +162,7 @@ class ListTest(leased.LeasedTestCase):
             response = self.alice.api_request(f'/servers?name={pattern}')
             self.assertEqual(found, [
                 one['id'] for one in response.json()['servers']])
-        # What it costs to compile one has a bound too.
+        # The cost of compiling an expression is bounded too.
         for pattern in ('(x?(x?(x?){50}){50}){50}vm', '((x?){65000}){9}vm',
                         'a|' * 128):
             response = self.alice.api_request(f'/servers?name={pattern}')

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""What the listener logs of a lease names it, its project and the server."""
+"""The listener's log lines of a lease name it, its project and the server."""
 
 import logging
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""A member who wants more of leased hosts than is his."""
+"""A member tries to use leased hosts of another project."""
 
 import copy
 import itertools
@@ -13,14 +13,14 @@ from tests.functional import base
 from tests.functional import whole_hosts_base
 
 HINTS = ('os:scheduler_hints', 'OS-SCH-HNT:scheduler_hints')
-#: What no id is, and no number that a database takes.
+#: Values that are no id and no integer of a database.
 ODD = ('', '0', '-1', '01', '1e3', '1.5', 'NaN', 'null', "'", ' ', '%00',
        '%FF', '%D9%A1', '%F0%9F%98%80', '9223372036854775808', '9' * 40,
        'x' * 3000)
 
 
 class TestMisuse(whole_hosts_base.HostsTestCase):
-    """One leased host has a server; bob is of another project."""
+    """One leased host has a server; bob belongs to another project."""
 
     def setUp(self):
         super().setUp()
@@ -36,7 +36,7 @@ class TestMisuse(whole_hosts_base.HostsTestCase):
             check_response_status=None)
 
     def is_elsewhere(self, server_id):
-        """It is on a host for everybody, or on none."""
+        """Assert that it is on a host for all workloads, or on none."""
         server = self.wait_for(lambda: (
             found := self.admin.get_server(server_id))[
                 'status'] in ('ACTIVE', 'ERROR') and found)
@@ -60,7 +60,7 @@ class TestMisuse(whole_hosts_base.HostsTestCase):
             self.assertEqual(400, answer.status, (where, value))
         self.assertEqual(
             400, self.post(HINTS[0], {'Reservation': mine}).status)
-        # Nova goes by the first, and so do we.
+        # Nova uses the first key, and so does the plugin.
         answer = self.bob.api_post('/servers', {
             'server': {'name': 'x', 'imageRef': base.IMAGE, 'flavorRef': '1',
                        'networks': 'none'},
@@ -93,7 +93,7 @@ class TestMisuse(whole_hosts_base.HostsTestCase):
                 self.fails(self.boot('x', client=client, imageRef=image['id']))
 
     def test_out_of_it_by_coming_back(self):
-        """Not even an admin, who may name a host."""
+        """Not even by an admin, who may name a host."""
         self.alice.post_server_action(self.mine, {'shelve': None})
         self.wait_for_status(self.mine, 'SHELVED_OFFLOADED')
         for where in ({'host': 'plain'},
@@ -110,7 +110,7 @@ class TestMisuse(whole_hosts_base.HostsTestCase):
         self.assertEqual('host1', self.host_of({'id': self.mine}))
 
     def asked(self, client, method, path, code, body=None):
-        """Ask for something; no request breaks anything."""
+        """Send a request; none may cause a server error."""
         url = client.base_url.rsplit('/v2', 1)[0] + '/reservation/v1' + path
         answer = requests.request(method, url, json=body, headers={
             'X-Auth-Token': client.who.token()})

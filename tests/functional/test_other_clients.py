@@ -23,18 +23,18 @@ NANO = {'resource_type': 'virtual:instance', 'amount': 1, 'vcpus': 1,
 class ClientsTestCase(test_hosts_api.HostsTestCase):
 
     def blazar(self, client):
-        """python-blazarclient, as a user."""
+        """Return a python-blazarclient with a user's token."""
         return blazar_client.Client(
             blazar_url=client.base_url.rsplit('/v2', 1)[0] +
             '/reservation/v1', auth_token=client.who.token())
 
     def at_time(self, when):
-        """A date as gophercloud writes it."""
+        """Return a date as gophercloud writes it."""
         return when.strftime('%Y-%m-%d %H:%M')
 
 
 class GophercloudTest(ClientsTestCase):
-    """openstack/reservation/v1, and what its acceptance tests assert."""
+    """openstack/reservation/v1, and the checks of its acceptance tests."""
 
     def lease(self, method, path='', body=None, code=200):
         return shapes.decoded(shapes.LEASE, self.ask(
@@ -63,7 +63,7 @@ class GophercloudTest(ClientsTestCase):
                 reservation[key] for key in (
                     'resource_type', 'lease_id', 'missing_resources', 'min',
                     'max', 'vcpus')))
-        # It follows no links.
+        # gophercloud follows no links.
         answer = self.ask('GET', '/leases', client=self.admin, code=200)
         self.assertEqual([lease], shapes.decoded(
             [shapes.LEASE], answer['leases']))
@@ -101,7 +101,7 @@ class GophercloudTest(ClientsTestCase):
                 'flavor_id')))
 
     def host(self, method, path='', body=None, code=200):
-        """A host, and its extra capabilities: the keys that are left."""
+        """Return a host, and its extra capabilities: the remaining keys."""
         host = self.hosts_api(method, path, body, code)['host']
         return shapes.decoded(shapes.HOST, host, 'host'), {
             key: value for key, value in host.items()
@@ -151,7 +151,7 @@ class GophercloudTest(ClientsTestCase):
 
 
 class ChiTest(ClientsTestCase):
-    """python-chi: notebooks of Chameleon's users."""
+    """python-chi: the notebooks of Chameleon's users."""
 
     def setUp(self):
         super().setUp()
@@ -177,7 +177,7 @@ class ChiTest(ClientsTestCase):
         lease = self.chi.named('notebook')
         self.assertEqual((made['id'], 'ACTIVE'), (
             lease['id'], lease['status']))
-        # A name is looked for where no lease has it as its id.
+        # A name is only looked up if no lease has it as its id.
         self.assertEqual(404, self.assertRaises(
             blazar_exception.BlazarClientException,
             self.chi.blazar.lease.get, 'notebook').kwargs['code'])
@@ -188,7 +188,7 @@ class ChiTest(ClientsTestCase):
         other, = self.hosts.keys() - {used}
         start, end = self.operator.next_free(used)
         self.assertEqual((lease['end_date'], None), (start, end))
-        # A node by its name, and one of any kind.
+        # A node by its name, and one of any type.
         name = 'c1' if other == 'host1' else 'c2'
         self.submit(self.chi.node_reservation(['==', '$node_name', name]),
                     name='named', start=self.at(HOUR))
@@ -211,7 +211,7 @@ class ChiTest(ClientsTestCase):
 
 
 class AzimuthTest(ClientsTestCase):
-    """azimuth-schedule-operator: what it asks over HTTP."""
+    """azimuth-schedule-operator: its requests over HTTP."""
 
     def raw_leases(self, method, body=None):
         return requests.request(
@@ -248,7 +248,7 @@ class AzimuthTest(ClientsTestCase):
             self.assertIn(asked, flavors)
 
     def test_what_it_does_not_show_says_why(self):
-        """It shows its user errors of 400 and 500 only."""
+        """It shows errors to its user only for 400 and 500."""
         answer = self.create(amount=50)
         self.assertEqual((409, 409), (
             answer.status_code, answer.json()['error_code']))
@@ -256,7 +256,7 @@ class AzimuthTest(ClientsTestCase):
 
 
 class WarreTest(ClientsTestCase):
-    """warre, by which Nectar reserves flavors: a user for all projects."""
+    """warre, by which Nectar reserves flavors: one user for all projects."""
 
     def test_from_the_reservation_to_its_end(self):
         leases = self.blazar(self.alice).lease
@@ -267,7 +267,7 @@ class WarreTest(ClientsTestCase):
                 'resource_properties': None, 'extra_specs': {}}])
         flavor_id = lease['reservations'][0]['flavor_id']
         self.run_until(self.began + 60)
-        # What it looks for to say that a reservation is in use.
+        # The query by which warre finds out that a reservation is in use.
         self.boot_active('used', flavor=flavor_id)
         servers = self.admin.api_get(
             f'/servers?all_tenants=True&flavor={flavor_id}').body['servers']
@@ -282,14 +282,14 @@ class WarreTest(ClientsTestCase):
 
 
 class TerraformTest(ClientsTestCase):
-    """openstack_compute_instance_v2, which has no resource for leases."""
+    """openstack_compute_instance_v2; there is no resource for leases."""
 
     def servers(self, path):
-        """What its microversion shows of servers."""
+        """Return servers as its microversion shows them."""
         return self.api(microversion=None).api_get(path).body
 
     def test_an_instance_with_hints(self):
-        """It takes every status but BUILD and ACTIVE for an error."""
+        """It treats every status but BUILD and ACTIVE as an error."""
         provider = self.api(microversion='2.37')
         made = self.boot('vm1', client=provider, config_drive=False,
                          hints=self.lease_hints(start_in=HOUR))
@@ -317,7 +317,7 @@ class TerraformTest(ClientsTestCase):
 
 
 class ServiceTestCase(ClientsTestCase):
-    """A service that is asked about leases."""
+    """A budget service that decides about leases."""
 
     options = ''
 
@@ -332,14 +332,14 @@ class ServiceTestCase(ClientsTestCase):
         super().setUp()
 
     def asked(self, path):
-        """What it was asked since, in the form that coral-credits reads."""
+        """Return the requests to the service since the last call."""
         asked, self.service.asked[:] = self.service.asked[:], []
         self.assertEqual({path}, {one[0] for one in asked})
         return [shapes.budget_request(body) for _path, _headers, body in asked]
 
 
 class BudgetTest(ServiceTestCase):
-    """A service that was written for Blazar, asked about all there is."""
+    """A service that was written for Blazar gets all requests."""
 
     def test_what_it_is_asked(self):
         self.enrol('host1')
@@ -378,7 +378,7 @@ class BudgetTest(ServiceTestCase):
 
 
 class CommitsTest(ServiceTestCase):
-    """A service that is asked, and then commits."""
+    """A service that decides, and then commits."""
 
     options = 'external_service_commits = True\n'
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""What the plug-in needs is away: the cloud is not.
+"""What the plug-in needs is unavailable; the cloud keeps running.
 
-The books are a file here, and an outage is that it cannot be opened.
+The reservation database is a file here: in an outage it cannot be opened.
 """
 
 import contextlib
@@ -24,14 +24,14 @@ HOUR = 3600
 
 
 class AwayFixture:
-    """For test cases: nobody can open the database of the books."""
+    """For test cases: the reservation database cannot be opened."""
 
     legacy_api = True
 
     def setUp(self):
         super().setUp()
         self.path = os.path.join(self.folder, 'blazar.sqlite')
-        # Time does not pass here: who has had no answer asks again at once.
+        # The clock does not advance here: failed queries are retried at once.
         self.useFixture(fixtures.MonkeyPatch(
             'blazar_core.db.circuit_breaker.PAUSE', 0))
 
@@ -59,7 +59,7 @@ class BooksAwayTest(AwayFixture, leased.LeasedTestCase):
 
         first = self.boot_active('first')
         self.wait_for(lambda: known(first))
-        # The one at the start is over, and the next one is far.
+        # The sync at the start is done, and the next one is not due yet.
         self.wait_for(lambda: not listener.mirror.missed.is_set())
         look_into, found_out = listener.mirror._look_into, []
         self.useFixture(fixtures.MockPatchObject(
@@ -76,7 +76,7 @@ class BooksAwayTest(AwayFixture, leased.LeasedTestCase):
         self.alice.delete_server(server['id'])
 
     def test_ordinary_servers_live_as_ever(self):
-        # What was promised before is kept.
+        # Existing reservations are kept.
         self.hold('held', flavor='5')
         first = self.boot_active('first')
         where = self.guests()[first['id']]
@@ -118,7 +118,7 @@ class BooksAwayTest(AwayFixture, leased.LeasedTestCase):
         self.boot_active('vm2')
 
     def stop_scheduler_filter(self):
-        """A scheduler that starts now, in the place of the other one."""
+        """Replace the scheduler's hosts and filters, as after a restart."""
         manager = self.scheduler.manager
         manager.host_manager = host_manager.HostManager()
 
@@ -132,7 +132,7 @@ class BooksAwayTest(AwayFixture, leased.LeasedTestCase):
 
 
 class HostsAwayTest(AwayFixture, whole_hosts_base.HostsTestCase):
-    """Nobody knows whose hosts are, and still nobody gets there."""
+    """Assignments of hosts are unknown, but no other servers get there."""
 
     def setUp(self):
         super().setUp()
@@ -147,7 +147,7 @@ class HostsAwayTest(AwayFixture, whole_hosts_base.HostsTestCase):
         self.free, = {'host2', 'plain'} - {self.where[self.other]}
 
     def move(self, version, server_id, action, host, **values):
-        """An admin moves a server; returns the code and the sentence."""
+        """Move a server as an admin; return the code and the message."""
         response = self.api(
             roles=('admin', 'member', 'reader'), microversion=version,
         ).api_post(f'/servers/{server_id}/action', {
@@ -175,7 +175,7 @@ class HostsAwayTest(AwayFixture, whole_hosts_base.HostsTestCase):
                 for version, action, values in named:
                     self.move(version, server_id, action, host, **values)
                     self.rests(server_id)
-            # What an admin says of the others is done as ever.
+            # Migrations of the other server are possible as always.
             code, _text = self.move(
                 '2.67', self.other, 'os-migrateLive', self.free,
                 block_migration='auto', force=True)
@@ -189,7 +189,7 @@ class HostsAwayTest(AwayFixture, whole_hosts_base.HostsTestCase):
             self.boot_active('ordinary')
 
     def rests(self, server_id):
-        """Nothing is done to it any more, and it is where it was."""
+        """Assert that a server has no task, and is on the same host."""
         self.wait_for(lambda: self.admin.get_server(server_id)[
             'OS-EXT-STS:task_state'] is None)
         self.assertEqual(
@@ -219,9 +219,9 @@ class PlacementAwayTest(api_base.ApiTestCase):
 
 
 class ClockTest(api_base.ApiTestCase):
-    """The clocks of all processes are wrong, as far as the database says."""
+    """All processes' clocks are wrong, compared with the database."""
 
-    #: Said by the middleware, by Nova's API and by the lease API.
+    #: The message of the middleware, of Nova's API and of the lease API.
     WRONG = ('The clock of this service is at least 1000 s ahead of the '
              'clock of the database')
 
@@ -236,7 +236,7 @@ class ClockTest(api_base.ApiTestCase):
         with self.wrong():
             for hints in (self.lease_hints('vm'),
                           self.lease_hints('vm', HOUR),
-                          # By a right clock that may still be to come.
+                          # With a correct clock this may be in the future.
                           self.lease_hints('vm', -600)):
                 self.assertIn(self.WRONG, self.refused(
                     503, self.boot, 'vm', hints=hints))
@@ -276,7 +276,7 @@ class ClockTest(api_base.ApiTestCase):
 
 
 class CellAwayTest(leased.LeasedTestCase):
-    """A cell that does not say anything."""
+    """A cell that does not answer."""
 
     def setUp(self):
         super().setUp()
@@ -300,7 +300,7 @@ class CellAwayTest(leased.LeasedTestCase):
         cloud._compute_api.get = silent
         self.clock.advance(HOUR)
         for _time in range(3):
-            # Returns, though nobody has answered yet.
+            # Returns although the cell has not answered yet.
             self.run_due()
             self.clock.advance(300)
         self.assertEqual([server_id], asked)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 
 
-"""Leases whose owner is gone, or changes."""
+"""Leases whose owner no longer exists, or changes."""
 
 from unittest import mock
 
@@ -19,10 +19,10 @@ HOUR = 3600
 
 
 class OwnersMixin:
-    """With a keystone that knows who is gone.
+    """A keystone in which projects and users can be missing.
 
-    :ivar gone: the ids of these
-    :ivar seen: what it was asked for, in this order
+    :ivar gone: the ids of those
+    :ivar seen: the ids that were looked up, in order
     """
 
     def setUp(self):
@@ -42,7 +42,7 @@ class OwnersMixin:
 
 
 class OwnersTestCase(OwnersMixin, api_base.ApiTestCase):
-    """The same, with nothing else."""
+    """The same without other mixins."""
 
 
 class TestOrphans(OwnersTestCase):
@@ -90,14 +90,14 @@ class TestOrphans(OwnersTestCase):
 
 
 class HandingMixin(OwnersMixin):
-    """With a project to which leases are handed over."""
+    """A project to which leases are transferred."""
 
     def setUp(self):
         super().setUp()
         self.bob = self.api(project='b0b', user='bob')
 
     def hand(self, lease, code=200, client=None, **owner):
-        """Hand a lease over; returns the answer."""
+        """Transfer a lease; return the answer."""
         return self.ask('PUT', f'/leases/{lease["id"]}', owner,
                         client or self.admin, code)
 
@@ -127,7 +127,7 @@ class TestHandingOver(HandingMixin, api_base.ApiTestCase):
         self.assertEqual([nova_box.PROJECT_ID],
                          self.flavor_of(lease).projects)
         self.hand(lease, project_id='b0b', user_id='bob')
-        # Nobody of the project before has a place there, whatever Nova says.
+        # The former project cannot take a slot, whatever Nova shows.
         self.try_boot(self.alice, lease, 409)
         self.run_until(clocks.SystemClock().now())
         self.assertEqual(['b0b'], self.flavor_of(lease).projects)
@@ -140,7 +140,7 @@ class TestHandingOver(HandingMixin, api_base.ApiTestCase):
             lease, 409, project_id=nova_box.PROJECT_ID)['error_message'])
 
     def try_boot(self, client, lease, code):
-        """Boot into a lease; returns the answer."""
+        """Boot into a lease; return the answer."""
         answer = client.api_post('/servers', {'server': {
             'name': 'vm', 'imageRef': base.IMAGE, 'networks': 'none',
             'flavorRef': lease['reservations'][0]['id']}},
@@ -173,7 +173,7 @@ class TestHandingOver(HandingMixin, api_base.ApiTestCase):
         for owner in ({'project_id': 'b0b'}, {'user_id': 'bob'}):
             said = self.hand(lease, 403, self.alice, **owner)
             self.assertIn('by admins', said['error_message'])
-        # That changes nothing.
+        # The same owner is no change.
         self.hand(lease, 200, self.alice, project_id=lease['project_id'])
         self.hand(lease, 404, self.bob, project_id='b0b')
 
@@ -279,7 +279,7 @@ class TestHosts(HandingMixin, whole_hosts_base.HostsTestCase):
         self.assertIn('There is no project c0c. Write the id of a project '
                       'that exists, in "projects".',
                       share(400, 'b0b', 'c0c')['error_message'])
-        # One that is gone since then prevents no other change.
+        # A project that no longer exists does not prevent other changes.
         share(200, 'b0b', 'd0d')
         self.ask('POST', '/leases', {
             'name': 'new', 'start_date': 'now', 'end_date': self.at(2 * HOUR),
@@ -319,7 +319,7 @@ class TestHosts(HandingMixin, whole_hosts_base.HostsTestCase):
         self.assertEqual(lease['user_id'], there['user_id'])
 
     def owners(self, reservation_id):
-        """What is said of the hosts of a reservation."""
+        """Return the owner in the metadata of a reservation's aggregates."""
         return [one['metadata']['blazar:owner'] for one in self.admin.api_get(
             '/os-aggregates').body['aggregates']
             if one['name'] == reservation_id]

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Where servers go: to what was promised to them, and to nothing else."""
+"""Placement of servers: on the capacity of their lease, and on no other's."""
 
 import collections
 import typing as ty
@@ -26,10 +26,10 @@ HOUR = 3600
 
 
 class PlacementTestCase(leased.LeasedTestCase):
-    """Knows where the bookings are."""
+    """Tests that compare servers with their bookings."""
 
     def booked(self) -> dict[str, str]:
-        """The host that each leased server has its booking on."""
+        """Return the host of each leased server's booking."""
         with self.listener.parts.database.reader() as session:
             return dict(session.execute(sa.select(
                 models.Booking.server_id, models.Host.name).join(
@@ -37,10 +37,10 @@ class PlacementTestCase(leased.LeasedTestCase):
 
 
 class PromiseTest(PlacementTestCase):
-    """What is promised is kept for whom it was promised to."""
+    """Capacity reserved by leases is kept for them."""
 
     def refused_by_the_scheduler(self, name: str, **kwargs: ty.Any) -> None:
-        """Boot something without a lease that must not be placed."""
+        """Boot a server without a lease that must not be placed."""
         server = self.boot(name, **kwargs)
         self.wait_for_status(server['id'], 'ERROR')
         fault = self.admin.get_server(server['id'])['fault']['message']
@@ -56,7 +56,7 @@ class PromiseTest(PlacementTestCase):
             'vm1', start_in=HOUR))
         self.boot('vm2', flavor='5', hints=self.lease_hints(
             'vm2', start_in=HOUR))
-        # Half of one host is left: 4 VCPUs and 8192 MB.
+        # Half of one host is free: 4 VCPUs and 8192 MB.
         self.refused_by_the_scheduler('too big', flavor='5')
         self.boot_active('fits', flavor='4')
         self.fill_books()
@@ -76,7 +76,7 @@ class PromiseTest(PlacementTestCase):
                   hints=self.lease_hints('vm1', start_in=HOUR))
         where = self.booked()
         self.assertEqual(1, len(set(where.values())), where)
-        # One host is free; the other has room for one of these.
+        # One host is free; the other has capacity for one of these.
         self.boot('vm2', flavor='4', hints=self.lease_hints(
             'vm2', start_in=HOUR))
         self.refused_by_the_scheduler('two', flavor='4', count=2)
@@ -119,7 +119,7 @@ class PromiseTest(PlacementTestCase):
             plain['id'])['OS-EXT-SRV-ATTR:host'])
 
     def failed_moves(self, server_id: str) -> bool:
-        """Whether a migration of the server was tried and failed."""
+        """Return whether a migration of the server failed."""
         return any(one['action'] == 'migrate' and self.admin.api_get(
             f'/servers/{server_id}/os-instance-actions/{one["request_id"]}'
         ).body['instanceAction']['message'] == 'Error'
@@ -127,13 +127,13 @@ class PromiseTest(PlacementTestCase):
 
 
 class LeasedPlacementTest(PlacementTestCase):
-    """A leased server goes where its booking is, or its booking follows."""
+    """A leased server gets its booked host, or its booking follows."""
 
     hosts = {'host1': nova_box.Capacity(), 'host2': nova_box.Capacity(),
              'host3': nova_box.Capacity()}
 
     def begin(self) -> str:
-        """Hold a server for an hour; returns its id and the booked host."""
+        """Boot a reserved server for an hour from now; return its id."""
         server_id = self.boot('vm1', hints=self.lease_hints(
             'vm1', start_in=HOUR, length=10 * HOUR))['id']
         return ty.cast(str, server_id)
@@ -151,7 +151,7 @@ class LeasedPlacementTest(PlacementTestCase):
     def test_it_goes_to_its_booked_host(self):
         server_id = self.begin()
         booked = self.booked()[server_id]
-        # Nova's own weighers spread: they prefer the empty hosts.
+        # Nova's own weighers spread: they prefer empty hosts.
         self.boot_active('busy', availability_zone=f'nova:{booked}',
                          client=self.admin)
         server = self.start(server_id)
@@ -178,7 +178,7 @@ class LeasedPlacementTest(PlacementTestCase):
         self.run_due()
         self.wait_for_status(server_id, 'ERROR')
         self.fill_books()
-        # It is tried again; the others have their room.
+        # It is retried; the other lease keeps its capacity.
         self.assertEqual(('STARTING', 'PENDING'), (
             self.lease('vm1')['status'], self.lease('others')['status']))
 
@@ -196,7 +196,7 @@ class LeasedPlacementTest(PlacementTestCase):
         self.assertEqual(after, self.booked()[server_id])
 
     def test_one_that_was_shelved_comes_back_to_its_room(self) -> None:
-        """Where all is promised, there is no other."""
+        """If everything is reserved, no other host is possible."""
         server_id = self.boot_active(
             'vm1', flavor='5', hints=self.lease_hints('vm1'))['id']
         self.boot('others', flavor='5', count=2,
@@ -229,7 +229,7 @@ class LeasedPlacementTest(PlacementTestCase):
         self.assertEqual([{}, {}, {}], usages)
 
     def test_the_servers_of_one_lease_may_change_places(self):
-        """Nova refuses one of the booked hosts: both still find room."""
+        """Nova rejects one of the booked hosts: both still find one."""
         self.boot('vm1', flavor='5', count=2, hints=self.lease_hints(
             'vm1', start_in=HOUR))
         booked = self.booked()
@@ -244,10 +244,10 @@ class LeasedPlacementTest(PlacementTestCase):
             'vm1', start_in=HOUR))
         self.boot_active('the first one reads everything')
         statements = self.statements_of(lambda: self.boot_active('plain'))
-        # What changed, if that was not asked within this second, and, if it
-        # is another one or anything changed, who overstays; both once more
-        # after a pause. What its lease has, and the host that is claimed.
-        # Whatever the number of hosts.
+        # The feed, if it was not read within this second; and servers past
+        # their end, if this is another server or anything changed; both once
+        # more after a pause. The bookings of its lease, and the claimed host.
+        # Independent of the number of hosts.
         self.assertIn(len(statements), range(1, 7), statements)
 
     def test_what_was_known_a_moment_ago_refuses_nobody(self):
@@ -261,7 +261,7 @@ class LeasedPlacementTest(PlacementTestCase):
         self.boot_active('plain')
 
     def test_what_was_known_a_moment_ago_breaks_no_promise(self):
-        """Nor where so many hosts are left that the filter does not read."""
+        """Nor with so many hosts left that the filter does not read them."""
         self.useFixture(fixtures.MockPatchObject(filters, 'FEW', 0))
         self.stop_the_filters_clock()
         self.hold('vm1', flavor='4', count=6)
@@ -269,7 +269,7 @@ class LeasedPlacementTest(PlacementTestCase):
         self.wait_for_status(refused['id'], 'ERROR')
 
     def test_few_that_were_known_a_moment_ago_are_not_all(self):
-        """What is left is taken, and what was taken is free again."""
+        """The free host is reserved, and the reserved one is free again."""
         self.hold('vm1', flavor='4', count=4)
         held = [one['id'] for one in self.alice.get_servers()]
         self.stop_the_filters_clock()
@@ -279,7 +279,7 @@ class LeasedPlacementTest(PlacementTestCase):
         self.boot_active('plain', flavor='5')
 
     def test_a_booking_that_no_request_tells_of_is_found(self):
-        """As after a resize that nobody could refuse."""
+        """As after a resize that could not be refused."""
         self.hold('vm1', flavor='4', count=6)
         server_id, there = self.booked().popitem()
         context = nova_context.get_admin_context()
@@ -297,7 +297,7 @@ class LeasedPlacementTest(PlacementTestCase):
                               self.ours().filter_all(hosts, spec)])
 
     def test_books_are_read_before_somebody_waits_for_them(self):
-        """By a scheduler that has started, and an API that is asked whatever.
+        """By a scheduler when it starts, and an API at its first request.
         """
         self.assertEqual([self.ours()._eligibility._index], self.followed)
         self.alice.get_servers()
@@ -305,13 +305,13 @@ class LeasedPlacementTest(PlacementTestCase):
         self.assertIs(wiring.shared().admission.index, api)
 
     def ours(self) -> ty.Any:
-        """The filter of the scheduler."""
+        """Return the plugin's filter of the scheduler."""
         (ours,) = [one for one in self.scheduler.manager.host_manager
                    .enabled_filters if type(one).__name__ == 'LeaseFilter']
         return ours
 
     def stop_the_filters_clock(self) -> None:
-        """What the scheduler reads now gets no older, for it."""
+        """Stop the clock of the scheduler's index: it never expires."""
         index = self.ours()._eligibility._index
         self.useFixture(fixtures.MockPatchObject(
             index, 'clock', driven.ManualClock(index.clock.now())))
@@ -319,7 +319,7 @@ class LeasedPlacementTest(PlacementTestCase):
             pass
 
     def statements_of(self, work: ty.Callable[[], ty.Any]) -> list[str]:
-        """The SELECTs that the scheduler's filter sends meanwhile."""
+        """Return the SELECTs that the scheduler's filter sends during this."""
         statements: list[str] = []
         engine = self.ours()._eligibility._database.engine
 
@@ -336,7 +336,7 @@ class LeasedPlacementTest(PlacementTestCase):
 
 
 class ClaimTest(PlacementTestCase):
-    """What the scheduler lets in counts at once; nobody tells the books."""
+    """Claims of the scheduler count at once, without any notification."""
 
     hosts = {'host1': nova_box.Capacity()}
 
@@ -397,7 +397,7 @@ class ClaimTest(PlacementTestCase):
 
 
 class MovedTest(base.FunctionalTestCase):
-    """With a listener that hears what Nova tells."""
+    """With a listener that gets Nova's notifications."""
 
     def usage(self, host: str) -> dict[str, int]:
         with self.listener.parts.database.reader() as session:
@@ -411,7 +411,7 @@ class MovedTest(base.FunctionalTestCase):
         server = self.boot_active('plain')
         before = server['OS-EXT-SRV-ATTR:host']
         self.wait_for(lambda: self.usage(before), what='it counts')
-        # No comparison in full after this.
+        # No full sync after this.
         with mock.patch.object(self.listener.mirror, 'compare_all'):
             self.admin.post_server_action(server['id'], {'os-migrateLive': {
                 'host': None, 'block_migration': 'auto'}})
@@ -424,7 +424,7 @@ class MovedTest(base.FunctionalTestCase):
 
 
 class NewsTest(leased.LeasedTestCase):
-    """Boots without a lease, and what the books know of their hosts."""
+    """Boots without a lease, and the recorded usage of their hosts."""
 
     def setUp(self) -> None:
         super().setUp()
@@ -432,7 +432,7 @@ class NewsTest(leased.LeasedTestCase):
 
     def news(self, event_type: str = 'instance.create.end', count: int = 1,
              ) -> dict[str, ty.Any]:
-        """What Nova told at last."""
+        """Return the data of Nova's last notification."""
         return self.recorder.wait(event_type, count)[-1]
 
     def host_rows(self) -> dict[str, models.Host]:
@@ -441,11 +441,11 @@ class NewsTest(leased.LeasedTestCase):
                 sa.select(models.Host))}
 
     def usage(self, host: str) -> dict[str, int]:
-        """What runs on a host without an end, as the books have it."""
+        """Return the open-ended usage of a host as it is recorded."""
         return self.host_rows()[host].usage
 
     def allocated(self, host: str) -> dict[str, int]:
-        """The same as placement has it."""
+        """Return the usage of a host in placement."""
         total: collections.Counter[str] = collections.Counter()
         facts = compute_hosts.facts(self.host_rows()[host].uuid)
         assert facts is not None
@@ -454,7 +454,7 @@ class NewsTest(leased.LeasedTestCase):
         return dict(total)
 
     def tell(self, event_type: str, news: dict[str, ty.Any]) -> int:
-        """Let Nova tell something; returns how often placement is asked."""
+        """Handle a notification; return the number of placement requests."""
         with mock.patch('blazar_nova.compat.compute_hosts.ask_placement',
                         side_effect=compute_hosts.ask_placement) as get:
             self.listener.handle(event_type, {'nova_object.data': news})
@@ -462,7 +462,7 @@ class NewsTest(leased.LeasedTestCase):
         return get.call_count
 
     def flavor(self, extra_specs: dict[str, str] | None = None) -> str:
-        """A flavor of which Nova has to round and to add."""
+        """Create a flavor whose sizes Nova has to round and to add."""
         made = self.admin.post_flavor({'flavor': {
             'name': 'odd', 'ram': 64, 'vcpus': 1, 'disk': 2,
             'OS-FLV-EXT-DATA:ephemeral': 3, 'swap': 1500}})
@@ -494,7 +494,7 @@ class NewsTest(leased.LeasedTestCase):
             news = self.news('instance.delete.end', count)
             self.assertEqual(0, self.tell('instance.delete.end', news))
             self.assertEqual({}, self.usage(host))
-            # This came too late: somebody else had it before.
+            # This notification is late: the deletion was processed before it.
             self.assertEqual(0, self.tell('instance.create.end', self.news()))
             self.assertEqual({}, self.usage(host))
 
@@ -507,15 +507,16 @@ class NewsTest(leased.LeasedTestCase):
         self.assertEqual(1, self.usage(host)['DISK_GB'])
 
     def test_what_it_does_not_tell_is_asked(self):
-        """A host has more classes than a flavor says something of."""
+        """A host has more resource classes than the flavor determines."""
         server = self.boot_active('plain')
         host = server['OS-EXT-SRV-ATTR:host']
         capacity = self.host_rows()[host].capacity
         with self.listener.parts.database.writer() as session:
-            # The conductor's choice of another host is claimed by nobody.
+            # The conductor's choice of another host is not claimed.
             session.execute(sa.update(models.Host).values(
                 capacity={**capacity, 'PCPU': 4}, consumers={}, usage={}))
-        # More than what runs there: it is not as this listener has seen it.
+        # More than the allocations are read: the row of the host differs
+        # from what this listener has seen.
         self.assertLess(1, self.tell('instance.create.end', self.news()))
         self.assertEqual((capacity, self.allocated(host)), (
             self.host_rows()[host].capacity, self.usage(host)))
@@ -523,7 +524,7 @@ class NewsTest(leased.LeasedTestCase):
     def test_other_things_that_happen_are_asked_about(self):
         server = self.boot_active('plain')
         host = server['OS-EXT-SRV-ATTR:host']
-        # What is allocated of its only provider.
+        # The allocations of its only provider.
         self.assertEqual(1, self.tell('instance.power_on.end', self.news()))
         self.assertEqual(self.allocated(host), self.usage(host))
         self.assertIn('VCPU', self.usage(host))

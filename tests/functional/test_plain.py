@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""The harness itself: an ordinary Nova, and what the tests rely on."""
+"""The harness itself: an ordinary Nova, and assumptions of the tests."""
 
 import requests
 
@@ -29,7 +29,7 @@ class PlainNovaTest(base.FunctionalTestCase):
         self.wait_until_gone(server['id'])
         self.assertEqual({}, self.guests())
         self.assertEqual({}, self.allocations(server['id']))
-        # Nova keeps the mapping and the spec until the archive.
+        # Nova keeps the mapping and the spec until they are archived.
         self.assertEqual({'api.build_requests': 0, 'cell0.instances': 0,
                           'cell1.instances': 0, 'api.request_specs': 1,
                           'api.instance_mappings': 1}, self.boot_rows())
@@ -65,7 +65,7 @@ class PlainNovaTest(base.FunctionalTestCase):
 
 
 class ConfigurationTest(base.FunctionalTestCase):
-    """What is written for the operator is what Nova reads."""
+    """Nova reads the configuration that is documented for operators."""
 
     plugin = False
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Ordinary servers notice nothing: the same answers as in plain Nova."""
+"""Ordinary servers are not affected: the same answers as in plain Nova."""
 
 import re
 import typing as ty
@@ -23,13 +23,13 @@ _CHANGING = [
     (re.compile(r'192\.168\.1\.\d+'), 'ADDRESS'),
 ]
 
-#: The guest is somewhere; where, is chance.
+#: The host of the guest varies between runs.
 _PLACE = re.compile(r'"(OS-EXT-SRV-ATTR:(host|hypervisor_hostname)|'
                     r'compute|host)": "host[12]"')
 
 
 class Scenario(base.FunctionalTestCase):
-    """What one user does with ordinary servers, and all that is answered."""
+    """Requests of a user with ordinary servers, and all answers."""
 
     def tour_all(self) -> None:
         self._transcript: list[tuple[ty.Any, ...]] = []
@@ -119,10 +119,10 @@ class Scenario(base.FunctionalTestCase):
 
 
 class PlainBesideTest(testtools.TestCase):
-    """Two Novas, one without the plugin and one with it, asked the same."""
+    """The same requests to two Novas, without and with the plugin."""
 
     def transcript_of(self, plugin: bool) -> list[tuple[ty.Any, ...]]:
-        # Without a runTest of its own the class is no test by itself.
+        # Without a runTest of its own the class is not collected as a test.
         scenario = type('Scenario', (Scenario,), {
             'plugin': plugin, 'runTest': Scenario.tour_all})()
         result = testtools.TestResult()

@@ -25,7 +25,7 @@ DISABLED = 'COMPUTE_STATUS_DISABLED'
 
 
 class Switches:
-    """BMCs that do as they are told, and keep what that was."""
+    """BMCs that obey, and record the commands."""
 
     def __init__(self, *names):
         self.on_now, self.done = {*names}, []
@@ -52,7 +52,7 @@ class PowerTest(whole_hosts_base.HostsTestCase):
 
     def setUp(self):
         super().setUp()
-        # A host whose time the test drives reports, or not, for hours.
+        # A host may not report for hours of the test's clock.
         self.flags(service_down_time=100_000)
         self.flags(group='blazar_power', enabled=True)
         self.switches = Switches('host1', 'host2', 'plain')
@@ -76,7 +76,7 @@ class PowerTest(whole_hosts_base.HostsTestCase):
             nova_context.get_admin_context(), host)
 
     def mark(self):
-        """Say in placement that host1 is disabled, as its nova-compute does.
+        """Mark host1 as disabled in placement, as its nova-compute does.
         """
         providers.change(self.uuid_of('host1'), 'traits', add=[DISABLED])
         self.assertTrue(self.is_marked())
@@ -96,14 +96,14 @@ class PowerTest(whole_hosts_base.HostsTestCase):
                     'GET', '/os-hosts', client=self.admin)['hosts']}
 
     def report(self, at, host='host1'):
-        """Its nova-compute has reported last at a time."""
+        """Set the time of the last report of its nova-compute."""
         service = self.service(host)
         service.last_seen_up = datetime.datetime.fromtimestamp(
             at, datetime.timezone.utc)
         service.save()
 
     def go_off(self):
-        """Have host1 switched off."""
+        """Switch host1 off."""
         self.switch()
         self.mark()
         self.switch()
@@ -115,7 +115,7 @@ class PowerTest(whole_hosts_base.HostsTestCase):
         self.assertEqual((True, power_services.REASON), (
             self.service().disabled, self.service().disabled_reason))
         self.assertEqual({'host1': 'off', 'host2': 'on'}, self.power_states())
-        # Leases may have it from its boot time on.
+        # Leases may use it from the end of its boot time on.
         self.assertFalse(self.is_marked())
         self.assertEqual([('host.power_off', 'host1')], self.told)
         self.assert_verified()
@@ -130,7 +130,7 @@ class PowerTest(whole_hosts_base.HostsTestCase):
         self.switch(100)
         self.assertEqual(('on', 'host1'), self.switches.done[-1])
         self.assertEqual('booting', self.power_states()['host1'])
-        # It boots, and marks itself again.
+        # It boots, and marks itself as disabled again.
         self.clock.advance(300)
         self.report(self.clock.now())
         self.mark()
@@ -144,7 +144,7 @@ class PowerTest(whole_hosts_base.HostsTestCase):
         self.assertFalse(self.get(lease)['degraded'])
 
     def test_one_with_a_server_stays_on(self):
-        """Whatever our books say of it."""
+        """Whatever the reservation database has of it."""
         _lease, reservation_id = self.lease_hosts()
         host, = (name for name, in self.books(
             'SELECT hosts.name FROM bookings JOIN hosts ON '
@@ -205,7 +205,7 @@ class PowerTest(whole_hosts_base.HostsTestCase):
 
 
 class ListenerTest(whole_hosts_base.HostsTestCase):
-    """A listener and the operator's command, with BMCs that speak Redfish."""
+    """A listener and the operator's command, with BMCs that use Redfish."""
 
     def setUp(self):
         super().setUp()

@@ -15,14 +15,14 @@ HOUR = 3600
 
 
 class PreflightTestCase(leased.LeasedTestCase):
-    """What was there at the boot, and is not an hour before the start."""
+    """What existed at the boot is missing an hour before the start."""
 
     def setUp(self):
         super().setUp()
         self.recorder, self.changes = self.record(), 0
 
     def look(self):
-        """What is in the way then; it is told when that has changed."""
+        """Return the warnings; expect a notification if they have changed."""
         before = self.lease('vm1')['warnings']
         self.listener.parts.preflight.look()
         lease = self.lease('vm1')
@@ -34,7 +34,7 @@ class PreflightTestCase(leased.LeasedTestCase):
         return lease['warnings']
 
     def before(self):
-        """The hour before the start of a lease that is as it was made."""
+        """Advance to an hour before the start, at first without warnings."""
         self.assertEqual([], self.look())
         self.clock.advance(HOUR)
 
@@ -182,7 +182,7 @@ class PreflightTest(PreflightTestCase):
 
 
 class QuotaTest(PreflightTestCase):
-    """The same where Nova has a quota of its own."""
+    """The same with a quota of Nova's own."""
 
     more_conf = ('[quota]\n'
                  'driver = nova.quota.DbQuotaDriver\n')

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Leases that are prolonged by themselves, and those that nobody uses."""
+"""Leases that are extended automatically, and leases that are not used."""
 
 from tests import driven
 from tests.functional import api_base
@@ -15,7 +15,7 @@ class TestExtending(api_base.ApiTestCase):
         return self.ask('PUT', f'/leases/{lease["id"]}', body, code=code)
 
     def run_before_its_end(self, lease, seconds):
-        """Carry out what is due so long before the end that it has now."""
+        """Carry out what is due that many seconds before the current end."""
         self.run_until(
             driven.parse_iso(self.get(lease)['end_date']) - seconds)
 
@@ -72,7 +72,7 @@ class TestExtending(api_base.ApiTestCase):
 
 
 class TestEndingEarly(test_retrying.RetryingTestCase):
-    """What a lease has that ends before its time is there for others."""
+    """Capacity of a lease that ends early is free for others."""
 
     def wanted(self, **more):
         return self.make(name='other', reservations=[self.reservation(
@@ -81,7 +81,7 @@ class TestEndingEarly(test_retrying.RetryingTestCase):
     def test_what_is_deleted_can_be_had_at_once(self):
         self.wanted(code=409)
         self.ask('DELETE', f'/leases/{self.full["id"]}', code=204)
-        # Nothing that is due was carried out since.
+        # No event was carried out since.
         self.wanted()
         self.assert_right()
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""``blazar-nova-manage db purge``, beside an API and a listener."""
+"""``blazar-nova-manage db purge``, while an API and a listener run."""
 
 import contextlib
 import io
@@ -16,7 +16,7 @@ DAY = 86400
 class PurgeTest(api_base.ApiTestCase):
 
     def command(self, *words):
-        """Type one; returns its exit code and what it wrote."""
+        """Run a command; return its exit code and its output."""
         out = io.StringIO()
         with (fixtures.MonkeyPatch('blazar_nova.cmd.manage._conf',
                                    lambda _files: self.listener.parts.conf),

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Leases are within Nova's quota, at every instant of their time."""
+"""Leases are within Nova's quota at each time of their window."""
 
 from oslo_limit import fixture as limit_fixture
 
@@ -10,12 +10,12 @@ HOUR = 3600
 
 
 class QuotaTestCase(api_base.ApiTestCase):
-    """A project that may have 2 servers of 4 CPUs together."""
+    """A project with a quota of 2 servers and 4 CPUs."""
 
     more_conf = ('[quota]\n'
                  'driver = nova.quota.DbQuotaDriver\n'
                  'instances = 2\ncores = 4\n')
-    #: What the driver calls servers and CPUs.
+    #: The driver's names of servers and CPUs.
     servers, cpus = 'instances', 'cores'
 
     def places(self, amount, code=201, start_in=HOUR, vcpus=1, **kwargs):
@@ -39,8 +39,8 @@ class TestLeases(QuotaTestCase):
                       self.servers, 2, 2, 1)
         self.exceeded(self.places(1, 403, vcpus=4), self.cpus, 4, 4, 1)
         self.places(2, start_in=2 * HOUR)
-        # The one after it is in the way of a longer one, and of a larger
-        # one nothing is but its own size.
+        # The lease after it prevents a longer one; a larger one is limited
+        # only by its own size.
         url = f'/leases/{lease["id"]}'
         answer = self.ask('PUT', url, {'end_date': self.at(3 * HOUR)},
                           code=403)
@@ -77,13 +77,13 @@ class TestLeases(QuotaTestCase):
         self.hold('held')
         self.exceeded(self.places(2, 403), self.servers, 2, 2, 1)
         self.places(2, start_in=2 * HOUR)
-        # One that is not to be is not left behind.
+        # A refused boot leaves nothing behind.
         self.refused(403, self.hold, 'more', count=2)
         self.assertEqual(1, self.boot_rows()['api.build_requests'])
 
 
 class TestPlacement(TestLeases):
-    """Nova counts by its mappings, and by what placement has."""
+    """Nova counts by its mappings and by placement."""
 
     more_conf = (
         'shelved_offload_time = 0\n' + TestLeases.more_conf +

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 
 
-"""Leases that recur, on the real Nova."""
+"""Recurring leases on the real Nova."""
 
 import datetime
 import itertools
@@ -34,7 +34,7 @@ class RecurringTestCase(api_base.ApiTestCase):
         return {'rule': f'FREQ=DAILY;COUNT={count}', **more}
 
     def boot_each(self, name='vm', count=3, start_in=HOUR, **more):
-        """A boot each day for an hour; the lease that it got."""
+        """Boot daily for an hour; return the lease."""
         how = more.pop('how', {})
         self.boot(name, hints=self.lease_hints(
             name, start_in, recurrence=self.recurrence(count, **how)), **more)
@@ -55,7 +55,7 @@ class RecurringTestCase(api_base.ApiTestCase):
         return seconds(lease['occurrences'][number]['start_date'])
 
     def runs_since(self, lease, number, server_id):
-        """Have an occurrence begin, and wait until a server runs."""
+        """Start an occurrence, and wait until a server is ACTIVE."""
         self.run_until(self.start_of(lease, number))
 
         def runs():
@@ -132,7 +132,7 @@ class TestBoots(RecurringTestCase):
         self.assert_verified()
 
     def test_all_or_nothing(self):
-        """The second one has no room."""
+        """The second occurrence does not fit."""
         self.fill(DAY + HOUR)
         message = self.refused(409, self.boot, 'vm', hints=self.lease_hints(
             'vm', HOUR, recurrence=self.recurrence()))
@@ -145,7 +145,7 @@ class TestBoots(RecurringTestCase):
         self.assert_verified()
 
     def fill(self, start_in):
-        """All hosts are somebody's for an hour."""
+        """Lease all hosts for an hour."""
         self.make(start_in, name='other', reservations=[
             self.reservation(vcpus=4, amount=2, memory_mb=8000)])
 
@@ -174,7 +174,7 @@ class TestBoots(RecurringTestCase):
 
     def test_one_that_starts_now(self):
         lease = self.boot_each(start_in=None, count=2)
-        # It began by the clock of the API, which is not the listener's.
+        # It started by the clock of the API, which is not the listener's.
         self.run_until(self.start_of(lease, 0))
         server, = lease['reservations'][0]['servers']
         self.wait_for_status(server, 'ACTIVE')
@@ -182,7 +182,7 @@ class TestBoots(RecurringTestCase):
         self.assertEqual(['ACTIVE', 'PENDING'], self.statuses(lease))
 
     def test_its_dates_are_those_of_the_zone(self):
-        """Nine in Berlin, before and after the clocks have changed."""
+        """Nine in Berlin, before and after the change of daylight saving."""
         zone = zoneinfo.ZoneInfo('Europe/Berlin')
         day = datetime.datetime.fromtimestamp(
             self.began, zone).date() + datetime.timedelta(days=2)
@@ -204,12 +204,12 @@ class TestBoots(RecurringTestCase):
                 one['start_date']) for event in each['events']}
             self.assertEqual((5400, 9000), (
                 events['break'], events['before_end_lease']))
-        # Of the three, some are in summer and some in winter.
+        # Of the three, some are in summer time and some in winter time.
         self.assertEqual(2, len({one['start_date'][11:13]
                                  for one in lease['occurrences']}))
 
     def gap(self):
-        """The next day on which the wall in Berlin shows no 02:30."""
+        """Return the next day on which Berlin has no 02:30."""
         zone, hours = zoneinfo.ZoneInfo('Europe/Berlin'), itertools.count()
         return next(
             day for day in (datetime.datetime.fromtimestamp(
@@ -219,7 +219,7 @@ class TestBoots(RecurringTestCase):
                     zone), zone).hour == 3)
 
     def test_an_hour_that_the_clocks_skip(self):
-        """In the lease API, as a question, in a hint, and by a change."""
+        """In the lease API, in a quote, in a hint, and by a change."""
         day = self.gap()
         before = day - datetime.timedelta(days=1)
         how = {'rule': 'FREQ=DAILY;COUNT=3', 'timezone': 'Europe/Berlin'}
@@ -244,7 +244,7 @@ class TestBoots(RecurringTestCase):
             self.assertEqual([1800] * 3, self.lengths(lease))
             self.assertEqual(['', one['reason'], ''], [
                 each['reason'] for each in lease['occurrences']])
-            # By an hour and back again.
+            # Later by an hour and back again.
             for hours, starts in (
                     (1, [f'{before} 03:15', f'{day} 03:15']),
                     (-1, there[:2])):
@@ -354,7 +354,7 @@ class TestKept(RecurringTestCase):
         self.runs_since(lease, 0, server['id'])
         self.fill_books()
         self.end_of(0, lease)
-        # An ordinary boot, as far as capacity goes.
+        # As to capacity this is an ordinary boot.
         self.alice.post_server_action(server['id'], {'unshelve': None})
         self.wait_for_status(server['id'], 'ACTIVE')
         self.fill_books()
@@ -444,7 +444,7 @@ class TestOneAndAll(RecurringTestCase):
                          self.statuses(lease))
 
     def test_all_are_moved(self):
-        """Over each other."""
+        """Their new windows overlap the old ones."""
         lease = self.boot_each(name='vm')
         for by in (DAY, -DAY, 2 * HOUR):
             before = self.get(lease)
@@ -494,7 +494,7 @@ class TestOneAndAll(RecurringTestCase):
         self.assert_verified()
 
     def test_all_are_moved_within_the_limits_of_the_project(self):
-        """What they have is not counted beside what they get."""
+        """Their old bookings are not counted in addition to the new ones."""
         lease = self.boot_each()
         self.flags(max_reserved_vcpus_per_project=1,
                    group='blazar_enforcement')
@@ -553,7 +553,7 @@ class TestTrusts(test_deletion.DeletionTestCase, RecurringTestCase):
     def test_whoever_dies_when_they_are_moved_leaves_none_too_short(self):
         lease = self.boot_each()
         start = self.start_of(lease, 0) + 2 * HOUR
-        # Nothing is written behind the transaction that moves them.
+        # Nothing is written after the transaction that moves them.
         with mock.patch.object(credentials.Credentials, 'store',
                                side_effect=RuntimeError):
             self.ask('PUT', f'/leases/{lease["id"]}', {
@@ -631,7 +631,7 @@ class TestHosts(whole_hosts_base.HostsTestCase):
 
 
 class TestAmounts(RecurringTestCase):
-    """What all occurrences have together is bounded."""
+    """The sum over all occurrences is bounded."""
 
     more_conf = '[blazar]\nmax_amount = 6\n'
 

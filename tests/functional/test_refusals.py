@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Refusals: 400 for what cannot be understood, 409 for what has no room.
+"""Refusals: 400 for invalid requests, 409 for a lack of capacity.
 
-Nothing of a refused boot is left, in Nova or in the books.
+Nothing of a refused boot remains, in Nova or in the reservation database.
 """
 
 from concurrent import futures
@@ -21,8 +21,8 @@ VOLUME = cinder.CinderFixture.IMAGE_BACKED_VOL
 
 NOW = '"start": "now", "duration": "2h"'
 
-#: lease_params as a text that stands in {} but for the first ones, and a
-#: word for word part of the answer that says what to write.
+#: lease_params as a text, in braces except for the first ones, and a literal
+#: part of the message that says what to write.
 BAD_PARAMS = (
     # The value as a whole.
     ('not JSON at all', 'Write it like this: \'{"start": "now"'),
@@ -130,7 +130,7 @@ class RefusedTestCase(leased.LeasedTestCase):
         self.assertEqual([], self.alice.get_servers())
 
     def conflict(self, call, *args, **kwargs):
-        """The fault in a 409."""
+        """Return the fault in a 409."""
         error = self.assertRaises(
             nova_client.OpenStackApiException, call, *args, **kwargs)
         self.assertEqual(409, error.response.status_code, str(error))
@@ -138,7 +138,7 @@ class RefusedTestCase(leased.LeasedTestCase):
 
 
 class BadRequestTest(RefusedTestCase):
-    """400 and a sentence that says what to write."""
+    """400 and a message that says what to write."""
 
     def test_what_is_bad_in_hints(self):
         for text, words in BAD_PARAMS:
@@ -160,7 +160,7 @@ class BadRequestTest(RefusedTestCase):
                     400, self.boot, 'vm', count=3, hints_key=key,
                     hints={'reserved': 'True', 'lease_params': '{}'},
                     client=self.api(microversion=microversion)))
-        # They look like Nova's own answers.
+        # They have the form of Nova's own answers.
         ours, novas = (
             self.assertRaises(
                 nova_client.OpenStackApiException, self.boot, 'vm1',
@@ -182,7 +182,7 @@ class BadRequestTest(RefusedTestCase):
                                               body=body)
             self.assertEqual(400, response.status_code,
                              f'{body[:50]}: {response.text}')
-        # Bad boots with good leases.
+        # Invalid boots with valid leases.
         for wrong, code in (({'flavor': '99'}, 400), ({'color': 'x'}, 400),
                             ({'imageRef': 'no image'}, 400),
                             ({'availability_zone': 'nowhere'}, 400)):
@@ -194,7 +194,7 @@ class BadRequestTest(RefusedTestCase):
         mine = self.lease('vm1')['reservations'][0]['id']
         bob = self.api(project='0' * 32, user='bob')
         hints = {'reservation': mine}
-        # Like one that does not exist.
+        # Like a reservation that does not exist.
         for more in ({}, leased.RESERVE):
             self.assertEqual(
                 self.refused(400, self.boot, 'vm2', client=bob,
@@ -244,7 +244,7 @@ class NoRoomTest(RefusedTestCase):
         self.boot('second', flavor='5',
                   hints=self.lease_hints('second', 10800, length=3600))
         before = self.boot_rows(), self.book_rows()
-        # Three hours on one host: before, the first ones are in the way.
+        # Three hours on one host: the first leases prevent an earlier start.
         wanted = {'flavor': '5', 'count': 2}
         fault = self.conflict(
             self.boot, 'vm', **wanted,
@@ -256,7 +256,7 @@ class NoRoomTest(RefusedTestCase):
                       f'"{self.at(14400)}"). fits_now: 0 of 2.',
                       fault['message'])
         self.assertEqual(before, (self.boot_rows(), self.book_rows()))
-        # As the sentence writes it, and as a program reads it.
+        # As the message writes it, and as a program reads it.
         for start in (self.at(14400), fault['next_start']):
             server = self.boot('vm', **wanted, hints=self.lease_hints(
                 'vm', start=start, duration='3h'))
@@ -264,7 +264,7 @@ class NoRoomTest(RefusedTestCase):
                 server['id'])['status'])
             for one in self.alice.get_servers(search_opts={'name': 'vm'}):
                 self.alice.delete_server(one['id'])
-        # One second sooner would not do.
+        # One second earlier does not fit.
         self.conflict(self.boot, 'vm', **wanted, hints=self.lease_hints(
             'vm', 14399, length=3 * 3600))
 
@@ -334,7 +334,7 @@ class NoRoomTest(RefusedTestCase):
         self.conflict(self.hold, 'vm3', flavor='4', start_in=1800)
 
     def booked(self, name):
-        """The host of the one server of the lease of that name."""
+        """Return the host of the only server of the lease of that name."""
         (server_id,) = self.lease(name)['reservations'][0]['servers']
         return self.bookings()[server_id]
 
@@ -356,7 +356,7 @@ class NoRoomTest(RefusedTestCase):
 
 
 class NothingLeftTest(RefusedTestCase):
-    """What create() had done elsewhere is undone."""
+    """What create() has done in other services is undone."""
 
     def test_in_the_server_group(self):
         group = self.alice.post_server_groups(
@@ -364,7 +364,7 @@ class NothingLeftTest(RefusedTestCase):
         hints = {**self.lease_hints('vm', 3600), 'group': group}
         self.conflict(self.boot, 'vm', hints=hints, flavor='5', count=3,
                       tags=['a'], metadata={'a': 'b'})
-        # Nova's API does not show members that are not there.
+        # Nova's API does not show members that do not exist.
         self.assertEqual(0, self._count('api', 'instance_group_member'))
         self.check_nothing_left()
 
@@ -400,7 +400,7 @@ class NothingLeftTest(RefusedTestCase):
             self.check_nothing_left()
 
     def test_many_at_once(self):
-        # Eight want four places; whoever comes second leaves nothing.
+        # Eight request four slots; those that are refused leave nothing.
         together = threading.Barrier(8)
 
         def boot(number):

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Leases that wait for room, on the real Nova."""
+"""Leases that wait for capacity, on the real Nova."""
 
 from unittest import mock
 
@@ -187,7 +187,7 @@ class TestTrusts(test_deletion.DeletionTestCase, RetryingTestCase):
 class TestWholeHosts(whole_hosts_base.HostsTestCase):
 
     def test_hosts_are_waited_for(self):
-        """As many as there are then, from ``min`` to ``max``."""
+        """It gets as many hosts as are free, from ``min`` to ``max``."""
         self.enrol('host1', 'host2')
         first, _reservation_id = self.lease_hosts(2, 2)
         lease = self.make(

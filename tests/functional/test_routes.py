@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Requests that Nova's router accepts, in whatever way they are written."""
+"""Requests that Nova's router accepts, however they are written."""
 
 import json
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Leases in one server group whose times differ."""
+"""Leases in one server group with different windows."""
 
 from blazar_core.common import clocks
 from tests.functional import api_base
@@ -11,8 +11,8 @@ HOUR = 3600
 class TestServerGroups(api_base.ApiTestCase):
 
     def boot_in(self, group, name, start, end):
-        """Boot a server in a group, leased from and until so many seconds
-        from now; returns its id.
+        """Boot a server in a group, with a lease in seconds from now; return
+        its id.
         """
         return self.boot(name, hints={
             **self.lease_hints(name, start, end - start), 'group': group,
@@ -30,7 +30,7 @@ class TestServerGroups(api_base.ApiTestCase):
         booked = self.bookings()
         self.assertEqual(booked[first], booked[second])
         self.assertNotEqual(booked[first], booked[both])
-        # The first cannot exist at the same time as the second, there.
+        # With that end it would overlap the second one on this host.
         refused = self.ask('PUT', f'/leases/{self.lease("one")["id"]}', {
             'end_date': self.at(3 * HOUR + 60)}, code=409)
         self.assertIn('server group', str(refused))
@@ -47,7 +47,7 @@ class TestServerGroups(api_base.ApiTestCase):
         host, = set(self.bookings().values())
         for number, server_id in enumerate(servers, 1):
             self.run_until(self.began + number * HOUR)
-            # Its start waits until the last one has left.
+            # Its start waits until the previous server has left.
             self.wait_for(lambda: self.run_until(
                 self.clock.now() + 2) or server_id in self.guests())
             self.assertEqual(host, self.wait_for_status(
@@ -61,6 +61,6 @@ class TestServerGroups(api_base.ApiTestCase):
         second = self.boot_in(group, 'two', 3 * HOUR, 4 * HOUR)
         self.assertEqual(2, len({self.bookings()[one]
                                  for one in (first, second)}))
-        # There is no host on which it were with both.
+        # No host has both of them.
         self.assertIn('fits_now: 0 of 1', self.refused(
             409, self.boot_in, group, 'both', HOUR, 4 * HOUR))

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""What a held server says of itself, and what may be said of it."""
+"""What Nova shows of a reserved server, and what its user may set."""
 
 import json
 from unittest import mock
@@ -42,7 +42,7 @@ class ShownTestCase(leased.LeasedTestCase):
 
 
 class SaysTest(ShownTestCase):
-    """What it says of itself."""
+    """The metadata and actions that a reserved server shows."""
 
     def test_its_metadata_tell_of_the_lease(self):
         server = self.hold(metadata={'color': 'blue', 'lease_end': 'never'})
@@ -55,7 +55,7 @@ class SaysTest(ShownTestCase):
                           f'openstack reservation lease show {lease["id"]}. '
                           f'To give it up, delete the server; the lease ends '
                           f'with its last one.',
-            # What the user has written stays.
+            # The user's own metadata are kept.
             'color': 'blue', 'lease_end': 'never'}
         for client in (self.alice, self.api(microversion='2.1'), self.admin):
             self.assertEqual(
@@ -115,14 +115,14 @@ class SaysTest(ShownTestCase):
                  for event in got['events']])
         self.start()
         self.wait_for_status(server['id'], 'ACTIVE')
-        # The build is one of Nova's own.
+        # The build is an action of Nova's own.
         (first, create), ours = self.actions(server['id'])
         self.assertEqual(('create', ('lease', request_id)), (first, ours))
         got = self.alice.api_request(path).json()['instanceAction']
         self.assertEqual('Success', {
             event['event']: event['result']
             for event in got['events']}['start_lease'])
-        # Page by page it is the same.
+        # With paging it is the same.
         self.assertEqual([('create', create)],
                          self.actions(server['id'], '?limit=1'))
         self.assertEqual([ours], self.actions(
@@ -143,7 +143,7 @@ class SaysTest(ShownTestCase):
 
 
 class AsBuildTest(ShownTestCase):
-    """A server that is shown as being built until its lease starts."""
+    """A server that is shown in BUILD until its lease starts."""
 
     def held_so(self, name='vm1', **kwargs):
         return self.boot(name, hints=self.lease_hints(
@@ -174,7 +174,7 @@ class AsBuildTest(ShownTestCase):
                              self.listed('RESERVED', client))
         self.assertIn('lease_id', self.alice.get_server(
             server_id)['metadata'])
-        # It is held as any other is.
+        # The same restrictions apply as to any reserved server.
         self.assertEqual(200, self.set_metadata(server_id, {'a': 'b'}))
         self.assertEqual(409, self.act(server_id, {'reboot': {
             'type': 'HARD'}}))
@@ -195,7 +195,7 @@ class AsBuildTest(ShownTestCase):
         self.assertEqual({}, self.listed('BUILD'))
 
     def test_of_a_lease_that_has_failed(self):
-        """Tools would wait for it until they give up."""
+        """Tools would wait for it until they time out."""
         server_id = self.held_so()
         parts = self.listener.parts
         parts.lifecycle.dispatch.never_started(
@@ -208,7 +208,7 @@ class AsBuildTest(ShownTestCase):
 
 
 class GivenTest(ShownTestCase):
-    """What its user gives it."""
+    """What users may set on a reserved server."""
 
     def test_what_is_set_arrives_in_the_guest(self):
         server = self.hold(metadata={'color': 'blue', 'size': 'big'})
@@ -236,25 +236,25 @@ class GivenTest(ShownTestCase):
             got['metadata'], got['locked'], got['locked_reason']))
 
     def test_what_it_says_of_itself_is_not_written_back(self):
-        """A dashboard sends all that it was shown."""
+        """Dashboards send back everything that they were shown."""
         server = self.hold(metadata={'color': 'blue'})
         shown = self.alice.get_server(server['id'])['metadata']
         self.assertIn('lease_id', shown)
         self.assertEqual(200, self.set_metadata(
             server['id'], {**shown, 'color': 'red'}, 'PUT'))
         self.assertEqual({'color': 'red'}, self.own_metadata(server['id']))
-        # It is not so any more by then.
+        # By now the value that is sent back is outdated.
         self.assertEqual(200, self.set_metadata(
             server['id'], {**shown, 'lease_end': 'once'}, 'PUT'))
         self.assertEqual({'color': 'blue'}, self.own_metadata(server['id']))
-        # One who says it himself means it.
+        # A value of the user's own is stored.
         self.assertEqual(200, self.set_metadata(
             server['id'], {'lease_end': 'mine'}))
         self.assertEqual('mine', self.alice.get_server(
             server['id'])['metadata']['lease_end'])
 
     def test_what_no_database_takes_is_refused(self):
-        """None of the servers of its boot would be built."""
+        """Otherwise no server of its boot could be built."""
         server_id = self.hold()['id']
         for text in ('a\ud800', 'a\x00b'):
             for path, method, body in (
@@ -266,7 +266,7 @@ class GivenTest(ShownTestCase):
                     f'/servers/{server_id}{path}', method=method,
                     body=json.dumps(body))
                 self.assertEqual(400, response.status_code, (path, text))
-        # What is too deep for most is refused by Nova.
+        # Nova refuses JSON that is nested too deeply.
         for key in ('a', 'lease_next'):
             response = self.alice.api_request(
                 f'/servers/{server_id}/metadata', method='POST',
@@ -277,7 +277,7 @@ class GivenTest(ShownTestCase):
         got = self.alice.get_server(server_id)
         self.assertEqual((False, None), (got['locked'], got['description']))
         self.assertEqual({}, self.own_metadata(server_id))
-        # It is text, and no NUL.
+        # This is ordinary text, not a NUL.
         self.assertEqual(200, self.set_metadata(
             server_id, {'a': '\\u0000'}))
 
@@ -293,7 +293,7 @@ class GivenTest(ShownTestCase):
         self.assertEqual(202, self.act(server_id, {'unlock': None}))
         got = self.alice.get_server(server_id)
         self.assertEqual((False, None), (got['locked'], got['locked_reason']))
-        # What an admin locks its owner does not unlock.
+        # The owner cannot unlock a server that an admin has locked.
         admin = self.api(project='0' * 32, user='root',
                          roles=('admin', 'member', 'reader'))
         self.assertEqual(202, self.act(server_id, {'lock': None}, admin))
@@ -312,7 +312,7 @@ class GivenTest(ShownTestCase):
         self.wait_until_gone(server_id)
 
     def test_what_comes_while_it_is_started(self):
-        """It is in the build, or it is refused."""
+        """A change is part of the build, or it is refused."""
         server_id = self.hold()['id']
         admitted, pass_ = nova_quota.admitted, dispatch.Dispatch._pass
         answers = []
@@ -340,7 +340,7 @@ class GivenTest(ShownTestCase):
 
 
 class QuotaTest(ShownTestCase):
-    """Nova's quota of metadata counts for a held server."""
+    """Nova's quota of metadata counts for a reserved server."""
 
     more_conf = ('[quota]\n'
                  'driver = nova.quota.DbQuotaDriver\n'
@@ -352,6 +352,6 @@ class QuotaTest(ShownTestCase):
         self.assertEqual(403, self.set_metadata(
             server_id, {'b': '2', 'c': '3'}))
         self.assertEqual({'a': '1'}, self.own_metadata(server_id))
-        # What it says of itself does not count.
+        # The metadata that are shown by leases do not count.
         self.assertEqual(200, self.set_metadata(server_id, {'b': '2'}))
         self.assertLess(2, len(self.alice.get_server(server_id)['metadata']))

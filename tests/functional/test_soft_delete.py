@@ -107,7 +107,7 @@ class TestTheEndOfALease(SoftDeleteTestCase):
         self.assertFalse(self.exists(server_id))
 
     def test_a_server_that_comes_back_is_deleted_at_once(self):
-        """Its deletion fails, and its member starts it again."""
+        """Its deletion fails, and its owner starts it again."""
         seen = self.record_deletions(lambda context: len(seen) <= 4)
         server_id = self.active()
         self.clock.advance(HOUR)
@@ -132,15 +132,15 @@ class TestPoliciesOfAnEnd(test_ends.EndsTestCase, SoftDeleteTestCase):
             self.end()
             self.wait_until_gone(server['id'])
             self.assertEqual({}, self.images())
-            # One that was going as it was released is looked at again.
+            # A server in deletion while it was released is checked again.
             self.wait_for(lambda: self.listener.mirror.recheck() or (
                 not self.compared().left), what='it is known to be gone')
             self.assert_verified()
 
 
 class TestWholeHosts(whole_hosts_base.HostsTestCase):
-    """A deleted server may be restored on its host, where no scheduler is
-    asked: it leaves before the host is another lease's.
+    """A deleted server may be restored on its host without the scheduler: it
+    is removed before the host is assigned to another lease.
     """
 
     more_conf = SOFT
@@ -159,7 +159,7 @@ class TestWholeHosts(whole_hosts_base.HostsTestCase):
 
 
 class TestQuota(test_quota.QuotaTestCase):
-    """A deleted server counts once, as long as its lease has it."""
+    """A deleted server counts once, as long as it belongs to its lease."""
 
     more_conf = SOFT + test_quota.QuotaTestCase.more_conf
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Start-up: what is not as it must be is named, and nothing starts."""
+"""Start-up: a wrong configuration is named, and the process exits."""
 
 import contextlib
 import io
@@ -29,16 +29,16 @@ class StartupTestCase(base.FunctionalTestCase):
     legacy_api = True
 
     def refusal(self, start):
-        """The message with which something refuses to start."""
+        """Return the message with which a process refuses to start."""
         return str(self.assertRaises(errors.ConfigurationError, start))
 
     def start_api(self):
-        """As a WSGI server does it, by api-paste.ini, in a new process."""
+        """Load nova-api as a WSGI server does, as in a new process."""
         wiring.shared.cache_clear()
         return wsgi.Loader().load_app('osapi_compute')
 
     def start_scheduler(self):
-        """What nova-scheduler makes first; it loads the filters."""
+        """Create what nova-scheduler creates first; it loads the filters."""
         return host_manager.HostManager()
 
     def everything(self):
@@ -50,7 +50,7 @@ class StartupTestCase(base.FunctionalTestCase):
 
 
 class ConfigurationTest(StartupTestCase):
-    """What an operator forgot or mistyped; the line to write is named."""
+    """Missing or wrong options; the message has the line to write."""
 
     def test_as_documented_everything_starts(self):
         for start in self.everything():
@@ -76,7 +76,7 @@ class ConfigurationTest(StartupTestCase):
             'versioned_notifications_topics = '
             'versioned_notifications,blazar_notifications',
             self.start_api, self.new_listener)
-        # A topic of another name is as good, if both say so.
+        # A topic of another name is accepted if both options have it.
         self.flags(group='blazar', notification_topic='ours')
         self.flags(group='notifications',
                    versioned_notifications_topics=['ours'])
@@ -108,7 +108,7 @@ class ConfigurationTest(StartupTestCase):
                 (['x' * 44], 'has an invalid Fernet key')):
             self.flags(group='blazar', encryption_keys=keys)
             self.check_refused(words, self.start_api, self.new_listener)
-            # The filter opens nothing, and needs no key.
+            # The filter decrypts nothing, and needs no key.
             self.start_scheduler()
             for key in keys:
                 self.assertNotIn(key, self.refusal(self.start_api))
@@ -118,7 +118,7 @@ class ConfigurationTest(StartupTestCase):
         self.check_refused(
             '[blazar_database] connection is not set. Write the URL',
             *self.everything())
-        # One without a schema.
+        # A database without a schema.
         self.flags(group='blazar_database',
                    connection=f'sqlite:///{self.folder}/new.sqlite')
         self.check_refused('Run: blazar-nova-manage db sync',
@@ -143,7 +143,7 @@ class ConfigurationTest(StartupTestCase):
     def test_the_filter(self):
         self.flags(group='filter_scheduler',
                    enabled_filters=['ComputeFilter'])
-        # The scheduler does not load it then, and cannot tell.
+        # The scheduler does not load it then, and cannot detect that.
         self.check_refused(
             'Write in nova.conf [filter_scheduler]: enabled_filters = '
             'ComputeFilter,LeaseFilter', self.start_api)
@@ -158,7 +158,7 @@ class ConfigurationTest(StartupTestCase):
         self.assertIn('Required format', message)
 
     def started(self, start, **scheduler):
-        """What is logged as an error when something starts so."""
+        """Return the errors that are logged when a process starts."""
         self.flags(group='scheduler', **scheduler)
         with self.assertLogs('blazar_nova.services.wiring', 'ERROR') as logged:
             logging.getLogger('blazar_nova.services.wiring').error('')
@@ -166,7 +166,7 @@ class ConfigurationTest(StartupTestCase):
         return [record.getMessage() for record in logged.records[1:]]
 
     def test_prefilters(self):
-        """They are told, but who starts may be the one that was mended."""
+        """Reported only: the starting process may be the corrected one."""
         option = 'limit_tenants_to_placement_aggregate'
         for start in self.everything():
             self.assertEqual([], self.started(start))
@@ -204,7 +204,7 @@ class ConfigurationTest(StartupTestCase):
                          side_effect=AssertionError('it has started'))):
             self.assertEqual(1, listener.main())
         self.assertIn('notification_format = versioned', said.getvalue())
-        # By then its lines name what they are about.
+        # By then log lines name their lease and project.
         with logs.about('a-lease', 'its-project'):
             line = logging.getLogRecordFactory()(
                 'name', logging.INFO, '', 1, 'Something', (), None)
@@ -213,7 +213,7 @@ class ConfigurationTest(StartupTestCase):
 
 
 class MismatchTest(StartupTestCase):
-    """Another Nova than the one that was expected."""
+    """Another version of Nova than the plugin supports."""
 
     def check_mismatch(self, words, *starts):
         self.check_refused(words, *(starts or [self.start_api]))

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Builds that were sent and did not arrive: lost, or a conductor died over
-them.
+"""Builds that were sent and did not arrive: the message was lost, or a
+conductor died during the build.
 """
 
 from unittest import mock
@@ -21,7 +21,7 @@ class StrandedTest(leased.LeasedTestCase):
         self.life = self.listener.parts.lifecycle
 
     def start_and_lose(self):
-        """A start whose message no conductor gets."""
+        """Start a lease whose build never reaches a conductor."""
         server = self.hold()
         lost = mock.Mock()
         self.clock.advance(3600)
@@ -31,7 +31,7 @@ class StrandedTest(leased.LeasedTestCase):
         return server['id']
 
     def start_and_die_at(self, step):
-        """A start that comes so far, and no further."""
+        """Start a lease whose conductor dies at a step."""
         server = self.hold()
         reached = []
 
@@ -51,7 +51,7 @@ class StrandedTest(leased.LeasedTestCase):
             self.life.lost_builds.send()
 
     def assert_given_up(self, server_id):
-        """It stays as it is for its time, and is one that failed then."""
+        """Assert that it stays in BUILD until the timeout, and fails then."""
         self.look_after(0, 1859)
         self.assertEqual('BUILD', self.alice.get_server(server_id)['status'])
         self.look_after(1)
@@ -64,7 +64,7 @@ class StrandedTest(leased.LeasedTestCase):
         self.assertEqual({}, self.allocations(server_id))
         self.assertEqual(0, self.boot_rows()['api.build_requests'])
         self.assertEqual({}, self.guests())
-        # It is not made to wait again, whoever looks.
+        # It is not deferred again by any later check.
         self.fill_books()
         self.clock.advance(300)
         self.run_due()
@@ -75,7 +75,7 @@ class StrandedTest(leased.LeasedTestCase):
         self.assertEqual('TERMINATED', self.lease('vm1')['status'])
 
     def test_one_that_ran_before_anybody_looked_was_built(self):
-        """Its notifications were lost, and something else failed since."""
+        """Its notifications were lost, and another error occurred since."""
         server_id = self.boot_active(
             'vm1', hints=self.lease_hints('vm1'))['id']
         self.reset(server_id, 'error')
@@ -88,7 +88,7 @@ class StrandedTest(leased.LeasedTestCase):
             server_id, {'os-resetState': {'state': state}})
 
     def test_what_a_failed_server_still_has_ends_with_its_lease(self):
-        """As Nova leaves it where a nova-compute died over a build."""
+        """As Nova leaves it if a nova-compute died during a build."""
         def die(manager, context, instance, *_args, **_kwargs):
             node = objects.ComputeNode.get_first_node_by_host_for_old_compat(
                 context, manager.host)
@@ -110,7 +110,7 @@ class StrandedTest(leased.LeasedTestCase):
         self.assertEqual([('{}',)], self.books(
             'SELECT DISTINCT usage FROM hosts'))
         self.assert_verified()
-        # What somebody takes from it is given back, by verify as well.
+        # A lost allocation is restored, also by verify.
         held = self.placement.get(f'/allocations/{server_id}',
                                   version='1.28').body
         self.placement.delete(f'/allocations/{server_id}')
@@ -177,6 +177,6 @@ class StrandedTest(leased.LeasedTestCase):
         self.conductor.rpcserver.wait()
         self.look_after(1860)
         self.conductor.rpcserver.start()
-        # Missed from now on.
+        # It counts as lost from now on.
         self.look_after(1, 1859)
         self.assertEqual('BUILD', self.alice.get_server(server_id)['status'])

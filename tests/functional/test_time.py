@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""What happens to leases as time goes by: starts, ends, deletions."""
+"""The life of leases over time: starts, ends, deletions."""
 
 import contextlib
 import json
@@ -29,17 +29,17 @@ HOUR = 3600
 
 
 class LifeTest(leased.LeasedTestCase):
-    """One listener, driven by hand."""
+    """One listener, driven by the tests."""
 
     def hold(self, name: str = 'vm1', length: int = HOUR, **kwargs: ty.Any,
              ) -> str:
-        """Boot with a lease that starts in an hour; returns the server."""
+        """Boot with a lease that starts in an hour; return the server's id."""
         server = self.boot(name, hints=self.lease_hints(
             name, start_in=HOUR, length=length), **kwargs)
         return ty.cast(str, server['id'])
 
     def begin(self, server_id: str) -> None:
-        """Let the hour pass, and wait until the server runs."""
+        """Advance by the hour, and wait until the server is ACTIVE."""
         self.clock.advance(HOUR)
         self.run_due()
         self.wait_for_status(server_id, 'ACTIVE')
@@ -77,7 +77,7 @@ class LifeTest(leased.LeasedTestCase):
                                     for event in lease['events']})
 
     def finish(self) -> None:
-        """Look again at what is being deleted, as often as it takes."""
+        """Carry out due events until the lease has ended."""
         def over() -> bool:
             self.clock.advance(2)
             self.run_due()
@@ -101,7 +101,7 @@ class LifeTest(leased.LeasedTestCase):
         self.assertEqual(self.record_of(plain), self.record_of(server_id))
 
     def record_of(self, server_id: str) -> dict[str, ty.Any]:
-        """What Nova keeps of a server, without what differs by nature."""
+        """Return Nova's record of a server, without values that vary."""
         context = nova_context.get_admin_context()
         cell = objects.InstanceMapping.get_by_instance_uuid(
             context, server_id).cell_mapping
@@ -223,7 +223,7 @@ class LifeTest(leased.LeasedTestCase):
 
     def test_a_build_that_fails_fails_its_lease_and_frees_its_room(self):
         server_id = self.hold(flavor='5', count=2)
-        # It is a compute that cannot build them.
+        # The hypervisor cannot build them.
         with mock.patch('nova.virt.fake.FakeDriver.spawn',
                         side_effect=RuntimeError('It broke.')):
             self.clock.advance(HOUR)
@@ -236,7 +236,7 @@ class LifeTest(leased.LeasedTestCase):
         self.assertIn('could not be built', lease['status_reason'])
         self.assertIn('Exhausted all hosts', lease['status_reason'])
         self.boot_active('other', flavor='5', hints=leased.RESERVE)
-        # Its end still comes, and takes the servers in ERROR with it.
+        # The lease still ends, and the servers in ERROR are deleted.
         self.clock.advance(HOUR)
         self.run_due()
         self.finish()
@@ -246,7 +246,7 @@ class LifeTest(leased.LeasedTestCase):
         self.flags(group='blazar', event_max_retries=0)
         self.listener = self.new_listener(self.clock)
         self.stub_out('blazar_nova.compat.nova_cloud._PING_TIMEOUT', 1)
-        # So long that what is announced of its end is not due yet.
+        # So long that the event before its end is not due yet.
         server_id = self.hold(length=48 * HOUR)
         self.clock.advance(HOUR)
         for service in self.conductor, self.scheduler:
@@ -289,7 +289,7 @@ class LifeTest(leased.LeasedTestCase):
             lease['status'], lease['status_reason']))
 
     def assert_waits(self, server_id: str) -> None:
-        """Nothing has come of a start; it is put off."""
+        """Assert that a start has had no effect, and is postponed."""
         self.assertEqual(1, self.run_due())
         self.assertEqual('RESERVED', self.admin.get_server(
             server_id)['status'])
@@ -313,7 +313,7 @@ class LifeTest(leased.LeasedTestCase):
 
 
 class WakeTest(leased.LeasedTestCase):
-    """The held call is sent exactly once."""
+    """The deferred build is sent exactly once."""
 
     def setUp(self) -> None:
         super().setUp()
@@ -330,7 +330,7 @@ class WakeTest(leased.LeasedTestCase):
             'vm1', start_in=HOUR))['id']
 
     def wake_from(self, count: int) -> None:
-        """Start the same lease from so many listeners at the same time."""
+        """Start one lease from several listeners at the same time."""
         self.clock.advance(HOUR)
         lease_id = self.lease('vm1')['id']
         listeners = [self.new_listener(self.clock) for _ in range(count)]
@@ -358,7 +358,7 @@ class WakeTest(leased.LeasedTestCase):
         self.assertEqual([self.server_id], list(self.guests()))
 
     def test_without_the_gate_they_would_send_it_twice(self):
-        """The test above can fail."""
+        """Prove that the test above can fail."""
         self.stub_out('blazar_core.lifecycle.dispatch.Dispatch._take',
                       lambda *lease: racer.pass_gate(*lease)._replace(
                           left=False))
@@ -397,7 +397,7 @@ class WakeTest(leased.LeasedTestCase):
 
 
 class DeletionAroundTheStartTest(leased.LeasedTestCase):
-    """A RESERVED server is deleted just before, while, just after it starts.
+    """A RESERVED server is deleted just before, during or after its start.
     """
 
     def setUp(self) -> None:

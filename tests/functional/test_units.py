@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What placement gives no single server is not promised to one."""
+"""Units: more than placement gives to one server is never reserved for it."""
 
 import typing as ty
 
@@ -12,7 +12,7 @@ HOUR = 3600
 
 
 class UnitsTestCase(api_base.ApiTestCase):
-    """Changes what placement knows of the hosts."""
+    """Tests that change the inventories of hosts in placement."""
 
     hosts = {'host1': nova_box.Capacity(vcpus=16)}
 
@@ -27,7 +27,7 @@ class UnitsTestCase(api_base.ApiTestCase):
 
     def change(self, rc: str, uuid: str | None = None, **values: ty.Any,
                ) -> None:
-        """Change the inventory of a provider, by default of the host."""
+        """Change the inventory of a provider, by default that of the host."""
         url = f'/resource_providers/{uuid or self.root}/inventories'
         now = self.ask_placement(url)
         now['inventories'].setdefault(rc, {
@@ -37,7 +37,7 @@ class UnitsTestCase(api_base.ApiTestCase):
 
     def add_provider(self, name: str, rc: str, total: int, *traits: str,
                      ) -> str:
-        """A provider below the host; its uuid."""
+        """Create a provider below the host; return its uuid."""
         uuid = f'00000000-0000-0000-0000-{len(name):04d}{ord(name[-1]):08d}'
         response = compute_hosts.report.report_client_singleton().post(
             '/resource_providers', {
@@ -55,7 +55,7 @@ class UnitsTestCase(api_base.ApiTestCase):
 
     def flavor(self, vcpus: int = 1, memory: int = 512, disk: int = 1,
                **extra_specs: str) -> str:
-        """Make a flavor; its id."""
+        """Create a flavor; return its id."""
         flavor_id = f'f{next(self._numbers)}'
         self.admin.post_flavor({'flavor': {
             'id': flavor_id, 'name': flavor_id, 'vcpus': vcpus,
@@ -70,7 +70,7 @@ class UnitsTestCase(api_base.ApiTestCase):
     _numbers = iter(range(10**6))
 
     def candidates(self, **query: str) -> int:
-        """How many ways placement itself sees to give one server this."""
+        """Return the number of placement's allocation candidates."""
         answer = self.ask_placement('/allocation_candidates?' + '&'.join(
             f'{name}={value}' for name, value in query.items()))
         return len(answer['allocation_requests'])
@@ -81,7 +81,7 @@ class UnitsTestCase(api_base.ApiTestCase):
                             hints=self.lease_hints(name, start_in))
 
     def admit(self, flavor: str, name: str = 'vm1', **kwargs: ty.Any) -> None:
-        """A lease is admitted, and Nova builds its server."""
+        """Assert that a lease is admitted and Nova builds its server."""
         server = self.boot(name, flavor=flavor, hints=self.lease_hints(
             name, length=HOUR), **kwargs)
         self.wait_for_status(server['id'], 'ACTIVE')
@@ -183,7 +183,7 @@ class ProvidersTest(UnitsTestCase):
         self.fill_books()
 
     def assert_judged_alike(self, **specs: str) -> None:
-        """What placement cannot give is refused, all else is admitted."""
+        """Assert that a lease is admitted if placement has a candidate."""
         query = {'resources': 'VCPU:1,MEMORY_MB:512,DISK_GB:1'}
         traits: dict[str, list[str]] = {}
         for name, value in specs.items():

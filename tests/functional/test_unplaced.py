@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Starts that Nova cannot place just then: they wait, and are tried again."""
+"""Starts for which Nova finds no host: they wait and are retried."""
 
 import contextlib
 
@@ -16,13 +16,13 @@ from tests.functional import leased
 class UnplacedTestCase(leased.LeasedTestCase):
 
     def statuses(self):
-        # From 2.100 on Nova shows hints, and refuses its own answer about a
-        # server whose RequestSpec it has removed.
+        # From 2.100 on Nova shows hints, and its own answer for a server
+        # without a RequestSpec is an error.
         return {server['id']: server['status'] for server in self.api(
             microversion='2.99').get_servers(detail=True)}
 
     def look(self):
-        """Make the books true, and carry out what is due by then."""
+        """Sync with Nova, and carry out events that are due later."""
         self.fill_books()
         self.clock.advance(300)
         self.run_due()
@@ -37,7 +37,7 @@ class UnplacedTestCase(leased.LeasedTestCase):
 
     @contextlib.contextmanager
     def no_valid_host(self):
-        """Nova finds no host, whatever is asked for."""
+        """Make Nova find no host for any request in this context."""
         with fixtures.MonkeyPatch(
                 'blazar_nova.scheduler.filters.LeaseFilter.filter_all',
                 lambda *_args: []):
@@ -79,9 +79,9 @@ class NoHostTest(UnplacedTestCase):
             self.assertEqual('STARTING', lease['status'])
             self.assertIn('No valid host', lease['status_reason'])
             self.assertIn(server['id'], lease['status_reason'])
-            # Its room stays its own.
+            # Its capacity remains reserved.
             self.assertIsNotNone(self.bookings()[server['id']])
-            # Once more in vain.
+            # Once more without success.
             self.clock.advance(300)
             self.run_due()
             self.wait_for_all('ERROR')
@@ -99,7 +99,7 @@ class NoHostTest(UnplacedTestCase):
             rows['cell1.instances']))
         self.assertEqual(before['api.request_specs'],
                          rows['api.request_specs'])
-        # Nothing needs its secrets any more.
+        # Its secrets are no longer needed.
         self.assertEqual(0, self.book_rows()['held_builds'])
 
     def test_what_its_user_has_given_it_is_there(self):
@@ -119,7 +119,7 @@ class NoHostTest(UnplacedTestCase):
             (got['metadata'], got['locked'], got['locked_reason']))
 
     def test_whoever_dies_while_it_is_made_to_wait_again(self):
-        """Between any two steps; the next one finishes it."""
+        """Between any two steps; the next process completes it."""
         self.hold()
         with self.no_valid_host():
             self.start()
@@ -139,7 +139,7 @@ class NoHostTest(UnplacedTestCase):
             with fixtures.MonkeyPatch(step, die):
                 self.clock.advance(300)
                 self.assertRaises(Died, self.run_due)
-            # Whatever there is of it, it is not gone.
+            # Whatever exists of it, it does not count as deleted.
             self.fill_books()
             self.assertEqual('STARTING', self.lease('vm1')['status'], step)
         self.clock.advance(300)
@@ -148,7 +148,7 @@ class NoHostTest(UnplacedTestCase):
         self.assertEqual(1, len(self.guests()))
 
     def unplaced(self):
-        """A held server that Nova could not place; returns its lease's id.
+        """Boot a reserved server that Nova cannot place; return the lease's id.
         """
         self.hold()
         with self.no_valid_host():
@@ -159,7 +159,7 @@ class NoHostTest(UnplacedTestCase):
         return self.lease('vm1')['id']
 
     def test_two_that_make_it_wait_again_do_not_lose_it(self):
-        """One stands still while another one does all of it."""
+        """One process is delayed while another one does all of it."""
         lease_id = self.unplaced()
         destroy, others = objects.Instance.destroy, []
 
@@ -180,7 +180,7 @@ class NoHostTest(UnplacedTestCase):
         self.assertEqual(0, self.boot_rows()['api.build_requests'])
 
     def test_who_looks_while_it_is_sent_again_sees_it(self):
-        """He has read that it is in cell0, and it is not there any more."""
+        """The server is no longer in cell0 after it was looked up there."""
         lease_id = self.unplaced()
         look, started = server_state._in_cell, []
 
@@ -201,7 +201,7 @@ class NoHostTest(UnplacedTestCase):
         self.assertEqual('ACTIVE', self.lease('vm1')['status'])
 
     def test_the_end_of_a_lease_whose_server_is_half_made_to_wait(self):
-        """Who made it wait again died between any two steps."""
+        """The process that deferred it again died between any two steps."""
         class Died(BaseException):
             pass
 
@@ -276,7 +276,7 @@ instances = 7
         self.assertEqual(0, self.book_rows()['held_builds'])
 
     def test_those_that_the_conductor_refused_are_tried_again(self):
-        """The quota was there when we asked, and gone when it did."""
+        """The quota was free at the check, and used up at the conductor's."""
         self.hold(count=3)
         with fixtures.MonkeyPatch(
                 'blazar_nova.compat.nova_quota.admitted',

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""blazar-nova-manage verify: what differs is named, and mended on request."""
+"""blazar-nova-manage verify: it lists differences, and fixes them with --fix.
+"""
 
 import contextlib
 import io
@@ -36,7 +37,7 @@ HOUR = 3600
 
 
 class VerifyTestCase(leased.LeasedTestCase):
-    """A clock that a pause moves."""
+    """A clock that a pause advances."""
 
     def compare(self, fix: bool = False,
                 **options: ty.Any) -> verification.Report:
@@ -55,9 +56,9 @@ class VerifyTestCase(leased.LeasedTestCase):
         self.assertEqual([], self.pauses)
 
     def assert_left(self, *words: str) -> verification.Report:
-        """One difference for each of these words, and no other.
+        """Expect one difference for each of these words, and no other.
 
-        Nobody changed anything, nor does a second look.
+        Nothing is changed, neither by the first run nor by the second.
         """
         before = self.dump()
         for _time in range(2):
@@ -72,7 +73,7 @@ class VerifyTestCase(leased.LeasedTestCase):
         return report
 
     def assert_mended(self, *words: str) -> None:
-        """Each of these differs, is mended, and then does not."""
+        """Expect these differences, and fix them."""
         found = self.assert_left(*words)
         for one in found.left:
             self.assertIn('--fix', one.remedy)
@@ -84,19 +85,19 @@ class VerifyTestCase(leased.LeasedTestCase):
         self.assert_nothing(fix=True)
 
     def dump(self) -> list[ty.Any]:
-        """All that is in the books, but what is counted."""
+        """Return the whole reservation database, except counters."""
         return [self.books(f'SELECT * FROM {table} ORDER BY 1')
                 for table in models.Base.metadata.tables
                 if table != models.Counter.__tablename__]
 
     def change(self, table: ty.Any, *where: ty.Any, **values: ty.Any,
                ) -> None:
-        """Somebody's hand in the books."""
+        """Change the reservation database directly."""
         with self.listener.parts.database.writer() as session:
             session.execute(sa.update(table).where(*where).values(**values))
 
     def active(self, name: str, **kwargs: ty.Any) -> str:
-        """A lease whose server runs, and the books know it."""
+        """Create a lease with an ACTIVE server, and record it."""
         server = self.boot_active(
             name, hints=self.lease_hints(name, length=2 * HOUR), **kwargs)
         self.fill_books()
@@ -104,7 +105,7 @@ class VerifyTestCase(leased.LeasedTestCase):
         return ty.cast(str, server['id'])
 
     def fail_to_start(self, name: str) -> str:
-        """A lease whose server Nova could not place, by its books."""
+        """Create a lease whose server Nova cannot place."""
         server_id = self.hold(name)['id']
         with mock.patch('nova.scheduler.manager.SchedulerManager.'
                         '_get_sorted_hosts', return_value=[]):
@@ -121,7 +122,7 @@ class VerifyTestCase(leased.LeasedTestCase):
 class HealthyTest(VerifyTestCase):
 
     def test_nothing_differs_in_a_healthy_cloud(self):
-        """With leases in every state that they can stay in."""
+        """With leases in every status that can last."""
         self.assert_nothing()
         self.fail_to_start('failed')
         self.boot_active('plain')
@@ -172,7 +173,7 @@ class HostsTest(VerifyTestCase):
     def test_a_server_without_a_lease_that_no_notification_told(self):
         server = self.boot_active('plain')
         host = server['OS-EXT-SRV-ATTR:host']
-        # Nor did the scheduler, when it let it in.
+        # Nor was it recorded when the scheduler claimed its host.
         self.change(models.Host, usage={}, consumers={})
         self.assert_mended(f'Host {host}, in use without an end: nothing in '
                            'the reservation database, 1 DISK_GB, 512 '
@@ -246,7 +247,7 @@ class ServersTest(VerifyTestCase):
         self.assert_left(f'Server {server_id} is in cell cell1, on host')
 
     def test_an_allocation_of_no_server(self):
-        """What a guest leaves whose server was taken from it."""
+        """An allocation that remains of a server without a record."""
         server_id = self.boot_active('plain')['id']
         held = self.placement.get(
             f'/allocations/{server_id}', version='1.28').body
@@ -290,7 +291,7 @@ class ServersTest(VerifyTestCase):
         server_id = self.fail_to_start('fails')
         self.assert_mended(f'server {server_id} is in ERROR in Nova, and its '
                            f'booking holds capacity on host')
-        # Nova had no host for it: it is tried again.
+        # Nova had no host for it: it is retried.
         self.assertEqual('STARTING', self.lease('fails')['status'])
 
     def test_one_that_waits_without_a_lease(self):
@@ -303,11 +304,11 @@ class ServersTest(VerifyTestCase):
             driven.withdraw(
                 self.listener.parts.leases, self.lease('waits')['id'])
             self.assert_mended(f'Server {server_id} {words}')
-            # Not before nova-api must have been done with it.
+            # Only after the time within which nova-api completes a boot.
             self.assertFalse(self.exists(server_id))
 
     def test_one_that_waits_without_a_lease_is_deleted_by_and_by(self):
-        """The listener's comparison does it, when nobody can be at it."""
+        """The periodic sync deletes it, once no boot can be in progress."""
         server_id = self.hold('waits')['id']
         self.hold('other')
         driven.withdraw(self.listener.parts.leases, self.lease('waits')['id'])
@@ -318,8 +319,8 @@ class ServersTest(VerifyTestCase):
         self.assertFalse(self.exists(server_id))
 
     def test_many_that_wait_without_a_lease_are_not_deleted(self):
-        """Not all of them were at work in a nova-api that died: it is the
-        books that are wrong.
+        """They cannot all be boots of a nova-api that died: the reservation
+        database is wrong.
         """
         kept = self.hold('other')['id']
         waiting = [self.hold(name)['id'] for name in ('one', 'two', 'three')]
@@ -330,7 +331,7 @@ class ServersTest(VerifyTestCase):
             self.clock.advance(660)
             with self.assertLogs('blazar_nova.listener', 'ERROR') as logged:
                 self.listener.mirror.compare_all()
-            # All but one would do, were there leases at all.
+            # It would delete all but one if there were any leases.
             driven.withdraw(
                 self.listener.parts.leases, self.lease('other')['id'])
             self.alice.delete_server(waiting.pop())
@@ -384,7 +385,7 @@ class ServersTest(VerifyTestCase):
         self.assertFalse(self.exists(server_id))
 
     def test_one_that_waits_for_a_build_of_nova_alone(self):
-        """No lease was asked for: that is Nova's business."""
+        """Without a request for a lease this is Nova's own matter."""
         with mock.patch('nova.conductor.api.ComputeTaskAPI.'
                         'schedule_and_build_instances'):
             self.boot('plain')
@@ -425,7 +426,7 @@ class ServersTest(VerifyTestCase):
         words = (f'(waits) is PENDING: server {server_id} is shown as being '
                  'built instead of RESERVED.')
         self.assert_left(words)
-        # It is just being started, then.
+        # Its start is in progress then.
         self.clock.advance(HOUR)
         self.assert_nothing()
 
@@ -468,7 +469,7 @@ class ServersTest(VerifyTestCase):
 
 
 class BooksTest(VerifyTestCase):
-    """The rest is in the unit tests of blazar_core.audit.audit."""
+    """The other checks are in the unit tests of blazar_core.audit.audit."""
 
     def test_an_end_that_will_not_come(self):
         server_id = self.active('runs')
@@ -494,12 +495,12 @@ class BooksTest(VerifyTestCase):
 
 
 class TrustsTest(VerifyTestCase):
-    """With a keystone that this test plays."""
+    """A keystone that is replaced by this test."""
 
     def setUp(self) -> None:
         super().setUp()
         self.trusts: set[str] = set()
-        # What a request does not wait for is done when it is answered.
+        # Run background work before the request is answered.
         self.stub_out(
             'blazar_core.common.background.Background._executor',
             mock.Mock(side_effect=RuntimeError))
@@ -536,12 +537,12 @@ class TrustsTest(VerifyTestCase):
         words = f'Trust {stray[:8]}... was given to our service user'
         report = self.assert_left(words)
         self.assertNotIn(stray, report.left[0].text)
-        # It may be another cloud's, unless it is said that it cannot be.
+        # It may belong to another cloud, unless the operator excludes that.
         self.assertEqual(1, len(self.compare(fix=True).left))
         self.assertIn(stray, self.trusts)
         report = self.compare(fix=True, trusts_are_ours=True)
         self.assertEqual(([], 1), (report.left, len(report.mended)))
-        # Its lease had the time to come.
+        # The trust had time to get its lease.
         self.assertGreater(sum(self.pauses), 60)
         self.assertNotIn(stray, self.trusts)
         self.assertEqual(1, len(self.trusts))
@@ -588,7 +589,7 @@ class TrustsTest(VerifyTestCase):
 
 
 class MomentsTest(VerifyTestCase):
-    """What is under way is no difference."""
+    """Changes in progress are not reported as differences."""
 
     def test_what_is_over_by_the_second_look_is_not_told(self):
         server_id = self.boot_active(
@@ -605,7 +606,7 @@ class MomentsTest(VerifyTestCase):
                          (looked, report))
 
     def test_what_moves_is_not_told(self):
-        """Another boot on the same host, that is not in the books yet."""
+        """Another boot on the same host that is not recorded yet."""
         self.boot_active('plain')
         self.change(models.Host, usage={}, consumers={})
 
@@ -628,7 +629,7 @@ class MomentsTest(VerifyTestCase):
 
 
 class AwayTest(VerifyTestCase):
-    """Something does not answer."""
+    """A service does not answer."""
 
     def test_a_cell(self):
         self.active('runs')
@@ -679,7 +680,7 @@ class AwayTest(VerifyTestCase):
         report = self.compare()
         self.assertEqual(([unknown('host4')], [failed]), (
             [one.text for one in report.left], report.failures))
-        # What could be seen once and not again is not called mended.
+        # A difference that can no longer be checked is not called fixed.
         del silent[:]
         compare_host = host_sync.HostSync.compare
 
@@ -704,7 +705,7 @@ class AwayTest(VerifyTestCase):
         gone = []
 
         def go(*_args):
-            # Once, however many hosts are compared: stop() ends one start().
+            # Only once for all hosts: stop() ends one start().
             if not gone:
                 gone.append(away.start())
 
@@ -724,7 +725,7 @@ class AwayTest(VerifyTestCase):
 class CommandTest(VerifyTestCase):
 
     def type(self, *words: str) -> tuple[int, list[str], str]:
-        """Type a command; returns its code, its lines, what it told."""
+        """Run a command; return its code, its lines and its stderr."""
         out, error = io.StringIO(), io.StringIO()
         with (contextlib.redirect_stdout(out),
               contextlib.redirect_stderr(error),
@@ -733,7 +734,7 @@ class CommandTest(VerifyTestCase):
         return code, out.getvalue().splitlines(), error.getvalue()
 
     def test_stdout_has_the_answer_alone(self):
-        """Of a process of its own. What libraries log is not its matter."""
+        """Run in a process of its own, including what libraries log."""
         done = subprocess.run(
             [os.path.join(os.path.dirname(sys.executable),
                           'blazar-nova-manage'), '--config-file',
@@ -793,7 +794,7 @@ class CommandTest(VerifyTestCase):
 
 
 class FlavorsTest(VerifyTestCase, api_base.ApiTestCase):
-    """Leases whose servers come later."""
+    """Leases whose servers are booted later."""
 
     def test_leases_of_the_api_are_right_in_every_state(self):
         self.make(start_in=HOUR)

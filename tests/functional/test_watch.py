@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""What was promised and does not fit any more is found before its start."""
+"""Reserved capacity that is no longer available is found before the start."""
 
 from tests.functional import api_base
 from tests.functional import leased
@@ -12,7 +12,7 @@ class WatchTest(leased.LeasedTestCase):
     """Two hosts, each of the size of the leased servers."""
 
     def force(self, name, host):
-        """Let an admin boot onto a host, whatever is promised there."""
+        """Boot as an admin onto a host, whatever is reserved there."""
         return self.boot_active(
             name, availability_zone=f'nova:{host}', client=self.admin)['id']
 
@@ -86,7 +86,7 @@ class WatchTest(leased.LeasedTestCase):
             self.force(name, before[first])
         self.fill_books()
         self.listener.overbooking.look()
-        # There would be room beside its sibling.
+        # There would be capacity on the host of its sibling.
         self.assertEqual({first: None, second: before[second]},
                          self.bookings())
         self.alice.delete_server(second)

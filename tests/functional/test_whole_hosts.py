@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Whole hosts: enrolled, reserved, used by who may, and given back."""
+"""Whole hosts: enrolled, reserved, used by their lease, and freed."""
 
 import json
 import os
@@ -59,7 +59,7 @@ class TestLife(whole_hosts_base.HostsTestCase):
         self.assertEqual([], self.books(
             f"SELECT usage FROM hosts WHERE name = '{mine}' "
             "AND usage != '{}'"))
-        # It is full: not even those who may be there are elsewhere.
+        # It is full: its own servers do not get other hosts either.
         self.fails(self.within('too many', reservation_id))
         self.run_until(clocks.SystemClock().now() + 2 * HOUR)
         for server in servers:
@@ -96,7 +96,7 @@ class TestLife(whole_hosts_base.HostsTestCase):
         self.assertNotIn(reservation_id, self.aggregates())
 
     def test_other_servers_are_nowhere_near(self):
-        """By each way that a user has, and an admin."""
+        """By each way that a user or an admin has."""
         self.enrol('host1')
         lease, reservation_id = self.lease_hosts()
         for number in range(2):
@@ -107,7 +107,7 @@ class TestLife(whole_hosts_base.HostsTestCase):
             message = self.refused(
                 400, self.within, f'forged{number}', hint, client=self.bob)
             self.assertIn('reservation', message)
-        # Nobody has used it by that.
+        # This did not count as a use of the lease.
         self.assertEqual([(None,)], self.books('SELECT used_at FROM leases'))
         for name, kwargs in (
                 ('plain', {}), ('zone', {
@@ -120,7 +120,7 @@ class TestLife(whole_hosts_base.HostsTestCase):
         self.fails(self.boot('forced', client=self.admin, host='host1'))
 
     def test_nothing_starves_however_few_placement_answers(self):
-        """More hosts are enrolled than it names candidates."""
+        """More hosts are enrolled than placement returns candidates."""
         self.flags(group='scheduler', max_placement_results=1)
         self.enrol('host1', 'host2')
         for number in range(2):
@@ -180,14 +180,14 @@ class TestLife(whole_hosts_base.HostsTestCase):
 
 
 class TestLeasesWithin(whole_hosts_base.HostsTestCase):
-    """Servers on leased hosts that have a lease of their own as well."""
+    """Servers on leased hosts that also have a lease of their own."""
 
     def setUp(self):
         super().setUp()
         self.enrol('host1', 'host2')
 
     def within_later(self, reservation_id, start_in, length, code=None):
-        """Boot within a reservation, with a lease for later."""
+        """Boot a hosted server with a lease that starts later."""
         hints = {'reservation': reservation_id, 'reserved': True,
                  'lease_params': json.dumps({
                      'name': 'inner', 'start': self.at(start_in),
@@ -207,7 +207,7 @@ class TestLeasesWithin(whole_hosts_base.HostsTestCase):
         mine, = self.aggregates()[reservation_id]
         server = self.within_later(reservation_id, HOUR // 4, HOUR // 4)
         self.wait_for_status(server['id'], 'RESERVED')
-        # It takes nothing of those who are there.
+        # It does not reduce the capacity for servers that are there.
         others = [self.within(f'now{number}', reservation_id)
                   for number in range(3)]
         for other in others:
@@ -220,7 +220,7 @@ class TestLeasesWithin(whole_hosts_base.HostsTestCase):
         self.assertEqual(([], []), self.verified())
         self.assertEqual([('{}',)], self.books(
             'SELECT resources FROM bookings WHERE server_id IS NOT NULL'))
-        # Its end is its own.
+        # It has an end of its own.
         self.run_until(clocks.SystemClock().now() + HOUR // 2 + 60)
         self.wait_until_gone(server['id'])
         for other in others:
@@ -240,7 +240,7 @@ class TestLeasesWithin(whole_hosts_base.HostsTestCase):
         self.wait_for_status(server['id'], 'ACTIVE')
         self.assertEqual(self.aggregates()[reservation_id],
                          [self.host_of(server)])
-        # With the hosts goes what is there.
+        # The servers end with the lease of their hosts.
         self.delete(lease['id'])
         self.wait_until_gone(server['id'])
         self.look()
@@ -274,7 +274,7 @@ class TestLeasesWithin(whole_hosts_base.HostsTestCase):
         self.wait_until_gone(server['id'])
 
     def test_a_reservation_of_others(self):
-        """Nobody gets in by a lease of his own."""
+        """A lease of one's own gives no access to the hosts of others."""
         other = self.make(client=self.bob, reservations=[
             self.hosts_wanted()])['reservations'][0]['id']
         self.run_until(clocks.SystemClock().now())
@@ -284,7 +284,7 @@ class TestLeasesWithin(whole_hosts_base.HostsTestCase):
 class TestParts(whole_hosts_base.PartsTestCase):
 
     def test_beside_others_first_and_then_on_hosts_for_leases(self):
-        """Each server goes where its place is."""
+        """Each server is placed on the host of its slot."""
         self.enrol('host1', 'host2')
         lease = self.get(self.make_active(
             reservations=[self.reservation(amount=3, vcpus=2)]))
@@ -302,7 +302,7 @@ class TestParts(whole_hosts_base.PartsTestCase):
         self.assertIn(hosts[0], ('host1', 'host2'))
         self.refused(409, self.boot, 'one more', flavor=flavor)
         self.fails(self.boot('outsider'))
-        # A part of it is taken, until the lease ends.
+        # The host is partly in use, until the lease ends.
         answer = self.make(code=409, reservations=[self.hosts_wanted(2, 2)])
         self.assertIn('1 of 2', answer['error_message'])
         _lease, reservation_id = self.lease_hosts()
@@ -398,7 +398,7 @@ class TestAsking(whole_hosts_base.HostsTestCase):
             aggregate = objects.Aggregate.get_by_uuid(
                 context, reservation_id)
             self.assertEqual([expected], aggregate.hosts, params)
-            # Who has a zone stays in it.
+            # A host with a zone stays in it.
             self.assertEqual(expected == 'host1',
                              'availability_zone' in aggregate.metadata)
             self.delete(lease['id'])
@@ -454,7 +454,7 @@ class TestAsking(whole_hosts_base.HostsTestCase):
 
 
 class TestMany(whole_hosts_base.HostsTestCase):
-    """More hosts than are seen to at a time; as many as BLAZAR_HOSTS says.
+    """More hosts than are processed at a time; BLAZAR_HOSTS sets the number.
 
     They are rows in Nova and placement, without a nova-compute.
     """
@@ -511,9 +511,9 @@ class TestMany(whole_hosts_base.HostsTestCase):
         self.assertEqual(wanted, len(there[lease['reservations'][0]['id']]))
         self.assertEqual(self.COUNT - wanted, len(there['freepool']))
         self.assertEqual(self.COUNT, len(there['blazar_pool']))
-        # To read what traits and aggregates a host has, and to write them.
+        # To read the traits and aggregates of a host, and to write them.
         self.assertLessEqual(len(asked), 4 * wanted + 5)
-        # The aggregate when it is made, and once what is in it then.
+        # For the new aggregate, and once for its members.
         self.assertLessEqual(len(told), 3)
 
     def _counted(self, name, calls):
@@ -554,7 +554,7 @@ class TestReturning(whole_hosts_base.HostsTestCase):
         self.assertEqual([mine], [
             host['name'] for host in shown['reservations'][0]['hosts']])
         self.run_until(clocks.SystemClock().now() + 60)
-        # Its own servers do not come there any more, nor does anybody else.
+        # Neither its own servers nor others are placed there now.
         self.assertEqual([mine], self.aggregates()[reservation_id])
         self.assertEqual({'CUSTOM_BLAZAR_POOL'}, self.traits(other))
         self.assertEqual({other}, {*open(
@@ -586,7 +586,7 @@ class TestReturning(whole_hosts_base.HostsTestCase):
 
 
 class TestGrowing(whole_hosts_base.HostsTestCase):
-    """More hosts, and others, where an operator has zones of his own."""
+    """More hosts, or others, where an operator has zones."""
 
     def setUp(self):
         super().setUp()
@@ -604,7 +604,7 @@ class TestGrowing(whole_hosts_base.HostsTestCase):
             {'id': lease['reservations'][0]['id'], **values}]}, code=code)
 
     def has(self, lease, *hosts):
-        """In the books, in Nova, and nothing else is to be done."""
+        """Assert that a lease has just these hosts, as recorded and in Nova."""
         self.run_until(clocks.SystemClock().now() + 60)
         reservation_id = lease['reservations'][0]['id']
         self.assertEqual([*hosts], self.aggregates()[reservation_id])
@@ -614,7 +614,7 @@ class TestGrowing(whole_hosts_base.HostsTestCase):
         self.assert_verified()
 
     def beside(self, zone):
-        """A lease of one host, while another one has that of a zone."""
+        """Lease one host, while the other host has a zone from its lease."""
         other, _id = self.lease_hosts(availability_zone=zone)
         lease, reservation_id = self.lease_hosts()
         self.delete(other['id'])
@@ -622,14 +622,14 @@ class TestGrowing(whole_hosts_base.HostsTestCase):
         return lease, reservation_id
 
     def test_not_by_a_host_of_another_zone(self):
-        """Nova has no host in two, and changes none that is in use."""
+        """A host has one zone in Nova, which is fixed while it is in use."""
         lease, reservation_id = self.beside('az1')
         server = self.within('in', reservation_id)
         self.wait_for_status(server['id'], 'ACTIVE')
         refused = self.grow(lease, 409, min=2, max=2)
         self.assertIn('Only 1 of the 2 requested hosts',
                       refused['error_message'])
-        # As many as there are: there are no more.
+        # As many as there are: there are no others.
         self.assertEqual(1, self.grow(lease, max=2)[
             'lease']['reservations'][0]['amount'])
         self.has(lease, 'host1')
@@ -643,7 +643,7 @@ class TestGrowing(whole_hosts_base.HostsTestCase):
         self.has(lease, 'host1', 'host2')
 
     def test_one_that_is_in_use_is_there_for_a_later_lease(self):
-        """The zone that it has until then goes with its lease."""
+        """Its present zone is only that of its present lease."""
         lease, _id = self.lease_hosts(availability_zone='nova')
         self.has(lease, 'host1')
         self.make(start_in=48 * HOUR, reservations=[

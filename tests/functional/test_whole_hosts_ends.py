@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""What becomes of servers on leased hosts at the end."""
+"""Treatment of servers on leased hosts at the end of the lease."""
 
 import json
 import os
@@ -23,7 +23,7 @@ HOUR = 3600
 
 
 class TestEnds(whole_hosts_base.HostsTestCase):
-    """An end is that of nobody else, and nothing survives it."""
+    """The end affects no other lease, and no server survives it."""
 
     def setUp(self):
         super().setUp()
@@ -45,14 +45,14 @@ class TestEnds(whole_hosts_base.HostsTestCase):
                           reservations=[self.hosts_wanted()])
         self.end(later)
         self.ask('GET', f'/leases/{later["id"]}', client=self.bob, code=404)
-        # And those of one that had ended when somebody came back to it.
+        # Nor are they deleted if the end of the other lease is repeated.
         self.listener.parts.lifecycle.lease_end.end(later['id'])
         self.assertEqual('ACTIVE', self.admin.get_server(
             server['id'])['status'])
         self.assertEqual([(self.reservation_id,)], self.assigned_to())
 
     def test_who_comes_while_it_ends_is_not_let_in(self):
-        """It ends between the claim in the books and that in placement."""
+        """The lease ends between the claims in the database and placement."""
         real = nova_scheduler._novas
 
         def late(*args, **kwargs):
@@ -68,7 +68,7 @@ class TestEnds(whole_hosts_base.HostsTestCase):
                     set(), compute_hosts.consumers(host.uuid))
 
     def test_one_starts_only_where_nothing_is_left(self):
-        """Somebody got there whom nothing of ours was asked about."""
+        """An allocation was made there without asking the plugin."""
         lease = self.make(start_in=2 * HOUR, client=self.bob,
                           reservations=[self.hosts_wanted()])
         self.end(self.started)
@@ -81,7 +81,7 @@ class TestEnds(whole_hosts_base.HostsTestCase):
                 'consumer_generation': None}, version='1.36')
         self.assertEqual(204, answer.status_code)
         self.clock.advance(2 * HOUR)
-        # Nobody has looked what is there since it was given back.
+        # No sync since the host was freed.
         driven.run_due(self.listener.engine)
         self.assertEqual([(None,)], self.assigned_to())
         self.listener.mirror.compare_all()
@@ -116,7 +116,7 @@ class TestEnds(whole_hosts_base.HostsTestCase):
         self.ask('GET', f'/leases/{lease["id"]}', code=404)
 
     def test_a_host_that_nova_does_not_have_any_more(self):
-        """Nor is it cleaned, which would come to nothing."""
+        """Nor is it cleaned, which would fail."""
         self.flags(group='blazar', cleaning_command='false')
         context = nova_context.get_admin_context()
         with nova_context.target_cell(
@@ -130,7 +130,7 @@ class TestEnds(whole_hosts_base.HostsTestCase):
 
 
 class TestAfterwards(whole_hosts_base.HostsTestCase):
-    """What an operator may have done between two leases of a host."""
+    """What operators may run between two leases of a host."""
 
     more_conf = '[blazar]\non_end = delete,recycle,shelve,release\n'
 
@@ -139,7 +139,7 @@ class TestAfterwards(whole_hosts_base.HostsTestCase):
         self.enrol('host1')
 
     def using(self, **lease):
-        """A lease that was over after an hour, and its server."""
+        """Create a lease that ends in an hour, with a server."""
         lease = self.get(self.make_active(
             reservations=[self.hosts_wanted()], **lease))
         self.over = clocks.SystemClock().now() + HOUR
@@ -175,7 +175,7 @@ class TestAfterwards(whole_hosts_base.HostsTestCase):
                           }, {*open(f'{folder}/asked').read().splitlines()})
         self.assertFalse(self.is_back())
         self.assertIn(self.reservation_id, self.aggregates())
-        # Nobody gets in there any more.
+        # No server can be booted there any longer.
         self.assertIn('which is TERMINATING', self.refused(
             400, self.within, 'late', self.reservation_id))
         open(f'{folder}/clean-by-now', 'w').close()
@@ -213,9 +213,9 @@ class TestAfterwards(whole_hosts_base.HostsTestCase):
         self.takes_nothing_when_it_is_over(stays=False)
 
     def takes_nothing_when_it_is_over(self, stays=True, **lease):
-        """Whatever is asked of it until its last host is given back.
+        """Check that an ended lease accepts nothing until its hosts are free.
 
-        :param stays: whether its server is there yet
+        :param stays: whether its server still exists
         """
         self.enrol('host2')
         self.flags(group='blazar', cleaning_command='false')
@@ -236,13 +236,13 @@ class TestAfterwards(whole_hosts_base.HostsTestCase):
         for hours in (2, 3, 4):
             self.run_until(self.over + hours * HOUR)
         self.ask('GET', f'/leases/{lease["id"]}', code=404)
-        # What is on none of its hosts is an ordinary server now.
+        # A server on none of its hosts is now an ordinary server.
         self.alice.post_server_action(shelved['id'], {'unshelve': None})
         self.wait_for_status(shelved['id'], 'ACTIVE')
         self.assertEqual('plain', self.host_of(shelved))
 
     def nothing_is_taken(self, lease, shelved, server=None):
-        """All that is asked of a lease that is over is refused, and why."""
+        """Assert that requests for an ended lease are refused, and why."""
         reservation = {'id': self.reservation_id}
         for change in (
                 {'end_date': self.at(6 * HOUR)},
@@ -272,7 +272,7 @@ class TestAfterwards(whole_hosts_base.HostsTestCase):
                 message = self.refused(
                     409, self.admin.post_server_action, one['id'], action)
                 self.assertIn('it cannot move to another host of the', message)
-                # Others do not even learn that it exists.
+                # Users of other projects do not learn that it exists.
                 self.refused(404, self.bob.post_server_action, one['id'],
                              {'unshelve': None})
 
@@ -294,7 +294,7 @@ class TestAfterwards(whole_hosts_base.HostsTestCase):
         self.wait_until_gone(server['id'])
 
     def test_they_are_shelved_and_are_ordinary_servers_then(self):
-        """Also where they were to go on: not on these hosts."""
+        """Also servers that are kept after the end: not on these hosts."""
         lease, server = self.using(on_end='release')
         self.wait_for(lambda: self.run_until(self.clock.now() + 60) or (
             self.get(lease)['status'] == 'TERMINATED'))
@@ -339,7 +339,7 @@ class TestLeavingAfterwards(whole_hosts_base.HostsTestCase):
 
 
 class TestStaying(whole_hosts_base.HostsTestCase):
-    """Whatever becomes of a server, it stays on the hosts of its lease."""
+    """In each operation a server stays on the hosts of its lease."""
 
     def setUp(self):
         super().setUp()
@@ -369,7 +369,7 @@ class TestStaying(whole_hosts_base.HostsTestCase):
         self.stays('VERIFY_RESIZE')
         self.act('confirmResize')
         self.stays()
-        # Also for what comes after the flavor is another one.
+        # Also for operations after the flavor has changed.
         self.act('migrate')
         self.stays('VERIFY_RESIZE')
         self.act('confirmResize')
@@ -382,7 +382,7 @@ class TestStaying(whole_hosts_base.HostsTestCase):
         self.act('os-migrateLive', {'host': None, 'block_migration': 'auto'})
         self.wait_for(lambda: self.host_of(self.server) != before)
         self.stays()
-        # An admin may not lead it out.
+        # An admin cannot migrate it to another host.
         self.act('os-migrateLive', {
             'host': 'plain', 'block_migration': 'auto'})
         self.wait_for(lambda: self.admin.get_server(self.server['id'])[
@@ -429,7 +429,7 @@ class TestStaying(whole_hosts_base.HostsTestCase):
                              (action, response.status))
 
     def test_nobody_is_led_astray_without_the_scheduler(self):
-        """As older microversions let admins do."""
+        """As older microversions allow admins to do."""
         outsider = self.boot_active('outsider')
         for version, action, value in (
                 ('2.1', 'os-migrateLive', {
@@ -446,7 +446,7 @@ class TestStaying(whole_hosts_base.HostsTestCase):
                     409, admin.post_server_action, server['id'],
                     {action: {**value, 'host': host}})
                 self.assertIn('Leave "force" out', message)
-            # No database takes such a name, and Nova has no such host.
+            # No database accepts this name, and Nova has no such host.
             self.refused(400, admin.post_server_action, outsider['id'], {
                 action: {**value, 'host': 'a\0'}})
         before = self.host_of(self.server)
@@ -460,7 +460,7 @@ class TestStaying(whole_hosts_base.HostsTestCase):
 
 
 class TestStayingOnParts(whole_hosts_base.PartsTestCase, TestStaying):
-    """Whatever becomes of it, it stays among the hosts for leases."""
+    """In each operation a server stays on the hosts for leases."""
 
     def setUp(self):
         whole_hosts_base.HostsTestCase.setUp(self)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""What the tests of leases of whole hosts have in common."""
+"""Base classes of the tests of leases of whole hosts."""
 
 import contextlib
 import io
@@ -35,7 +35,7 @@ class HostsTestCase(api_base.ApiTestCase):
         return [self.enrolling.add(name, extra, pause=None) for name in names]
 
     def look(self):
-        """See what is left on hosts: the next lease waits for that."""
+        """Sync the usage of hosts: the next lease waits for that."""
         self.clock.advance(max(
             0, clocks.SystemClock().now() - self.clock.now()))
         self.listener.mirror.compare_all()
@@ -46,20 +46,20 @@ class HostsTestCase(api_base.ApiTestCase):
                 **params}
 
     def lease_hosts(self, least=1, most=1, **params):
-        """An active lease of hosts, and its one reservation's id."""
+        """Create an active lease of hosts; return it and the reservation id."""
         lease = self.get(self.make_active(
             reservations=[self.hosts_wanted(least, most, **params)]))
         return lease, lease['reservations'][0]['id']
 
     def delete(self, lease_id):
-        """Delete a lease, and do what is due for that."""
+        """Delete a lease, and carry out what is due."""
         self.ask('DELETE', f'/leases/{lease_id}', code=204)
         self.run_until(clocks.SystemClock().now())
 
     def wait_until_over(self, lease_id):
-        """Carry out what is due until a lease that was deleted is gone.
+        """Carry out what is due until a deleted lease no longer exists.
 
-        While something of it is there yet, or Nova answers late, that is tried
+        While servers of it remain, or Nova answers late, its end is tried
         again.
         """
         def is_over():
@@ -81,13 +81,13 @@ class HostsTestCase(api_base.ApiTestCase):
         return self.admin.get_server(server['id'])['OS-EXT-SRV-ATTR:host']
 
     def aggregates(self):
-        """The hosts of each aggregate, by its name."""
+        """Return the hosts of each aggregate, by its name."""
         return {one.name: sorted(one.hosts) for one in
                 objects.AggregateList.get_all(
                     nova_context.get_admin_context())}
 
     def traits(self, host):
-        """The traits of ours that a host has in placement."""
+        """Return the plugin's traits of a host in placement."""
         uuid, = (one.uuid for one in compute_hosts.all_hosts()[0]
                  if one.name == host)
         return {one for one in compute_hosts.ask_placement(
@@ -98,8 +98,8 @@ class HostsTestCase(api_base.ApiTestCase):
         return 'CUSTOM_BLAZAR_' + reservation_id.upper().replace('-', '_')
 
     def command(self, *words):
-        """Type one of blazar-nova-manage; returns its exit code and what it
-        wrote.
+        """Run a command of blazar-nova-manage; return its exit code and its
+        output.
         """
         out = io.StringIO()
         with (fixtures.MonkeyPatch('blazar_nova.cmd.manage._parts',
@@ -109,7 +109,7 @@ class HostsTestCase(api_base.ApiTestCase):
             return manage.main([*words]), out.getvalue()
 
     def fails(self, server):
-        """A server that finds no host."""
+        """Assert that a server finds no host."""
         self.wait_for_status(server['id'], 'ERROR')
         self.assertIn('No valid host', self.admin.get_server(
             server['id'])['fault']['message'])
@@ -125,15 +125,15 @@ class PartsTestCase(HostsTestCase):
 
 
 class Died(BaseException):
-    """A process that is not there any more; nothing catches it."""
+    """The death of a process; nothing catches it."""
 
 
 class Dying(fixtures.Fixture):
-    """Whoever changes something in Nova or placement dies at a step.
+    """Kills a process that changes Nova or placement, at one of its steps.
 
-    :ivar steps: what was done, in its order
+    :ivar steps: the steps that were reached, in order
     :param at: the number of the step
-    :param after: whether it is done, and nothing after it
+    :param after: whether the step is still carried out
     """
 
     PLACES = ('nova.objects.aggregate.Aggregate.create',

@@ -2,11 +2,11 @@
 
 """What integration tests share: one stack, its clients, and waiting.
 
-The stack is started for the first test and taken down at the end of the
-process. BLAZAR_STACK=FOLDER names one that stays (it is made if it is not
-there): then a run begins at once. BLAZAR_STACK_DATABASE=postgresql is for
-that instead of MariaDB, BLAZAR_STACK_API=uwsgi for that, behind nginx, instead
-of waitress.
+The stack is started for the first test and stopped at the end of the
+process. BLAZAR_STACK=FOLDER names one that keeps running (it is created if
+it does not exist): then tests start at once.
+BLAZAR_STACK_DATABASE=postgresql selects that instead of MariaDB,
+BLAZAR_STACK_API=uwsgi selects that, behind nginx, instead of waitress.
 """
 
 import atexit
@@ -42,11 +42,11 @@ __all__ = ['Client', 'IntegrationTestCase', 'Json', 'ROOT', 'date',
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(
     os.path.abspath(__file__))))
-#: All in one process, beside the two that have their own: twenty in all.
+#: All in one process, in addition to the two with their own: twenty in all.
 HOSTS = 18
-#: Seconds between two looks at something that is waited for.
+#: Seconds between two checks of a condition.
 LOOK = 0.2
-#: Seconds that something may take which is under way.
+#: Seconds that a running operation may take.
 PATIENCE = 60
 #: The microversion of :meth:`IntegrationTestCase.boot`.
 MICROVERSION = '2.90'
@@ -56,26 +56,26 @@ Json: ty.TypeAlias = dict[str, ty.Any]
 
 
 def say(text: str) -> None:
-    """Tell whoever looks on; not captured, and no result."""
+    """Print to the terminal; not captured, and not part of the result."""
     print(text, file=sys.__stderr__, flush=True)
 
 
 def folder() -> str:
-    """Where the stack of this process is."""
+    """Return the folder of the stack of this process."""
     return (os.environ.get('BLAZAR_STACK') or
             os.path.join(ROOT, '.stack-tests'))
 
 
 @functools.cache
 def shared() -> stack.Stack:
-    """The stack of this process."""
+    """Return the stack of this process."""
     cloud = stack.Stack(folder())
     if not os.environ.get('BLAZAR_STACK'):
         _occupy(cloud.folder)
-        # What a run left that was killed.
+        # Remove the remains of a run that was killed.
         cloud.down()
         atexit.register(cloud.down)
-    # Here it costs no test its time.
+    # Loading them here adds nothing to the time of a test.
     loaded_clients()
     start(cloud, HOSTS)
     return cloud
@@ -83,14 +83,14 @@ def shared() -> stack.Stack:
 
 @functools.cache
 def loaded_clients() -> clients.Clients:
-    """Those of this process."""
+    """Return the clients of this process."""
     return clients.Clients()
 
 
 def start(cloud: stack.Stack, hosts: int, token_expiry: int | None = None,
           pythons: dict[str, str] | None = None, api: str | None = None,
           services: list[str] | None = None) -> None:
-    """Start a stack, on the database that is to be tested on."""
+    """Start a stack with the selected database."""
     begun = time.monotonic()
     cloud.up(os.environ.get('BLAZAR_STACK_DATABASE'), hosts, token_expiry,
              api or os.environ.get('BLAZAR_STACK_API'), pythons, services)
@@ -99,7 +99,7 @@ def start(cloud: stack.Stack, hosts: int, token_expiry: int | None = None,
 
 
 def _occupy(folder: str) -> None:
-    """Fail if another process uses the folder; it is ours until we end."""
+    """Lock the folder until this process ends; fail if it is in use."""
     os.makedirs(folder, exist_ok=True)
     lock = os.open(os.path.join(folder, 'in-use'), os.O_CREAT | os.O_RDWR)
     try:
@@ -110,23 +110,23 @@ def _occupy(folder: str) -> None:
 
 
 def date(seconds: float) -> str:
-    """As lease_params takes it, UTC."""
+    """Return a UTC date in the form of lease_params."""
     return datetime.datetime.fromtimestamp(
         seconds, datetime.UTC).strftime('%Y-%m-%d %H:%M:%S')
 
 
 def seconds(text: str) -> float:
-    """The instant that the APIs show as a date, UTC."""
+    """Return the time of a UTC date of the APIs."""
     return datetime.datetime.fromisoformat(
         text.rstrip('Z')).replace(tzinfo=datetime.UTC).timestamp()
 
 
 class Client:
-    """HTTP as one user; each request on a connection of its own, so that
+    """HTTP as one user; each request uses a connection of its own, so that
     all processes of a service get some.
 
-    :param auth: what keystone's POST /v3/auth/tokens takes under ``auth``;
-        by default the user's password, for his project
+    :param auth: the value of ``auth`` in keystone's POST /v3/auth/tokens;
+        by default the user's password, for the user's project
     """
 
     def __init__(self, cloud: stack.Stack, user: str = 'demo',
@@ -145,7 +145,7 @@ class Client:
     def request(self, method: str, path: str, body: ty.Any = None,
                 service: str = 'nova-api', microversion: str | None = None,
                 ) -> requests.Response:
-        """Ask; whatever the answer is.
+        """Send a request; return any answer.
 
         :param path: without the version, such as ``/servers``
         """
@@ -163,7 +163,7 @@ class Client:
 
     def __call__(self, method: str, path: str, body: ty.Any = None,
                  **options: str) -> ty.Any:
-        """Ask, and return what the answer holds.
+        """Send a request; return the body of the answer.
 
         :raises requests.HTTPError: when the answer is not 2xx
         """
@@ -172,7 +172,7 @@ class Client:
         return answer.json() if answer.content else None
 
     def upload(self, path: str, data: bytes) -> None:
-        """Give an image its data."""
+        """Upload the data of an image."""
         _check(requests.put(
             self._url('glance', '/v2' + path), data=data, timeout=PATIENCE,
             headers={'X-Auth-Token': self.token,
@@ -184,7 +184,7 @@ class Client:
         return f'http://127.0.0.1:{self._cloud.ports[port]}{path}'
 
 
-#: service -> where its API begins, its type and the microversion
+#: service -> the base path of its API, its type and the microversion
 _SERVICES = {'nova-api': ('/v2.1', 'compute', MICROVERSION),
              'placement': ('', 'placement', '1.39'),
              'keystone': ('/v3', 'identity', '3'),
@@ -211,9 +211,9 @@ def _check(answer: requests.Response) -> None:
 
 
 class IntegrationTestCase(testtools.TestCase):
-    """A test on the stack of the process, and its traces removed.
+    """A test on the stack of the process; its servers are removed.
 
-    :cvar gone_within: seconds for its servers to go
+    :cvar gone_within: seconds for the deletion of its servers
     """
 
     gone_within: ty.ClassVar[float] = PATIENCE
@@ -229,12 +229,12 @@ class IntegrationTestCase(testtools.TestCase):
 
     @classmethod
     def stack(cls) -> stack.Stack:
-        """The stack on which the tests are."""
+        """Return the stack of the tests."""
         return shared()
 
     def remove_what_is_new(self) -> None:
-        """Delete the servers that are there since setUp(), and wait until
-        they and their leases are gone.
+        """Delete the servers that exist since setUp(), and wait until they are
+        deleted and their leases have ended.
         """
         servers, leases_ = self._kept
         self.delete(*(set(self.server_ids()) - servers))
@@ -249,7 +249,7 @@ class IntegrationTestCase(testtools.TestCase):
     # -- waiting -----------------------------------------------------------
 
     def _left(self, but: ty.Collection[str]) -> list[str]:
-        """What servers there are beside these, and in which states."""
+        """Return all servers except these, and their states."""
         found = self.admin('GET', '/servers/detail?all_tenants=1')['servers']
         return [f'{one["id"]} {one["status"]} {one["OS-EXT-STS:task_state"]} '
                 f'on {one["OS-EXT-SRV-ATTR:host"]}'
@@ -258,9 +258,9 @@ class IntegrationTestCase(testtools.TestCase):
     def wait_for(self, condition: ty.Callable[[], T],
                  what: str | ty.Callable[[], str],
                  seconds: float = PATIENCE) -> T:
-        """Look until a condition is true; return what it returned.
+        """Poll until a condition is true; return its value.
 
-        :param what: the condition in words, asked for when it did not come
+        :param what: the condition in words, or a function for a timeout
         """
         deadline = time.monotonic() + seconds
         pause = threading.Event()
@@ -273,7 +273,7 @@ class IntegrationTestCase(testtools.TestCase):
 
     def wait_for_server(self, server_id: str, status: str = 'ACTIVE',
                         seconds: float = PATIENCE) -> Json:
-        """Wait until a server has a status; an ERROR on the way fails.
+        """Wait until a server has a status; fail if it is in ERROR before.
 
         :returns: the server as the administrator sees it
         """
@@ -296,8 +296,8 @@ class IntegrationTestCase(testtools.TestCase):
 
     def wait_for_lease(self, lease_id: str, status: str,
                        seconds: float = PATIENCE) -> Json:
-        """Wait until a lease has a status; an ERROR on the way fails, but
-        not on that to the end.
+        """Wait until a lease has a status; fail if it is in ERROR before,
+        unless it is waited for until its end.
 
         :returns: as lease() does
         """
@@ -317,7 +317,7 @@ class IntegrationTestCase(testtools.TestCase):
     # -- the configuration -------------------------------------------------
 
     def configure(self, more: str) -> None:
-        """Add to the configuration of nova-api until the test is over."""
+        """Extend the configuration of nova-api until the test ends."""
         path = os.path.join(self.cloud.folder, 'etc', 'nova', 'nova.conf')
         with open(path) as file:
             before = file.read()
@@ -330,7 +330,7 @@ class IntegrationTestCase(testtools.TestCase):
         for name in ('nova-api-1', 'nova-api-2'):
             self.cloud.restart(name)
 
-    # -- asking over HTTP --------------------------------------------------
+    # -- requests over HTTP ------------------------------------------------
 
     def client(self, user: str = 'demo', auth: Json | None = None) -> Client:
         return Client(self.cloud, user, auth)
@@ -338,10 +338,10 @@ class IntegrationTestCase(testtools.TestCase):
     def boot(self, hints: Json | None = None, client: Client | None = None,
              name: str | None = None, flavor: str = 'm1.nano',
              microversion: str = MICROVERSION, **server: ty.Any) -> Json:
-        """POST /servers as demo; without networks.
+        """POST /servers as demo, without networks.
 
-        :param server: more of the request's ``server``
-        :returns: what the answer holds
+        :param server: other fields of the request's ``server``
+        :returns: the body of the answer
         """
         return ty.cast(Json, (client or self.demo)(
             'POST', '/servers', self.boot_body(
@@ -364,11 +364,11 @@ class IntegrationTestCase(testtools.TestCase):
     @staticmethod
     def lease_hints(start: float | str = 'now', lasts: int = 600,
                     **more: ty.Any) -> dict[str, str]:
-        """The hints of a boot with a lease.
+        """Return the hints of a boot with a lease.
 
         :param start: seconds since the epoch, or ``now``
         :param lasts: seconds
-        :param more: of lease_params
+        :param more: other keys of lease_params
         """
         return {'reserved': 'True', 'lease_params': json.dumps({
             'start': start if isinstance(start, str) else date(start),
@@ -376,34 +376,34 @@ class IntegrationTestCase(testtools.TestCase):
 
     def post_held_boot(self, name: str | None = None, starts_in: int = 20,
                        lasts: int = 600, **boot: ty.Any) -> str:
-        """Boot a server whose lease starts later; returns its id."""
+        """Boot a server whose lease starts later; return its id."""
         answer = self.boot(self.lease_hints(time.time() + starts_in, lasts),
                            name=name, **boot)
         return ty.cast(str, answer['server']['id'])
 
     def hold(self, starts_in: int = 20, lasts: int = 600, **boot: ty.Any,
              ) -> tuple[str, str]:
-        """The same; returns the ids of the server and of its lease."""
+        """Do the same; return the ids of the server and of its lease."""
         server_id = self.post_held_boot(starts_in=starts_in, lasts=lasts,
                                         **boot)
         return server_id, self.lease_of(server_id)['id']
 
     def refusal(self, code: int, client: Client, method: str, path: str,
                 body: ty.Any = None, **options: str) -> Json:
-        """Ask for what is refused with a code; returns what it says."""
+        """Send a request that is refused with a code; return the fault."""
         answer = client.request(method, path, body, **options)
         self.assertEqual(code, answer.status_code, answer.text)
         fault, = answer.json().values()
         return ty.cast(Json, fault)
 
     def delete(self, *server_ids: str) -> None:
-        """Ask for the end of servers, those that are gone included."""
+        """Delete servers, which need not exist."""
         for server_id in server_ids:
             answer = self.admin.request('DELETE', f'/servers/{server_id}')
             self.assertIn(answer.status_code, (204, 404), answer.text)
 
     def server(self, server_id: str) -> Json:
-        """A server as the administrator sees it."""
+        """Return a server as the administrator sees it."""
         return ty.cast(Json, self.admin(
             'GET', f'/servers/{server_id}')['server'])
 
@@ -413,12 +413,12 @@ class IntegrationTestCase(testtools.TestCase):
         return answer.status_code == 200
 
     def server_ids(self) -> list[str]:
-        """The servers of all projects."""
+        """Return the ids of the servers of all projects."""
         return [server['id'] for server in self.admin(
             'GET', '/servers?all_tenants=1')['servers']]
 
     def allocations(self, server_id: str) -> Json:
-        """What placement holds for a server: provider -> resources."""
+        """Return a server's allocations: provider -> resources."""
         held = self.admin('GET', f'/allocations/{server_id}',
                           service='placement')
         return {provider: allocation['resources'] for provider, allocation
@@ -432,11 +432,11 @@ class IntegrationTestCase(testtools.TestCase):
 
     @functools.cached_property
     def flavors(self) -> dict[str, str]:
-        """name -> id"""
+        """Return the ids of flavors by name."""
         return {flavor['name']: flavor['id'] for flavor in
                 self.admin('GET', '/flavors')['flavors']}
 
-    # -- asking with the real clients --------------------------------------
+    # -- requests with the real clients ------------------------------------
 
     def run_client(self, *words: str, user: str = 'demo',
                    ) -> subprocess.CompletedProcess[str]:
@@ -451,22 +451,22 @@ class IntegrationTestCase(testtools.TestCase):
             capture_output=True, text=True, timeout=3 * PATIENCE)
 
     def environ(self, user: str) -> dict[str, str]:
-        """What commands of a user find in their environment."""
+        """Return the environment of a user's commands."""
         return {**{name: value for name, value in os.environ.items()
                    if not name.startswith('OS_')},
                 **self.cloud.env(user), 'PYTHONWARNINGS': 'ignore'}
 
     def openstack(self, *words: str, user: str = 'demo') -> ty.Any:
-        """Run ``openstack``, and return what it shows.
+        """Run ``openstack``, and return its output.
 
-        :param words: of a command that shows something
+        :param words: a command with output
         """
         done = self.run_client('openstack', *words, '-f', 'json', user=user)
         self.assertEqual(0, done.returncode, done.stderr)
         return json.loads(done.stdout)
 
     def refused(self, code: int, *words: str, user: str = 'demo') -> str:
-        """Run a client that is refused; returns what it says."""
+        """Run a client that is refused; return its stderr."""
         done = self.run_client(*words, user=user)
         self.assertNotEqual(0, done.returncode, done.stdout)
         self.assertIn(f'{code}: Client Error', done.stderr)
@@ -479,15 +479,15 @@ class IntegrationTestCase(testtools.TestCase):
             f'{self.cloud.folder}/etc/nova/nova.conf', 'verify', *words)
 
     def trusts(self) -> set[str]:
-        """The ids of all trusts that there are."""
+        """Return the ids of all existing trusts."""
         return {trust['id'] for trust in self.admin(
             'GET', '/OS-TRUST/trusts', service='keystone')['trusts']}
 
-    # -- the books -----------------------------------------------------------
+    # -- the reservation database --------------------------------------------
 
     @functools.cached_property
     def conf(self) -> cfg.ConfigOpts:
-        """The configuration of the stack's nova-api, our options of it."""
+        """Return the plugin's options in the nova-api configuration."""
         conf = cfg.ConfigOpts()
         opts.register_opts(conf)
         conf([], project='nova', default_config_files=[
@@ -496,13 +496,13 @@ class IntegrationTestCase(testtools.TestCase):
 
     @functools.cached_property
     def database(self) -> api.Database:
-        """That of the books; its connections stay: it is looked often."""
+        """Return the reservation database; its connections are kept."""
         database = api.Database(self.conf)
         self.addCleanup(database.engine.dispose)
         return database
 
     def leases(self) -> dict[str, Json]:
-        """All leases by their ids, as they were described to a user."""
+        """Return all leases by their ids, as they are shown to users."""
         return {lease['id']: lease
                 for lease in views.listed(self.database, True)}
 
@@ -510,20 +510,20 @@ class IntegrationTestCase(testtools.TestCase):
         return self.leases()[lease_id]
 
     def lease_of(self, server_id: str) -> Json:
-        """The lease of a server."""
+        """Return the lease of a server."""
         lease, = [lease for lease in self.leases().values()
                   for reservation in lease['reservations']
                   if server_id in reservation['servers']]
         return lease
 
     def servers_of(self, lease_id: str) -> list[str]:
-        """The servers of a lease that it still has."""
+        """Return the servers that a lease still has."""
         return [server_id for reservation in
                 self.lease(lease_id)['reservations']
                 for server_id in reservation['servers']]
 
     def booked_hosts(self) -> dict[str, str | None]:
-        """server -> the host where it is booked"""
+        """Return the hosts of bookings by server."""
         return dict(self.sql(
             'SELECT bookings.server_id, hosts.name FROM bookings '
             'LEFT JOIN hosts ON hosts.id = bookings.host_id '
@@ -531,7 +531,7 @@ class IntegrationTestCase(testtools.TestCase):
 
     def sql(self, query: str, database: str = 'blazar_nova', **values: ty.Any,
             ) -> list[tuple[ty.Any, ...]]:
-        """Ask a database of the stack; names are those of the stack."""
+        """Query a database of the stack; names are those of the stack."""
         engine = sa.create_engine(self.cloud.database_url(database),
                                   poolclass=sa.pool.NullPool)
         with engine.connect() as connection:
@@ -539,7 +539,7 @@ class IntegrationTestCase(testtools.TestCase):
                     connection.execute(sa.text(query), values)]
 
     def write(self, statement: str, **values: ty.Any) -> None:
-        """Change the books behind everybody's back: let time pass, say."""
+        """Change the reservation database directly, for example its times."""
         engine = sa.create_engine(self.cloud.database_url('blazar_nova'),
                                   poolclass=sa.pool.NullPool)
         with engine.begin() as connection:
@@ -548,8 +548,8 @@ class IntegrationTestCase(testtools.TestCase):
     # -- the hosts -----------------------------------------------------------
 
     def spawns(self, server_id: str) -> list[Json]:
-        """Every guest that was ever made for a server, as it was made, and
-        its ``host``.
+        """Return all guests that were ever created for a server, as they were
+        created, each with its ``host``.
         """
         return [{'host': host, **guest} for host in self.cloud.hosts()
                 for guest in self._written(host)
@@ -558,11 +558,11 @@ class IntegrationTestCase(testtools.TestCase):
     def _written(self, host: str) -> ty.Iterator[Json]:
         try:
             with open(f'{self.cloud.guests(host)}/spawned.jsonl') as file:
-                # The last line may not be whole yet.
+                # The last line may be incomplete.
                 yield from (json.loads(line) for line in file
                             if line.endswith('\n'))
         except FileNotFoundError:
-            # Nothing was ever made there.
+            # No guest was ever created there.
             return
 
     def force_down(self, host: str, down: bool = True) -> None:

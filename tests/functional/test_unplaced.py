@@ -148,7 +148,7 @@ class NoHostTest(UnplacedTestCase):
         self.assertEqual(1, len(self.guests()))
 
     def unplaced(self):
-        """Boot a reserved server that Nova cannot place; return the lease's id.
+        """Boot a reserved server that Nova cannot place; return its lease id.
         """
         self.hold()
         with self.no_valid_host():

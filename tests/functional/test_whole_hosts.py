@@ -604,7 +604,7 @@ class TestGrowing(whole_hosts_base.HostsTestCase):
             {'id': lease['reservations'][0]['id'], **values}]}, code=code)
 
     def has(self, lease, *hosts):
-        """Assert that a lease has just these hosts, as recorded and in Nova."""
+        """Assert that a lease has these hosts only, recorded and in Nova."""
         self.run_until(clocks.SystemClock().now() + 60)
         reservation_id = lease['reservations'][0]['id']
         self.assertEqual([*hosts], self.aggregates()[reservation_id])

@@ -46,7 +46,8 @@ class HostsTestCase(api_base.ApiTestCase):
                 **params}
 
     def lease_hosts(self, least=1, most=1, **params):
-        """Create an active lease of hosts; return it and the reservation id."""
+        """Create an active lease of hosts; return it and its reservation id.
+        """
         lease = self.get(self.make_active(
             reservations=[self.hosts_wanted(least, most, **params)]))
         return lease, lease['reservations'][0]['id']

@@ -566,21 +566,19 @@ class IntegrationTestCase(testtools.TestCase):
             return
 
     def force_down(self, host: str, down: bool = True) -> None:
-        """Say that a nova-compute is down, as its operator does, or is not
-        any more.
-        """
+        """Mark a nova-compute as down, as an operator does, or no longer."""
         service_id, = (one['id'] for one in self.admin(
             'GET', '/os-services?binary=nova-compute')['services']
             if one['host'] == host)
         self.admin('PUT', f'/os-services/{service_id}', {'forced_down': down})
 
     def guests(self, server_id: str) -> list[str]:
-        """The hosts on which a server has a guest."""
+        """Return the hosts on which a server has a guest."""
         return [host for host in self.cloud.hosts() if os.path.exists(
             f'{self.cloud.guests(host)}/{server_id}.json')]
 
     def assert_built_once(self, server_id: str) -> Json:
-        """A server was built once, and runs where it was.
+        """Assert that a server was built once, and runs on that host.
 
         :returns: its guest
         """
@@ -591,5 +589,5 @@ class IntegrationTestCase(testtools.TestCase):
 
 
 def encoded(text: str) -> str:
-    """As the API wants user data and files."""
+    """Return text in the API's encoding of user data and files."""
     return base64.b64encode(text.encode()).decode()

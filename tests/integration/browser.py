@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""A browser without a window: Chromium, by the WebDriver protocol of the W3C.
+"""A headless browser: Chromium, by the WebDriver protocol of the W3C.
 """
 
 import base64
@@ -15,21 +15,21 @@ from tests.stack import stack as stacks
 
 __all__ = ['COMMANDS', 'Browser', 'missing']
 
-#: What has to be there.
+#: The required commands.
 COMMANDS = ('chromium', 'chromedriver')
-#: Seconds until a page is there, or something on it.
+#: Seconds to wait for a page, and for an element.
 _PATIENCE = 90
 _LOOK = 30
 #: The key of the id of an element.
 _ELEMENT = 'element-6066-11e4-a52e-4f735466cecf'
 _ARGUMENTS = ('--headless=new', '--disable-dev-shm-usage', '--disable-gpu',
               '--lang=en-US', '--window-size=1400,1000',
-              # Of root, who has no sandbox.
+              # Root has no sandbox.
               '--no-sandbox')
 
 
 def missing() -> list[str]:
-    """The commands that there are not."""
+    """Return the required commands that are missing."""
     return [name for name in COMMANDS if shutil.which(name) is None]
 
 
@@ -39,11 +39,11 @@ class Folder(ty.Protocol):
 
 
 class Browser:
-    """One window; somebody has to stop it.
+    """One window; the caller has to stop it.
 
-    :param cloud: the stack, or anything else, in whose ``folder`` its log is
-    :param url: where all paths begin
-    :param shots: the folder for its pictures
+    :param cloud: the stack, or any object whose ``folder`` gets its log
+    :param url: the base of all paths
+    :param shots: the folder for its screenshots
     """
 
     def __init__(self, cloud: Folder, url: str, shots: str) -> None:
@@ -56,7 +56,7 @@ class Browser:
             'started successfully'))
 
     def start(self) -> None:
-        """Open it."""
+        """Open the window."""
         self._process.start()
         self._process.wait_until_up(_PATIENCE)
         made = self._send('POST', '', {'capabilities': {'alwaysMatch': {
@@ -68,46 +68,46 @@ class Browser:
         self._driver += f'/{made["sessionId"]}'
 
     def stop(self) -> None:
-        """Close it."""
+        """Close the window."""
         self._process.stop()
 
     def open(self, path: str) -> None:
-        """Go to a page; returns when it is loaded."""
+        """Open a page; return when it is loaded."""
         self._send('POST', '/url', {'url': self._url + path})
 
     @property
     def path(self) -> str:
-        """Where it is."""
+        """Return the path of the current page."""
         return ty.cast(str, self._send('GET', '/url')).removeprefix(self._url)
 
     def click(self, css: str) -> None:
-        """Click on the first element, as soon as there is one."""
+        """Click on the first element, as soon as it exists."""
         self._send('POST', f'/element/{self._find(css)}/click', {})
 
     def write(self, css: str, text: str) -> None:
-        """Write into a field, in the place of what is in it."""
+        """Replace the content of a field."""
         element = self._find(css)
         self._send('POST', f'/element/{element}/clear', {})
         self._send('POST', f'/element/{element}/value', {'text': text})
 
     def text(self, css: str = 'body') -> str:
-        """What one reads of the first element; nothing where there is none.
+        """Return the displayed text of the first element, or an empty string.
         """
         return ty.cast(str, self.run(
-            # At once: the page may be another one a moment later.
+            # In one request: the page may change at any time.
             'const found = document.querySelector(arguments[0]);'
             'return found ? found.innerText ?? found.textContent : "";', css))
 
     def run(self, script: str, *arguments: ty.Any) -> ty.Any:
-        """Run a script on the page; returns what it returns.
+        """Run a script on the page; return its result.
 
-        :param arguments: what it has as ``arguments``
+        :param arguments: the script's ``arguments``
         """
         return self._send('POST', '/execute/sync', {
             'script': script, 'args': arguments})
 
     def count(self, css: str) -> int:
-        """How many elements there are at the moment."""
+        """Return how many elements there are at the moment."""
         return ty.cast(int, self.run(
             'return document.querySelectorAll(arguments[0]).length', css))
 
@@ -118,7 +118,7 @@ class Browser:
                 'name': 'prefers-color-scheme', 'value': scheme}]}})
 
     def shoot(self, name: str) -> None:
-        """Keep a picture of what one sees."""
+        """Save a screenshot."""
         os.makedirs(self._shots, exist_ok=True)
         with open(os.path.join(self._shots, f'{name}.png'), 'wb') as file:
             file.write(base64.b64decode(self._send('GET', '/screenshot')))

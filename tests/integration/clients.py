@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Runs commands of the real clients without loading them for each.
+"""Run commands of the real clients without loading them for each.
 
 python -m tests.integration.clients SOCKET
 
-To load ``openstack`` takes ten times as long as most of its commands do. So
-it is loaded once, and each command runs in a fork of that: a process of its
-own, with arguments, an environment and output of its own.
+Loading ``openstack`` takes ten times as long as most of its commands. So it is
+loaded once, and each command runs in a fork: a process of its own, with its
+own arguments, environment and output.
 """
 
 import atexit
@@ -45,7 +45,7 @@ class Clients:
 
     def run(self, words: ty.Sequence[str], environ: dict[str, str],
             ) -> subprocess.CompletedProcess[str]:
-        """Run a command as from a shell; any thread may."""
+        """Run a command as from a shell; safe in any thread."""
         with socket.socket(socket.AF_UNIX) as connection:
             connection.connect(self._socket)
             connection.sendall(
@@ -89,7 +89,7 @@ class _Server(socketserver.ForkingMixIn, socketserver.UnixStreamServer):
 
 
 def _run(words: list[str]) -> int:
-    """What the script of this name does; returns its exit status."""
+    """Run the script of this name; return its exit status."""
     sys.argv = words
     script, = metadata.entry_points().select(
         group='console_scripts', name=words[0])
@@ -109,11 +109,11 @@ def _run(words: list[str]) -> int:
 
 
 def _load() -> None:
-    """Import ``openstack``, and the commands that it has.
+    """Import ``openstack`` and its commands.
 
-    Not what keeps how things are when it is imported: the scripts ``nova`` and
-    ``blazar`` their arguments, and the commands of python-blazarclient the
-    time that is "now".
+    Except modules that read their state at import: the scripts ``nova`` and
+    ``blazar`` read their arguments, and the commands of python-blazarclient
+    the time that is "now".
     """
     for group in metadata.entry_points().groups:
         for entry in metadata.entry_points().select(group=group):

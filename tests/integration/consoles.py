@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""The commands that the documentation prints, and what types them."""
+"""The commands in the documentation, and the tests that run them."""
 
 import os
 import re
@@ -11,11 +11,11 @@ __all__ = ['ELSEWHERE', 'PAGES', 'STORIES', 'Block', 'blocks']
 
 _DOC = os.path.join(os.path.dirname(__file__), '..', '..')
 _BLOCK = re.compile(r'( *)\.\. code-block:: console$')
-#: What stands before a block that is left out, with the reason.
+#: The comment before a block that is left out, with the reason.
 _LEFT_OUT = re.compile(r' *\.\. not run: \S')
 
-#: By page, the title of the section of each block that test_commands types,
-#: and the method that makes what the block needs.
+#: By page, the section title of each block that test_commands runs, and the
+#: method that creates what the block needs.
 PAGES: dict[str, tuple[tuple[str, str | None], ...]] = {
     'README.rst': (('nova-leases', None),),
     'doc/source/user/index.rst': (('User guide', None), ('Terms', None)),
@@ -82,8 +82,8 @@ PAGES: dict[str, tuple[tuple[str, str | None], ...]] = {
     'doc/source/admin/troubleshooting.rst': (('Troubleshooting', None),),
     'doc/source/admin/whole-hosts.rst': (('Whole hosts', 'host'),),
 }
-#: By page and title, the method of test_recipes that checks what all blocks
-#: of the section have done together.
+#: By page and title, the method of test_recipes that checks the result of all
+#: blocks of the section together.
 STORIES: dict[tuple[str, str], str] = {
     ('doc/source/user/future-server.rst', 'A demo that ends itself'):
         'demo_is_over',
@@ -96,7 +96,7 @@ STORIES: dict[tuple[str, str], str] = {
     ('doc/source/user/change-and-end.rst', 'Keep what a server has become'):
         'it_is_gone',
 }
-#: By page, the module that types all of it.
+#: By page, the module that runs all of it.
 ELSEWHERE = {
     'doc/source/install/horizon.rst': 'test_horizon',
     'doc/source/admin/blazar-migration.rst': 'test_changing_over',
@@ -106,9 +106,9 @@ ELSEWHERE = {
 class Block(ty.NamedTuple):
     """A block of commands.
 
-    :ivar title: of the section in which it stands
-    :ivar typed: the commands, without prompts and without what they print
-    :ivar is_run: whether nothing says that it is not
+    :ivar title: the title of its section
+    :ivar typed: the commands, without prompts and without their output
+    :ivar is_run: whether no comment excludes it
     """
 
     title: str
@@ -117,9 +117,9 @@ class Block(ty.NamedTuple):
 
 
 def blocks(path: str) -> list[Block]:
-    """The blocks of commands of a page.
+    """Return the blocks of commands of a page.
 
-    :param path: from the top folder of the repository
+    :param path: relative to the top folder of the repository
     """
     with open(os.path.join(_DOC, path), encoding='utf-8') as file:
         lines = file.read().splitlines()
@@ -137,7 +137,7 @@ def blocks(path: str) -> list[Block]:
 
 
 def _indented(lines: ty.Iterable[str], indent: str) -> ty.Iterator[str]:
-    """The lines of a block, from where it begins."""
+    """Return the lines of a block, from its first one."""
     for line in lines:
         if line.strip() and not line.startswith(indent + ' '):
             break
@@ -145,7 +145,7 @@ def _indented(lines: ty.Iterable[str], indent: str) -> ty.Iterator[str]:
 
 
 def _typed(lines: ty.Iterable[str]) -> str:
-    """Commands stand behind a prompt, and may go on in lines of theirs."""
+    """Return the commands: lines after a prompt, and their continuations."""
     commands: list[str] = []
     goes_on = False
     for line in lines:
@@ -161,7 +161,7 @@ def _typed(lines: ty.Iterable[str]) -> str:
 
 
 def _is_open(command: str) -> bool:
-    """Whether a quotation goes on in the next line."""
+    """Return whether a quotation continues in the next line."""
     try:
         shlex.split(command)
     except ValueError:

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""A process of ours that kills itself when it has come so far, or freezes, or
-whose clock is wrong.
+"""A process that kills itself at a fault point, or freezes there, or has a
+wrong clock.
 
 python -m tests.integration.crashing STEP SIGNAL listener ARGUMENTS...
 python -m tests.integration.crashing STEP SIGNAL manage ARGUMENTS...
 python -m tests.integration.crashing STEP SIGNAL tests.stack.wsgi ARGUMENTS...
 
-With SIGSTOP it freezes, the first time, until it is sent a SIGCONT. The step
+With SIGSTOP it freezes, the first time, until it gets a SIGCONT. The step
 - is none. BLAZAR_CLOCK names a file with the seconds by which its clock is
 ahead.
 """
@@ -32,8 +32,8 @@ def main() -> int:
         if step in wanted:
             wanted.clear()
             print(f'{ending} at {name}', flush=True)
-            # Sent to the process, it would stop this thread when another one
-            # has noticed it: by then the next step may be done.
+            # Sent to the process, the signal would stop this thread only once
+            # another one has noticed it: the next step may be done by then.
             signal.pthread_kill(
                 threading.get_ident(), signal.Signals[ending])
 
@@ -50,7 +50,7 @@ def main() -> int:
 
 
 def set_clock(path: str) -> None:
-    """Let the clock be ahead by what a file says from time to time."""
+    """Make the clock be ahead by the current content of a file."""
     right = time.time
 
     def wrong() -> float:

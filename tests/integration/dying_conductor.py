@@ -5,7 +5,7 @@
 python -m tests.integration.dying_conductor ARGUMENTS...
 
 The server is written into the cell by then. The parent of its workers dies
-with it: it would start another one.
+as well: otherwise it would start another one.
 """
 
 import os

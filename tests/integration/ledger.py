@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Can what is promised be had? By placement's word, not by the books'.
+"""Check, by placement's data, that the reserved capacity is available.
 
-What runs somewhere is asked of placement. Of the books only the bookings
-are believed, since they are the promises. The rule is worked out anew, by
-no code of the books.
+Usage is read from placement. Of the reservation database only the bookings
+are used, since they are the guarantees. The rule is computed independently,
+without the plugin's code.
 """
 
 import collections
@@ -15,12 +15,12 @@ import typing as ty
 __all__ = ['Amounts', 'Booking', 'Ledger']
 
 Resources: ty.TypeAlias = ty.Mapping[str, int]
-#: By what or whom, and by resource class.
+#: By provider or consumer, and by resource class.
 Amounts: ty.TypeAlias = dict[str, dict[str, int]]
 
 
 class Booking(ty.NamedTuple):
-    """A booking in the books; ``host`` is a resource provider."""
+    """A booking in the database; ``host`` is a resource provider."""
 
     id: int
     reservation_id: str
@@ -32,9 +32,9 @@ class Booking(ty.NamedTuple):
 
 
 class Taken(ty.NamedTuple):
-    """So much of a host from an instant until before another.
+    """An amount of a host from a time until before another.
 
-    :ivar promised: to a server that is not there
+    :ivar promised: whether it is of a booking without a server
     """
 
     start: float
@@ -45,7 +45,7 @@ class Taken(ty.NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Ledger:
-    """What there is, what is taken, and what is promised.
+    """Capacity, usage and bookings.
 
     :ivar now: seconds since the epoch
     :ivar capacity: by resource provider
@@ -58,27 +58,27 @@ class Ledger:
     bookings: list[Booking]
 
     def overbooked(self) -> dict[str, str]:
-        """What is wrong with a host, of those that cannot keep their word.
+        """Return the hosts that lack reserved capacity, each with the reason.
 
-        One that placement has given away more than once is none of these
-        while nothing is promised there: that is between Nova and placement.
+        A host that placement itself has overbooked counts only if bookings are
+        affected: otherwise it is a matter of Nova and placement.
         """
         return {host: said for host in self.capacity
                 if (said := self._short(host, self._taken(host)))}
 
     def has_room(self, booking: Booking) -> list[str]:
-        """The hosts where a booking would fit for all of its time."""
+        """Return the hosts on which a booking fits for all of its window."""
         more = Taken(max(booking.start, self.now), booking.end,
                      booking.resources, True)
         return [host for host in self.capacity
                 if not self._short(host, [*self._taken(host), more])]
 
     def _taken(self, host: str) -> list[Taken]:
-        """By servers that are there, and by bookings of those that are not.
+        """Return the usage of servers, and bookings without a server.
         """
         ends = {one.server_id: one.end for one in self.bookings}
         there = self.allocations[host]
-        # Who is leased leaves when the lease ends, or a moment later.
+        # A leased server is deleted when the lease ends, or a moment later.
         return [Taken(self.now, max(ends.get(server_id, math.inf),
                                     self.now + 1), resources, False)
                 for server_id, resources in there.items()] + [
@@ -87,7 +87,7 @@ class Ledger:
             one.end > self.now and one.server_id not in there]
 
     def _short(self, host: str, taken: list[Taken]) -> str:
-        """When there is not enough first, and of what; or nothing."""
+        """Return the first time of a shortage and its classes, or ''."""
         steps: dict[float, collections.Counter[str]] = (
             collections.defaultdict(collections.Counter))
         promises: collections.Counter[float] = collections.Counter()

@@ -47,10 +47,10 @@ class AnsibleTest(lease_api.LeaseApiTestCase):
 
     def play(self, path: str, **variables: ty.Any) -> tuple[
             dict[str, int], str]:
-        """Play a playbook.
+        """Run a playbook.
 
-        :returns: how many tasks were ok, changed, failed and so on, and all
-            that was printed
+        :returns: how many tasks were ok, changed, failed and so on, and the
+            whole output
         """
         done = self.run_process(
             'env', f'HOME={self.folder}',
@@ -68,7 +68,7 @@ class AnsibleTest(lease_api.LeaseApiTestCase):
             'GET', '/servers/detail')['servers'])
 
     def test_a_lease_first_and_then_a_server(self) -> None:
-        """The playbook of the user guide; again it changes nothing."""
+        """The playbook of the user guide; repeated, it changes nothing."""
         leases = self.demo._url('reservation', '/reservation/v1/leases')
         for changed in (2, 0):
             counts, printed = self.play(PLAYBOOK, leases=leases)
@@ -82,9 +82,9 @@ class AnsibleTest(lease_api.LeaseApiTestCase):
 
     def with_hints(self, start: str, guarded: bool = False,
                    **more: ty.Any) -> str:
-        """A playbook that boots a server with a lease in its hints.
+        """Return a playbook that boots a server with lease hints.
 
-        :param guarded: whether it looks first if there is such a server
+        :param guarded: whether it first checks for an existing server
         """
         boot = {'openstack.cloud.server': {
             'cloud': 'demo', 'name': 'hinted', 'image': 'cirros',
@@ -110,7 +110,7 @@ class AnsibleTest(lease_api.LeaseApiTestCase):
         self.assertEqual('ACTIVE', server['status'])
 
     def test_hints_for_later(self) -> None:
-        """Its second look fails on what is neither ACTIVE nor SHUTOFF."""
+        """Its second check fails unless the server is ACTIVE or SHUTOFF."""
         later = base.date(lease_api.days_ahead(1))
         for changed in (1, 0):
             counts, printed = self.play(self.with_hints(

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""No way around a lease, and nothing undone behind the cast: what functional
-tests check in one process, through the servers that clouds have.
+"""Leases cannot be bypassed, and nothing is undone after the cast: what
+functional tests check in one process, with the servers of real clouds.
 """
 
 from http import server as http_server
@@ -13,18 +13,18 @@ import requests
 from tests.integration import test_crash
 from tests.integration import test_lease_api
 
-#: Ways to send what Nova's router takes for the method that is named first.
+#: Requests that Nova's router treats like the method that is named first.
 POSTS = (('POST', '/servers%0A'), ('POST', '//servers'),
          ('PUT', '/servers?_method=POST'))
 DELETIONS = (('DELETE', '/servers/{}%0A'), ('GET', '/servers/{}'
                                             '?_method=DELETE'))
-#: Headers that are about one connection, or about what requests has decoded.
+#: Headers of one connection, or of what requests has decoded.
 OF_A_HOP = {'connection', 'content-encoding', 'content-length', 'host',
             'keep-alive', 'transfer-encoding'}
 
 
 class Keystone:
-    """What stands in front of keystone, until stop().
+    """A proxy in front of keystone, until stop().
 
     :ivar broken: whether it answers the creation of a trust with a page
     :ivar pages: how often it has done so
@@ -42,7 +42,7 @@ class Keystone:
             do_DELETE = do_HEAD = do_PATCH = do_POST = do_PUT = do_GET
 
             def log_message(self, *_args):
-                """Write nothing."""
+                """Log nothing."""
 
         self._server = http_server.ThreadingHTTPServer(
             ('127.0.0.1', 0), Handler)
@@ -103,7 +103,7 @@ class AroundTest(test_crash.CrashTestCase):
         self.assertEqual({}, self.booked_hosts())
 
     def test_a_member_who_deletes_and_restores_gains_no_time(self):
-        # Only nova-api decides by it; hosts then delete an hour later.
+        # Only nova-api reads it; hosts would then delete an hour later.
         self.configure('\n[DEFAULT]\nreclaim_instance_interval = 3600\n')
         ends = time.time() + 60
         server_id = self.boot(self.lease_hints('now', 60))['server']['id']
@@ -119,7 +119,7 @@ class AroundTest(test_crash.CrashTestCase):
         restored = []
 
         def is_gone():
-            """Look, and do all that a member can do; Nova may refuse."""
+            """Check, and do all that a member can do; Nova may refuse."""
             self.demo.request('DELETE', f'/servers/{server_id}')
             answer = self.demo.request(
                 'POST', f'/servers/{server_id}/action', {'restore': None})
@@ -140,7 +140,7 @@ class AroundTest(test_crash.CrashTestCase):
         self.configure('\n[blazar_keystone]\nendpoint_override = '
                        f'{keystone.url}/v3\n')
         keystone.broken = True
-        # What needs a trust is refused; nothing of it was sent.
+        # A boot that needs a trust is refused; no build was sent.
         said = self.refusal(503, self.demo, 'POST', '/servers', self.boot_body(
             self.lease_hints(time.time() + 600)))
         self.assertIn('identity service', said['message'])
@@ -156,7 +156,7 @@ class AroundTest(test_crash.CrashTestCase):
             self.assertEqual(1, len(self.allocations(server_id)))
         self.wait_for_status(leases, 'ACTIVE')
         self.assert_nothing_left()
-        # Its owner gives the one its trust; the other one ends without.
+        # The owner creates a trust for the first one; the other has none.
         keystone.broken = False
         self.demo('PUT', f'/leases/{leases[0]}', {
             'end_date': test_lease_api.minute(now + 7200)},

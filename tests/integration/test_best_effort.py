@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Leases for which servers of others are live-migrated, on a real OpenStack.
+"""Leases that need live migration of other servers, on a real OpenStack.
 """
 
 import time
@@ -22,7 +22,7 @@ class BestEffortTest(test_retrying.WaitingTestCase):
             'anchor', '--flavor', 'm1.large', '--hint',
             f'group={self.group}', '--wait')['id']
         self.host = self.where(self.anchor)
-        # Who may say on which host; the two of them fill it.
+        # As an admin, who may select the host; the two fill it.
         self.other = self.openstack(
             'server', 'create', *test_tour.BOOT, '--flavor', 'm1.large',
             '--availability-zone', f'nova:{self.host}', '--wait', 'other',
@@ -33,7 +33,7 @@ class BestEffortTest(test_retrying.WaitingTestCase):
         return str(self.server(server_id)['OS-EXT-SRV-ATTR:host'])
 
     def make_room(self, **params: str) -> tuple[str, base.Json]:
-        """Boot one that has to be on the same host; and its lease."""
+        """Boot a server that needs the same host; return it and its lease."""
         server_id = self.create(
             'mine', '--flavor', 'm1.large', '--hint', f'group={self.group}',
             *self.lease_words('now', 1200, lease_type='best_effort',
@@ -69,7 +69,7 @@ class BestEffortTest(test_retrying.WaitingTestCase):
 
 
 class CheapTestCase(test_hosts.TwoHostsTestCase):
-    """On each a server of the other project that may be moved."""
+    """A server of another project that may be migrated on each host."""
 
     def setUp(self) -> None:
         super().setUp()
@@ -80,7 +80,7 @@ class CheapTestCase(test_hosts.TwoHostsTestCase):
         self.admin('POST', f'/flavors/{self.flavor}/os-extra_specs', {
             'extra_specs': {'blazar:preemptible': 'true'}})
 
-        # Before the hosts leave.
+        # Before the hosts are removed.
         self.addCleanup(self.end_all)
 
     def end_all(self) -> None:
@@ -89,7 +89,7 @@ class CheapTestCase(test_hosts.TwoHostsTestCase):
             self.wait_for_lease(lease_id, 'TERMINATED')
 
     def active(self, **reservation: object) -> base.Json:
-        """A lease of another project from now on, on one of the two hosts."""
+        """Create a lease of another project on one of the two hosts."""
         lease = self.make(
             time.time(), 1200, client=self.other, reservations=[{
                 **reservation, 'resource_properties': GPU}])
@@ -97,7 +97,7 @@ class CheapTestCase(test_hosts.TwoHostsTestCase):
         return lease
 
     def booted(self) -> str:
-        """A server in a reservation of its own; which may be moved."""
+        """Boot a server that may be migrated, in a reservation of its own."""
         lease = self.active(resource_type='flavor:instance',
                             flavor_id=self.flavor, amount=1)
         server_id = self.other('POST', '/servers', {'server': {
@@ -108,9 +108,9 @@ class CheapTestCase(test_hosts.TwoHostsTestCase):
         return str(server_id)
 
     def booted_on_each(self) -> dict[str, str]:
-        """On which of the two hosts there is which server."""
+        """Boot a server on each of the two hosts; return server -> host."""
         servers = [self.booted()]
-        # What is left of its host, so that the next one comes to another.
+        # Fill the first host, so that the next server is on the other.
         filler = self.active(resource_type='virtual:instance', vcpus=6,
                              memory_mb=64, disk_gb=1, amount=1)
         servers.append(self.booted())
@@ -120,7 +120,7 @@ class CheapTestCase(test_hosts.TwoHostsTestCase):
         return before
 
     def ask_for_one(self, *words: str) -> base.Json:
-        """A lease of one of the two hosts, which has to be freed for it."""
+        """Request a lease of one of the two hosts, which has to be freed."""
         known = self.leases().keys()
         done = self.run_client(
             'openstack', 'reservation', 'request', 'whole', '--lease-type',
@@ -133,7 +133,7 @@ class CheapTestCase(test_hosts.TwoHostsTestCase):
         return self.leases()[new]
 
     def assert_freed(self, lease: base.Json, before: dict[str, str]) -> None:
-        """One has moved to the host of the other one, and all is well."""
+        """Assert that one server has moved to the other's host."""
         moved, = (one for one in before if self.host_of(one) != before[one])
         self.assertEqual(1, len({self.host_of(one) for one in before}))
         self.assertEqual([before[moved]], self.aggregates()[

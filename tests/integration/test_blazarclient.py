@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""The commands of python-blazarclient that are not about leases."""
+"""The commands of python-blazarclient, except those of leases."""
 
 import importlib.metadata
 import json
@@ -26,10 +26,10 @@ class CommandsTest(test_hosts.HostsTestCase):
 
     def type(self, tool: str, command: str, *words: str,
              fails: str | None = None) -> ty.Any:
-        """Run a command; returns what it prints.
+        """Run a command; return its output.
 
         :param command: as ``blazar`` has it, such as ``host-list``
-        :param fails: what it says when it is refused
+        :param fails: the expected message if it is refused
         """
         self.used.add(command)
         typed = ['blazar', command] if tool == 'blazar' else [
@@ -48,7 +48,7 @@ class CommandsTest(test_hosts.HostsTestCase):
         for tool in ('blazar', 'openstack'):
             self.hosts_by(tool)
             self.addresses_by(tool)
-        # Every command that the client has, but for those of leases.
+        # Every command of the client, except those of leases.
         self.assertEqual(set(shell.COMMANDS_V1) - LEASES, self.used)
         self.assertEqual(
             {'reservation_' + command.replace('-', '_').replace(
@@ -66,7 +66,7 @@ class CommandsTest(test_hosts.HostsTestCase):
         host_id = host['id']
         self.addCleanup(self.run_client, 'blazar', 'host-delete', host_id,
                         user='admin')
-        # It stays what it is beyond the host.
+        # The property remains after the host is removed.
         self.addCleanup(self.run_client, 'blazar', 'host-property-set',
                         '--public', 'gpu', user='admin')
         self.assertEqual(('host1', 'A100'), (
@@ -103,7 +103,7 @@ class CommandsTest(test_hosts.HostsTestCase):
         self.assertEqual([], self.type(tool, 'host-list', *show))
 
     def addresses_by(self, tool: str) -> None:
-        """There is no network here: test_floating_ips."""
+        """There is no network here: see test_floating_ips."""
         self.assertEqual([], self.type(tool, 'floatingip-list', '-f', 'json'))
         for command, *words in (
                 ('floatingip-show', '1'),

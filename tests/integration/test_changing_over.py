@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""A cloud with OpenStack Blazar 18 changes over, by the page of the guide.
+"""Migration of a cloud with OpenStack Blazar 18, by the page of the guide.
 
-Its leases of each kind run or are pending meanwhile. What it has before and
-after is compared by :mod:`tests.inventory`.
+Leases of each kind are active or pending during it. The inventories before
+and after are compared by :mod:`tests.inventory`.
 """
 
 import functools
@@ -29,27 +29,27 @@ PAGE = 'doc/source/admin/blazar-migration.rst'
 #: Nova's own filters in front of Blazar's.
 FILTERS = [*samples.sections()['filter_scheduler']['enabled_filters'][0]
            .split(',')[:-1], *blazars.FILTERS]
-#: What there is in Nova without leases.
+#: The packages of a cloud without this service.
 PACKAGES = ('nova', 'blazar', 'blazar-nova', 'waitress', 'PyMySQL')
-#: The hosts that are Blazar's; all others serve everybody.
+#: The hosts that are Blazar's; all others serve all workloads.
 HOSTS = tuple(f'host{number}' for number in range(1, 6))
 SERVICES = ('nova-scheduler-1', 'nova-scheduler-2', 'nova-api-1', 'nova-api-2')
 COMPUTES = ('nova-compute-1', 'nova-compute-2', 'nova-computes')
 LISTENERS = ('blazar-listener-1', 'blazar-listener-2')
-#: Sections of the sample that are for conductor and computes as well.
+#: Sections of the sample that conductor and computes need as well.
 NOTIFYING = ('notifications', 'oslo_messaging_notifications')
 PASSWORD = 'PASSWORD'
 HOUR = 3600
 #: Seconds between two boots without a lease.
 PAUSE = 5
 
-#: What differs between the two services, or is carried over as another thing.
+#: Expected differences between the two services and their data.
 DIFFERENCES = (
     r'aggregates/blazar_pool: is new',
     r'aggregates/freepool/hosts: .*',
     r'aggregates/[-0-9a-f]{36}/metadata/reservation: is new',
     r'leases/[^/]*/trust_id: .* became None',
-    # As each API shows it.
+    # Differences of the APIs.
     r'leases/[^/]*/reservations/[^/]*/(amount: is new|before_end: is gone)',
     r'leases/[^/]*/reservations/[^/]*/(disk_gb|memory_mb|vcpus): is gone',
     r'leases/[^/]*/reservations/[^/]*/resource_properties: '
@@ -81,7 +81,7 @@ class ChangingOverTest(base.IntegrationTestCase):
         return cls._stack
 
     def remove_what_is_new(self) -> None:
-        """The whole stack goes."""
+        """Remove nothing: the whole stack is removed."""
 
     def setUp(self) -> None:
         super().setUp()
@@ -96,7 +96,7 @@ class ChangingOverTest(base.IntegrationTestCase):
     # -- the cloud before ----------------------------------------------------
 
     def make_blazars(self) -> None:
-        """Nova without leases, and Blazar."""
+        """Set up Nova without leases, and Blazar."""
         for name in LISTENERS:
             self.cloud.stop(name)
         self.cloud.execute('DROP DATABASE blazar_nova')
@@ -146,8 +146,8 @@ class ChangingOverTest(base.IntegrationTestCase):
 
     def reserve(self, name: str, start: float | None, **reservation: ty.Any,
                 ) -> str:
-        """A lease of Blazar's, from now on or later; returns the id of its
-        reservation.
+        """Create a lease in Blazar, from now on or later; return the id of
+        its reservation.
         """
         self.ids[name] = self.ask_blazar(self.demo, '/leases', {
             'name': name, 'events': [], 'reservations': [reservation],
@@ -158,16 +158,16 @@ class ChangingOverTest(base.IntegrationTestCase):
         return ty.cast(str, its['id'])
 
     def of_blazar(self, name: str) -> base.Json:
-        """A lease as Blazar shows it."""
+        """Return a lease as Blazar shows it."""
         answer = requests.get(
             f'{self.blazar.url}/leases/{self.ids[name]}', headers={
                 'X-Auth-Token': self.demo.token}, timeout=base.PATIENCE)
         return ty.cast(base.Json, answer.json()['lease'])
 
     def make_leases(self) -> None:
-        """Of each kind one that runs and one that is pending, with servers.
+        """Create an active and a pending lease of each kind, with servers.
 
-        Blazar admits no ``flavor:instance`` where there is another kind.
+        Blazar admits no ``flavor:instance`` together with other kinds.
         """
         for number, name in enumerate(HOSTS):
             self.ask_blazar(self.admin, '/os-hosts', {
@@ -206,14 +206,14 @@ class ChangingOverTest(base.IntegrationTestCase):
 
     def boot_in(self, flavor: str | None, hints: base.Json | None = None,
                 ) -> str:
-        """POST /servers with any flavor; returns the server's id."""
+        """POST /servers with any flavor; return the server's id."""
         return ty.cast(str, self.boot(hints, **(
             {} if flavor is None else {'flavorRef': flavor}))['server']['id'])
 
     # -- the page ------------------------------------------------------------
 
     def type_next(self, title: str, **words: str) -> str:
-        """Type the next block of the page; returns what was printed."""
+        """Run the next block of the page; return its output."""
         block = next(self.blocks)
         self.assertEqual((title, True), (block.title, block.is_run))
         typed = block.typed.replace('/etc/blazar/blazar.conf',
@@ -230,8 +230,8 @@ class ChangingOverTest(base.IntegrationTestCase):
         return done.stdout
 
     def follow_the_guide(self) -> None:
-        """Step 1 to 3 beforehand: what the installation guide has one do, and
-        the filter beside Blazar's.
+        """Do the preparation of steps 1 to 3: the installation guide, and
+        the filter in addition to Blazar's.
         """
         self._environment.install(self._packages.wheel)
         self.cloud.execute(
@@ -288,12 +288,12 @@ class ChangingOverTest(base.IntegrationTestCase):
         self.check_leases()
 
     def prepare(self) -> None:
-        """What may be days before."""
+        """Do the steps that may be done days before."""
         self.follow_the_guide()
         self.restart('nova-conductor', *COMPUTES, 'nova-scheduler-1',
                      'nova-scheduler-2')
         self.cloud.upgrade(self.python, *LISTENERS)
-        # Both filters let in those who have leases of Blazar's.
+        # Both filters admit servers with leases of Blazar's.
         self.delete(self.servers[0])
         self.wait_until_gone(self.servers[0])
         self.servers[0] = self.boot_in(self.flavor)
@@ -323,13 +323,13 @@ class ChangingOverTest(base.IntegrationTestCase):
             'http://controller:8774': url})
         self.assertEqual([], list(self.blocks))
 
-    # -- and after -----------------------------------------------------------
+    # -- after it ------------------------------------------------------------
 
     def inventory(self) -> base.Json:
         return inventory.take(self.cloud.env())
 
     def check_differences(self, before: base.Json, after: base.Json) -> None:
-        # One was deleted and booted again on the way.
+        # One server was deleted and booted again meanwhile.
         for kind in ('servers', 'allocations'):
             before[kind] = {server_id: self.before_change[kind][server_id]
                             for server_id in self.servers}
@@ -342,7 +342,7 @@ class ChangingOverTest(base.IntegrationTestCase):
                 re.fullmatch(one, line) for one in DIFFERENCES)])
 
     def check_leases(self) -> None:
-        """They go on, begin and end as leases of this service."""
+        """They continue, start and end as leases of this service."""
         hosted = self.boot_in(None, {'reservation': self.whole})
         self.wait_for_server(hosted)
         soon = base.date(time.time() + 70)[:16]
@@ -368,7 +368,7 @@ class ChangingOverTest(base.IntegrationTestCase):
 class Boots(threading.Thread):
     """Boots of servers without a lease, as long as the context lasts.
 
-    :ivar hosts: those that were accepted; the host of each, or None
+    :ivar hosts: the accepted servers; the host of each, or None
     """
 
     def __init__(self, test: ChangingOverTest) -> None:
@@ -397,7 +397,7 @@ class Boots(threading.Thread):
 
 
 def read(path: str) -> configuration.Lines:
-    """The options of a file: section, option, its values."""
+    """Return the options of a file: section, option, its values."""
     found: configuration.Lines = {}
     cfg.ConfigParser(path, found).parse()
     return found

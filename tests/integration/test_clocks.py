@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Processes whose clocks are wrong, for good or for a moment."""
+"""Processes whose clocks are wrong, permanently or for a moment."""
 
 import time
 
@@ -16,7 +16,7 @@ WRONG = 'The clock of this host is at least'
 class WrongTest(test_crash.CrashTestCase):
 
     def refused(self):
-        """What a boot with a lease is answered with."""
+        """Return the answer to a boot with a lease."""
         exc = self.assertRaises(
             requests.HTTPError, self.boot, self.lease_hints())
         self.assertEqual(503, exc.response.status_code, exc.response.text)
@@ -37,7 +37,7 @@ class WrongTest(test_crash.CrashTestCase):
                       'the listener says that its clock is wrong')
         self.assertIn('clock', self.refused())
         self.assertIn(WRONG, api.written())
-        # Who asks for no lease is served, and what there is can be seen.
+        # Boots without a lease are served, and existing leases are shown.
         plain = self.boot()['server']['id']
         self.wait_for_server(plain)
         self.assertEqual('ACTIVE', self.demo(
@@ -59,7 +59,7 @@ class WrongTest(test_crash.CrashTestCase):
 
 
 class MomentTest(test_crash.CrashTestCase):
-    """A clock was an hour ahead for a moment: dates of then are left."""
+    """A clock was an hour ahead for a moment: its dates remain."""
 
     def test_what_was_claimed_then_does_not_wait_for_an_hour(self):
         ends = time.time() + 40

@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""The commands of the documentation, typed as they are printed.
+"""The commands of the documentation, run as they are printed.
 
-What they speak of is made before each of them. Only names are others than
-printed: of what is given another one each time, and dates, which are some
-weeks later.
+What they refer to is created before each of them. Only names differ from the
+printed ones, where they are generated, and dates, which are some weeks later.
 """
 
 import datetime
@@ -18,7 +17,7 @@ from tests.integration import test_hosts
 Words: ty.TypeAlias = dict[str, str]
 
 _DATE = re.compile(r'\b(2026-1[12]-\d\d|2027-01-\d\d)\b')
-#: Commands that find Nova's configuration by themselves elsewhere.
+#: Commands that find Nova's configuration by themselves in other clouds.
 _OURS = ('blazar-nova-manage', 'blazar-nova-status')
 
 
@@ -28,7 +27,7 @@ class CommandsTestCase(test_hosts.HostsTestCase):
     enrollment = ''
 
     def try_page(self, page: str, user: str = 'demo') -> None:
-        """Type what a page has one type, each block for itself."""
+        """Run the commands of a page, each block separately."""
         blocks = [block for block in consoles.blocks(page) if block.is_run and
                   (page, block.title) not in consoles.STORIES]
         expected = consoles.PAGES[page]
@@ -60,7 +59,7 @@ class CommandsTestCase(test_hosts.HostsTestCase):
 
     @staticmethod
     def later(date: re.Match[str]) -> str:
-        """The same day of a week, in one that is to come."""
+        """Return the same day of the week, in a future week."""
         day = datetime.date.fromisoformat(date[0])
         ahead = datetime.date.today() + datetime.timedelta(days=2)
         first = datetime.date(2026, 12, 1)
@@ -72,7 +71,7 @@ class CommandsTestCase(test_hosts.HostsTestCase):
         return self.flavors['m1.nano']
 
     def forget(self) -> None:
-        """End all leases and servers that there are."""
+        """End all leases and servers that exist."""
         for lease in self.leases().values():
             if lease['status'] not in ('TERMINATED', 'DELETING'):
                 self.admin.request('DELETE', f'/leases/{lease["id"]}',
@@ -82,10 +81,10 @@ class CommandsTestCase(test_hosts.HostsTestCase):
             lease['status'] == 'TERMINATED'
             for lease in self.leases().values()), 'all leases are over')
 
-    # -- what there is before ------------------------------------------------
+    # -- what the commands need ----------------------------------------------
 
     def servers(self) -> Words:
-        """Two that run, without a lease."""
+        """Boot two servers without a lease."""
         ids = {}
         for name in ('vm1', 'vm2'):
             ids[name] = self.boot(name=name)['server']['id']
@@ -94,45 +93,45 @@ class CommandsTestCase(test_hosts.HostsTestCase):
         return {'SERVER': ids['vm1']}
 
     def booted(self) -> Words:
-        """A lease that a boot has made, which goes on."""
+        """Boot a server with an active lease."""
         server_id = self.boot(self.lease_hints(name='lease1'),
                               name='server1')['server']['id']
         self.wait_for_server(server_id)
         return {'LEASE': str(self.lease_of(server_id)['id'])}
 
     def held(self) -> Words:
-        """One that waits."""
+        """Boot a reserved server."""
         server_id = self.boot(
             self.lease_hints(time.time() + 86400, name='lease1'),
             name='server1')['server']['id']
         return {'LEASE': str(self.lease_of(server_id)['id'])}
 
     def reserved(self) -> Words:
-        """A lease of the lease API, which goes on."""
+        """Create an active lease with the lease API."""
         lease = self.make(time.time(), name='lease1')
         self.wait_for_lease(lease['id'], 'ACTIVE')
         return {'RESERVATION': lease['reservations'][0]['id']}
 
     def few(self) -> Words:
-        """A class that fits the hosts of the stack."""
+        """Reduce the class to a size that fits the hosts of the stack."""
         return {'amount=40': 'amount=4', '--min 40 --max 40':
                 '--min 4 --max 4', 'memory_mb=512': 'memory_mb=64'}
 
     def several(self) -> Words:
-        """Leases of the names that are deleted."""
+        """Create leases with the names that are deleted."""
         for name in ('lease1', 'lease2', 'lease3'):
             self.make(time.time() + 86400, name=name)
         return {}
 
     def starting(self) -> Words:
-        """One that starts soon."""
+        """Create a lease that starts soon."""
         self.post_held_boot('server1', starts_in=6)
         lease, = [one for one in self.leases().values()
                   if one['status'] == 'PENDING']
         return {'lease1': str(lease['id'])}
 
     def enrolled(self) -> Words:
-        """A host that can be leased."""
+        """Enroll a host for leases."""
         if not self.enrollment:
             self.enrollment = self.enrol(self.hosts()[0])
         return {}
@@ -142,11 +141,11 @@ class CommandsTestCase(test_hosts.HostsTestCase):
                                  '-f value -c id | sed -n 3p)'}
 
     def warnings(self) -> Words:
-        """What is no fault makes it end with 1."""
+        """Accept exit status 1, which is no failure."""
         return {'upgrade check': 'upgrade check || [ $? = 1 ]'}
 
     def hosts_leased(self) -> Words:
-        """Hosts of a lease that goes on."""
+        """Create an active lease of hosts."""
         self.enrolled()
         lease = self.make(time.time(), name='lease1', reservations=[{
             'resource_type': 'physical:host', 'min': 1, 'max': 1,
@@ -156,7 +155,7 @@ class CommandsTestCase(test_hosts.HostsTestCase):
                 **self.others()}
 
     def handed_over(self) -> Words:
-        """By an admin."""
+        """Transfer a lease, as an admin."""
         self.reserved()
         admin = ' '.join(f'{name}={value}' for name, value
                          in self.cloud.env('admin').items())
@@ -170,7 +169,7 @@ class CommandsTestCase(test_hosts.HostsTestCase):
 class GuideTest(CommandsTestCase):
 
     def gpus(self) -> Words:
-        """A host with two of a kind, and a flavor that asks for one."""
+        """Create a host with two devices, and a flavor that needs one."""
         for path in ('/resource_classes/CUSTOM_GPU', '/traits/CUSTOM_A100'):
             self.admin('PUT', path, service='placement')
         root, = self.admin(

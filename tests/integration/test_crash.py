@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Whatever dies, and wherever: every lease comes to where it should.
+"""Wherever a process dies: every lease reaches the right state.
 
 Processes are killed by signal 9: the listener at each named step of a start
-and of an end, nova-api at each step of a held create, the command that enrols
-a host at each step of that, the message bus and the database under all of
-them. Two listeners freeze, each given up for dead, where both were about to
-send the same build. Afterwards each server was built exactly once, and
-``blazar-nova-manage verify`` finds the books, Nova, placement and keystone of
-one mind.
+and of an end, nova-api at each step of a deferred create, the command that
+enrolls a host at each of its steps, the message bus and the database during
+all of them. Two listeners that are about to send the same build freeze, each
+considered dead. Afterwards each server was built exactly once, and
+``blazar-nova-manage verify`` finds no difference between the reservation
+database, Nova, placement and keystone.
 """
 
 from concurrent import futures
@@ -27,9 +27,9 @@ from tests.integration import test_hosts
 from tests.integration import test_lease_api
 from tests.stack import processes
 
-#: What makes the wait for another worker short. Longer than anything takes
-#: here (long_rpc_timeout is 20 on the stack), and shorter than a test's
-#: patience.
+#: Options that make the wait for another worker short: longer than any
+#: operation takes here (long_rpc_timeout is 20 on the stack), and shorter
+#: than the timeout of a test.
 QUICK = '''
 [blazar]
 worker_timeout = 5
@@ -38,11 +38,11 @@ lost_build_timeout = 22
 max_sleep = 2
 '''
 
-#: Seconds in which a listener comes to a step, and another one finishes.
+#: Seconds in which a listener reaches a step, and another one completes it.
 PATIENCE = 90
-#: The same where a build may have got lost on its way through Nova, and the
-#: listeners are those of the stack: these notice after lost_build_timeout,
-#: 80, and with the next comparison.
+#: The same where a build may have been lost in Nova, and the listeners are
+#: those of the stack: these notice after lost_build_timeout, 80, and with the
+#: next periodic sync.
 LOST = 240
 
 Step = fault_points.FaultPoint
@@ -53,10 +53,11 @@ def steps_of(prefix):
 
 
 class CrashTestCase(base.IntegrationTestCase):
-    """
-    :cvar OPTIONS: of the listeners that a test starts for itself
-    :ivar clock: says how many seconds the clocks are ahead of processes that
-        die or freeze
+    """Start processes that die or freeze.
+
+    :cvar OPTIONS: of the listeners that a test starts itself
+    :ivar clock: the file with the seconds by which the clocks of processes
+        that die or freeze are ahead
     """
 
     OPTIONS = QUICK
@@ -75,7 +76,7 @@ class CrashTestCase(base.IntegrationTestCase):
         os.replace(f'{self.clock}.new', self.clock)
 
     def process(self, name, command, ready):
-        """A process of the stack, but not one of those that it knows."""
+        """Return a new process of the stack, unknown to the stack itself."""
         process = processes.Process(self.cloud.folder, processes.Program(
             name, command, ready, options={'cwd': base.ROOT}, environ={
                 'OS_NOVA_DISABLE_EVENTLET_PATCHING': '1',
@@ -90,16 +91,16 @@ class CrashTestCase(base.IntegrationTestCase):
         return os.path.join(self.cloud.folder, 'etc', 'nova', *path)
 
     def without(self, *names):
-        """Stop these processes of the stack until the test is over."""
+        """Stop these processes of the stack until the test ends."""
         for name in names:
             self.addCleanup(self.cloud.restart, name)
             self.cloud.stop(name)
 
     def crashing(self, step, what, *arguments, ready, ending='SIGKILL',
                  number=1):
-        """A process that dies at a step, or freezes there.
+        """Return a process that dies or freezes at a step.
 
-        :param step: None: it does neither
+        :param step: None if it does neither
         """
         name = '-' if step is None else step.name
         return self.process(
@@ -108,7 +109,7 @@ class CrashTestCase(base.IntegrationTestCase):
              ending, what, *arguments], ready)
 
     def api(self, step, ending='SIGKILL'):
-        """The only nova-api, which ends at a step, if any."""
+        """Start the only nova-api, which ends at a step, if any."""
         *_python, _script, port, module, threads, server = (
             self.cloud.nova_api_command())
         process = self.crashing(
@@ -118,7 +119,7 @@ class CrashTestCase(base.IntegrationTestCase):
         return process
 
     def listener_dies_at(self, step):
-        """A listener takes up what there is until it comes to a step."""
+        """Run a listener until it dies at a step."""
         process = self.crashing(step, 'listener', *self.files(),
                                 ready='Started')
         self.wait_for(lambda: process.pid is None,
@@ -126,7 +127,7 @@ class CrashTestCase(base.IntegrationTestCase):
         self.assertNotIn('Traceback', process.written())
 
     def listener_freezes_at(self, step, number):
-        """The same for one that freezes, and is given up for dead."""
+        """Run a listener until it freezes at a step, as if it were dead."""
         process = self.crashing(step, 'listener', *self.files(),
                                 ready='Started', ending='SIGSTOP',
                                 number=number)
@@ -146,7 +147,7 @@ class CrashTestCase(base.IntegrationTestCase):
                 '--config-file', self.quick]
 
     def wait_for_status(self, leases, status, seconds=PATIENCE):
-        """All of these leases reach a state."""
+        """Wait until all of these leases have a status."""
         for lease_id in leases:
             self.wait_for_lease(lease_id, status, seconds)
 
@@ -155,7 +156,7 @@ class CrashTestCase(base.IntegrationTestCase):
             self.assertEqual(1, len(self.spawns(server_id)), server_id)
 
     def assert_nothing_left(self, *, fix=()):
-        """All agree, when nothing is under way any more."""
+        """Assert that nothing differs when nothing is in progress."""
         verified = self.verify(*fix)
         self.assertEqual(0, verified.returncode, verified.stdout)
 
@@ -207,7 +208,7 @@ class ListenerTest(CrashTestCase):
         self.assert_nothing_left()
 
     def test_two_that_are_about_to_send_the_same_build(self):
-        """The second was sure that the first had died."""
+        """The second listener considers the first one dead."""
         self.without('blazar-listener-1', 'blazar-listener-2')
         server_id, lease_id = self.hold(starts_in=3, lasts=600)
         frozen = [self.listener_freezes_at(Step.START_READY, number)
@@ -215,7 +216,7 @@ class ListenerTest(CrashTestCase):
         for process in frozen:
             os.kill(process.pid, signal.SIGCONT)
         self.wait_for_status([lease_id], 'ACTIVE')
-        # Both end what they have begun.
+        # Both complete what they have started.
         for process in frozen:
             process.stop()
         self.wait_for_server(server_id)
@@ -229,19 +230,19 @@ class ListenerTest(CrashTestCase):
         self.assert_nothing_left()
 
     def test_several_that_were_read_together(self):
-        """Who has read them dies, or stands still, before one is sent."""
+        """The process that has read them dies, or freezes, before sending."""
         self.without('blazar-listener-1', 'blazar-listener-2')
         held = [self.hold(starts_in=3, lasts=600) for _number in range(4)]
         servers, leases = zip(*held)
-        # All that are due when a listener begins are claimed together.
+        # All that are due when a listener starts are claimed together.
         self.wait_for(lambda: time.time() > max(
             self.lease(one)['start_date'] for one in leases),
             'all of them are due')
         self.listener_dies_at(Step.START_READY)
         frozen = self.listener_freezes_at(Step.START_READY, 1)
         after = self.new_listener()
-        # Not all of them: its other threads may stand still with rows of
-        # Nova's locked.
+        # Not all of them: its other threads may be frozen while they hold
+        # locks on rows of Nova.
         self.wait_for(lambda: any(
             self.lease(one)['status'] == 'ACTIVE' for one in leases),
             'another listener starts one of them', PATIENCE)
@@ -275,11 +276,11 @@ class ListenerTest(CrashTestCase):
 
 
 class HostsTest(CrashTestCase, test_hosts.HostsTestCase):
-    """Whole hosts: wherever a listener dies, the next one goes on."""
+    """Whole hosts: wherever a listener dies, the next one continues."""
 
     STARTS = (Step.START_CLAIMED, Step.OPEN_HELD, Step.OPEN_OPENED,
               Step.START_CARRIED_OUT)
-    #: No server of it has a booking of its own that would come to END_GONE.
+    #: No server of it has a booking of its own that would reach END_GONE.
     ENDS = (Step.END_CLAIMED, Step.END_BEGUN, Step.END_DELETED,
             Step.CLOSE_CLEANED, Step.CLOSE_CLOSED, Step.END_OVER,
             Step.END_CARRIED_OUT)
@@ -325,15 +326,15 @@ class HostsTest(CrashTestCase, test_hosts.HostsTestCase):
 
 
 class RoomTest(CrashTestCase, test_best_effort.CheapTestCase):
-    """A host is freed for a lease, and whoever does it dies."""
+    """A listener dies while it frees a host for a lease."""
 
     def test_at_each_step_of_one_plan(self):
         before = self.booted_on_each()
         self.without('blazar-listener-1', 'blazar-listener-2')
         lease = self.ask_for_one()
         self.assertEqual('IN_PROGRESS', lease['status'])
-        # Nobody knows whether the move that was taken was asked for: there
-        # is time for that to be seen, and then the other server moves.
+        # Whether the recorded migration was requested is unknown: it is
+        # waited for, and then the other server is migrated.
         for step in (Step.ROOM_PLANNED, Step.MOVE_RECORDED,
                      Step.MOVE_REQUESTED, Step.ROOM_SEEN):
             self.listener_dies_at(step)
@@ -347,7 +348,7 @@ class RoomTest(CrashTestCase, test_best_effort.CheapTestCase):
 
 
 class EnrollmentTest(CrashTestCase, test_hosts.HostsTestCase):
-    """A host is enrolled, or taken out, and whatever does it dies."""
+    """A process dies while it enrolls or removes a host."""
 
     def manage_dies_at(self, step, *words):
         process = self.crashing(step, 'manage', '--config-file', self.etc(
@@ -357,9 +358,9 @@ class EnrollmentTest(CrashTestCase, test_hosts.HostsTestCase):
         self.assertIn(f'SIGKILL at {step.name}', process.written())
 
     def manage(self, *words, gone=None):
-        """What a command about hosts prints.
+        """Run a command about hosts; return its output.
 
-        :param gone: what it says where a listener has finished that before
+        :param gone: its message if a listener has completed that before
         """
         done = self.run_process(
             'blazar-nova-manage', '--config-file', self.etc('nova.conf'),
@@ -369,12 +370,12 @@ class EnrollmentTest(CrashTestCase, test_hosts.HostsTestCase):
         return done.stdout
 
     def enrolled(self):
-        """The ids and the states of the hosts, by their names."""
+        """Return the ids and the states of the hosts, by their names."""
         return {name: (number, status) for number, name, status in re.findall(
             r'\| (\d+) +\| (\S+) +\| (\S+) ', self.manage('list'))}
 
     def forced(self, host):
-        """What becomes of a server that is forced onto a host."""
+        """Return the resulting status of a server forced onto a host."""
         server_id = self.boot(client=self.admin, availability_zone=(
             f'nova:{host}'))['server']['id']
         self.addCleanup(self.delete, server_id)
@@ -391,7 +392,7 @@ class EnrollmentTest(CrashTestCase, test_hosts.HostsTestCase):
             host: status for host, (_id, status) in self.enrolled().items()})
         self.assertEqual(['ERROR'] * len(hosts), [
             self.forced(host) for host in hosts])
-        # Whoever finishes one, it is finished.
+        # Whichever process completes one, it is complete.
         self.manage('add', hosts[0])
         self.assert_nothing_left(fix=('--fix',))
         enrolled = self.enrolled()
@@ -417,7 +418,7 @@ class EnrollmentTest(CrashTestCase, test_hosts.HostsTestCase):
 class ApiTest(CrashTestCase, test_lease_api.LeaseApiTestCase):
 
     def boot_unanswered(self, process, hints=None, **boot):
-        """Boot by a nova-api that dies before it answers."""
+        """Boot with a nova-api that dies before it answers."""
         exc = self.assertRaises(
             requests.RequestException, self.boot, hints, **boot)
         if self.cloud.settings.api == 'uwsgi':
@@ -425,7 +426,7 @@ class ApiTest(CrashTestCase, test_lease_api.LeaseApiTestCase):
             self.assertEqual(502, exc.response.status_code)
         else:
             self.assertIsInstance(exc, requests.ConnectionError)
-        # Its connections end a moment before it does.
+        # Its connections end a moment before the process.
         self.wait_for(lambda: process.pid is None,
                       f'{process.name} comes to its step')
 
@@ -445,7 +446,7 @@ class ApiTest(CrashTestCase, test_lease_api.LeaseApiTestCase):
         self.assertEqual(['PENDING', 'STARTING'], [
             self.lease(lease_id)['status'] for lease_id in leases[:2]])
         self.new_listener()
-        # Of the second no process can know whether it was sent.
+        # Whether the second one was sent cannot be known.
         self.wait_for_status(leases[:1], 'ACTIVE', 20)
         self.wait_for_status(leases, 'ACTIVE')
         self.assert_all_built_once(servers)
@@ -454,8 +455,8 @@ class ApiTest(CrashTestCase, test_lease_api.LeaseApiTestCase):
         self.assert_nothing_left(fix=('--fix', '--revoke-trusts'))
 
     def stand_still(self, step, status):
-        """nova-api freezes at a step, and goes on when a listener has built
-        what it was about to send.
+        """Freeze nova-api at a step, and let it continue after a listener has
+        built what it was about to send.
         """
         self.without('nova-api-1', 'nova-api-2', 'blazar-listener-1',
                      'blazar-listener-2')
@@ -473,7 +474,7 @@ class ApiTest(CrashTestCase, test_lease_api.LeaseApiTestCase):
             finally:
                 os.kill(process.pid, signal.SIGCONT)
             server_id = answer.result(PATIENCE)['server']['id']
-        # It is there for what comes next, and so has gone on.
+        # The process serves the next request, so it has continued.
         self.wait_for_server(server_id)
         self.assert_built_once(server_id)
         self.delete(server_id)
@@ -508,7 +509,7 @@ class ApiTest(CrashTestCase, test_lease_api.LeaseApiTestCase):
         self.wait_for_server(sent)
         self.new_listener()
         self.wait_for_server(taken, seconds=20)
-        # Of this one no process can know whether it was sent.
+        # Whether this one was sent cannot be known.
         self.wait_for_server(dispatched, 'ERROR')
         for server_id in (taken, sent):
             self.assert_built_once(server_id)
@@ -526,7 +527,7 @@ class ApiTest(CrashTestCase, test_lease_api.LeaseApiTestCase):
             self.boot_unanswered(
                 process, self.lease_hints(time.time() + 20))
         self.cloud.restart('nova-api-1')
-        # Only the last one was written down: it starts, the others go.
+        # Only the last one was recorded: it starts, the others are deleted.
         lease_id, = set(self.leases()) - before
         server_id, = self.servers_of(lease_id)
         self.wait_for_status([lease_id], 'ACTIVE')
@@ -540,7 +541,7 @@ class ApiTest(CrashTestCase, test_lease_api.LeaseApiTestCase):
 
 
 class InfrastructureTest(CrashTestCase):
-    """What is due while it is away happens when it is back."""
+    """Events that are due during an outage are carried out after it."""
 
     def survive(self, name):
         held = [self.hold(starts_in=8 + 2 * number, lasts=600)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""In whose name the servers of a lease are built, and when they are not."""
+"""Whose credentials build the servers of a lease, and when they fail."""
 
 import time
 import typing as ty
@@ -17,7 +17,7 @@ class CredentialsTest(base.IntegrationTestCase):
         super().setUp()
         self.trusts_before = self.trusts()
 
-    # -- users who change until the lease starts -----------------------------
+    # -- users who change before the lease starts -----------------------------
 
     def test_user_who_is_disabled_meanwhile(self) -> None:
         user = self.new_user()
@@ -33,7 +33,7 @@ class CredentialsTest(base.IntegrationTestCase):
         self.assert_not_built(*held)
 
     def test_user_as_he_was(self) -> None:
-        """The same as above, and nothing happens meanwhile."""
+        """The same as above, without any change."""
         user = self.new_user()
         server_id, lease_id = self.hold(starts_in=6, client=user)
         trust = self.only_new_trust()
@@ -48,7 +48,7 @@ class CredentialsTest(base.IntegrationTestCase):
         self.assert_over(lease_id)
 
     def test_project_that_is_deleted_meanwhile(self) -> None:
-        """It is found, and its lease goes on."""
+        """It is noticed, and its lease continues."""
         project_id = self.keystone('POST', '/projects', {'project': {
             'name': self.getUniqueString('project'), 'domain_id': 'default',
         }})['project']['id']
@@ -86,7 +86,7 @@ class CredentialsTest(base.IntegrationTestCase):
             self, server_id: str, lease_id: str,
             why: str = 'in the name of the user is no longer possible',
     ) -> None:
-        """The lease says why, and gives back what it held."""
+        """Assert that the lease has the reason, and its capacity is freed."""
         self.assertIsNotNone(self.booked_hosts()[server_id])
         lease = self.wait_for_lease(lease_id, 'ERROR')
         self.assertIn(why, lease['status_reason'])
@@ -107,7 +107,7 @@ class CredentialsTest(base.IntegrationTestCase):
         return ty.cast(base.Json, self.keystone(
             'GET', f'/OS-TRUST/trusts/{trust_id}')['trust'])
 
-    # -- tokens that may not make trusts -------------------------------------
+    # -- tokens that may not create trusts -----------------------------------
 
     def test_restricted_application_credential(self) -> None:
         client = self.with_application_credential(unrestricted=False)
@@ -115,13 +115,13 @@ class CredentialsTest(base.IntegrationTestCase):
         self.assert_starts_now(client)
 
     def test_unrestricted_application_credential(self) -> None:
-        """Keystone lets none make trusts, whatever it is called."""
+        """With keystone it may not create trusts either, despite its name."""
         client = self.with_application_credential(unrestricted=True)
         self.assert_refused(client)
         self.assert_starts_now(client)
 
     def test_a_shelved_server_of_who_has_given_no_trust(self) -> None:
-        """Its image goes with it."""
+        """Its image is deleted with it."""
         client = self.with_application_credential(unrestricted=False)
         server_id = self.boot(
             self.lease_hints(), client=client)['server']['id']
@@ -153,10 +153,10 @@ class CredentialsTest(base.IntegrationTestCase):
         self.delete(server_id)
         self.assert_over(lease_id)
 
-    # -- what is done without a trust ----------------------------------------
+    # -- builds without a trust ----------------------------------------------
 
     def test_a_build_by_the_service_user(self) -> None:
-        """Of an image that nobody else may see, for the user."""
+        """Of an image that only the user can see."""
         client = self.without_trust()
         image_id = self.private_image()
         server_id, lease_id = self.hold(
@@ -168,7 +168,7 @@ class CredentialsTest(base.IntegrationTestCase):
             ({'user_id': self.demo.user_id,
               'project_id': self.demo.project_id}, 2048),
             (guest['request'], guest['image_bytes']))
-        # What is there is his, and he ends it.
+        # The server is the user's, who can delete it.
         self.demo('DELETE', f'/servers/{server_id}')
         self.assert_over(lease_id)
 
@@ -203,7 +203,7 @@ class CredentialsTest(base.IntegrationTestCase):
         self.assertEqual(before, self.records())
 
     def without_trust(self, user: base.Client | None = None) -> base.Client:
-        """Who has an application credential, where that is enough."""
+        """Return a client whose application credential is sufficient."""
         if not self.configured:
             self.configured = True
             self.configure(
@@ -224,7 +224,7 @@ class CredentialsTest(base.IntegrationTestCase):
         return ty.cast(str, image['id'])
 
     def configure(self, name: str, lines: str, *services: str) -> None:
-        """Add lines to a configuration until the test is over."""
+        """Add lines to a configuration until the test ends."""
         path = f'{self.cloud.folder}/etc/{name}'
         with open(path) as file:
             before = file.read()
@@ -275,7 +275,7 @@ class CredentialsTest(base.IntegrationTestCase):
         self.assertEqual(self.demo.user_id, trust['trustor_user_id'])
         self.assertGreater(base.seconds(trust['expires_at']),
                            self.lease(lease_id)['end_date'])
-        # Who changes it meanwhile does not make it his.
+        # A change by another user does not change the trustor.
         self.admin('PUT', f'/leases/{lease_id}', {'name': 'changed'},
                    service='reservation')
         self.assertEqual(trust['id'], self.only_new_trust()['id'])
@@ -289,7 +289,7 @@ class CredentialsTest(base.IntegrationTestCase):
         self.assertEqual(self.demo.user_id, image['user_id'])
 
     def assert_refused(self, client: base.Client) -> None:
-        """What starts later is refused, and leaves nothing behind."""
+        """Assert that a later start is refused, and leaves nothing behind."""
         before = self.records()
         fault = self.refusal(
             403, client, 'POST', '/servers',
@@ -299,7 +299,7 @@ class CredentialsTest(base.IntegrationTestCase):
         self.assertEqual(before, self.records())
 
     def records(self) -> list[object]:
-        """All that a boot with a lease writes somewhere."""
+        """Return all records that a boot with a lease writes."""
         return [self.server_ids(), self.leases(), self.booked_hosts(),
                 self.trusts(), *(
                     self.sql(f'SELECT count(*) FROM {table}', database)
@@ -320,17 +320,17 @@ class CredentialsTest(base.IntegrationTestCase):
     # -- accounts ------------------------------------------------------------
 
     def keystone(self, method: str, path: str, body: ty.Any = None) -> ty.Any:
-        """Ask keystone as its administrator."""
+        """Send a request to keystone as its administrator."""
         return self.admin(method, path, body, service='keystone')
 
     def grant(self, user_id: str, role: str) -> str:
-        """The path of a role that a user has on the project demo."""
+        """Return the path of a user's role on the project demo."""
         role_id = self.keystone('GET', f'/roles?name={role}')['roles'][0]['id']
         return (f'/projects/{self.demo.project_id}/users/{user_id}'
                 f'/roles/{role_id}')
 
     def new_user(self) -> base.Client:
-        """Another member of the project demo, until the test is over."""
+        """Create a member of the project demo, until the test ends."""
         name = self.getUniqueString('user')
         user_id = self.keystone('POST', '/users', {'user': {
             'name': name, 'password': configuration.PASSWORD,
@@ -351,7 +351,7 @@ class CredentialsTest(base.IntegrationTestCase):
             'name': self.getUniqueString('credential'),
             'unrestricted': unrestricted,
         }}, service='keystone')['application_credential']
-        # It goes with its user.
+        # Delete it before its user.
         self.addCleanup(user.request, 'DELETE', f'{path}/{made["id"]}',
                         service='keystone')
         return self.client(auth={'identity': {

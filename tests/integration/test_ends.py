@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""What becomes of servers at the end of their leases on a real OpenStack."""
+"""Treatment of servers at the end of their leases on a real OpenStack."""
 
 import collections
 import time
@@ -11,7 +11,7 @@ from tests.integration import test_tour
 
 #: Seconds for which a lease lasts.
 LASTS = 25
-#: By the status of a server, what makes it one; None: it is so by itself.
+#: By status, the action that results in it; None if none is needed.
 KINDS = {'ACTIVE': None, 'SHUTOFF': 'os-stop', 'PAUSED': 'pause',
          'SUSPENDED': 'suspend', 'SHELVED_OFFLOADED': 'shelve',
          'RESERVED': None}
@@ -52,20 +52,20 @@ class SoftDeleteTest(base.IntegrationTestCase):
 class EndsTest(test_tour.TourTestCase):
 
     def leased(self, on_end: str) -> tuple[str, str]:
-        """A server of a lease with such an end; returns the ids of both."""
+        """Boot a server with an end policy; return its and the lease's id."""
         server_id = str(self.create(
             'server', *self.lease_words('now', LASTS, name=on_end,
                                         on_end=on_end))['id'])
         return server_id, str(self.lease_of(server_id)['id'])
 
     def images(self, server_id: str) -> list[str]:
-        """The names of the images of a server that can be used."""
+        """Return the names of the usable images of a server."""
         return [one['name'] for one in self.demo(
             'GET', f'/images?status=active&instance_uuid={server_id}',
             service='glance')['images']]
 
     def act(self, action: str, server_id: str) -> None:
-        """openstack server start, and the like"""
+        """Run ``openstack server`` with an action such as start."""
         done = self.run_client('openstack', 'server', action, server_id)
         self.assertEqual(0, done.returncode, done.stderr)
 
@@ -91,7 +91,7 @@ class EndsTest(test_tour.TourTestCase):
             self.lease(lease_id)['status_reason']))
 
     def everything(self) -> dict[str, set[str]]:
-        """What there is of all that a lease makes or its servers are."""
+        """Return everything that leases and servers create, by kind."""
         found = {name: {one['id'] for one in self.admin(
             'GET', path, service=service)[name]} for name, path, service in (
                 ('images', '/images?limit=1000', 'glance'),
@@ -103,7 +103,7 @@ class EndsTest(test_tour.TourTestCase):
 
     def kinds(self, name: str, but: ty.Collection[str] = (), lasts: int = 600,
               **lease: ty.Any) -> dict[str, tuple[str, str]]:
-        """Servers of each kind, each in a lease of its own.
+        """Boot servers in each status, each in a lease of its own.
 
         :returns: by status, the ids of server and lease
         """
@@ -123,7 +123,7 @@ class EndsTest(test_tour.TourTestCase):
         return found
 
     def test_nothing_else_is_left(self) -> None:
-        """Of servers of each kind, in whichever way their leases end."""
+        """Of servers in each status, however their leases end."""
         before = self.everything()
         images = self.kinds('image', ('RESERVED', 'SHELVED_OFFLOADED'), 60,
                             on_end='snapshot')

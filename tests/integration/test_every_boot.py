@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Every boot has a lease, on a real OpenStack."""
+"""Lease by default, on a real OpenStack."""
 
 import time
 
@@ -36,7 +36,7 @@ class EveryBootTest(test_tour.TourTestCase):
         self.wait_for_server(server_id)
         exempt = self.create('exempt', '--flavor', 'm1.tiny')['id']
         self.assertNotIn(exempt, self.booked_hosts())
-        # To the minute, and not before this one is over.
+        # Ends are whole minutes: 80 s ahead is after the current minute.
         for seconds in (3600, 80):
             done = self.run_client(
                 'openstack', 'reservation', 'lease', 'set', '--end-date',

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""The user's token expires long before his lease starts."""
+"""The user's token expires long before the lease starts."""
 
 import collections.abc
 import glob
@@ -16,8 +16,8 @@ from tests import stack
 
 
 class ExpiryTest(base.IntegrationTestCase):
-    """On a small stack of its own: services take a new token for every
-    request where tokens are good for less than two minutes.
+    """A small stack of its own: services get a new token for every request
+    if tokens are valid for less than two minutes.
     """
 
     EXPIRY = 60
@@ -26,7 +26,7 @@ class ExpiryTest(base.IntegrationTestCase):
     @classmethod
     def setUpClass(cls) -> None:
         super().setUpClass()
-        # Not kept: most of the time it would only cost.
+        # Not kept: it is seldom needed.
         cls._stack = stack.Stack(base.folder() + '-expiry')
         cls._stack.down()
         cls.addClassCleanup(cls._stack.down)
@@ -55,7 +55,7 @@ class ExpiryTest(base.IntegrationTestCase):
         self.assertEqual({'user_id': self.demo.user_id,
                           'project_id': self.demo.project_id},
                          guest['request'])
-        # The host has fetched the image in his name.
+        # The host has fetched the image as the user.
         self.assertEqual(2 ** 20, guest['image_bytes'])
         self.assert_nowhere(secrets, server_id)
 
@@ -72,7 +72,7 @@ class ExpiryTest(base.IntegrationTestCase):
         self.demo = self.client('demo')
 
     def trust_of(self, lease_id: str) -> str:
-        """The id that the service keeps sealed."""
+        """Return the trust's id, which is stored encrypted."""
         (sealed,), = self.sql(
             'SELECT sealed FROM credentials WHERE lease_id = :lease_id',
             lease_id=lease_id)
@@ -80,7 +80,7 @@ class ExpiryTest(base.IntegrationTestCase):
             self.conf.blazar.encryption_keys).open(sealed)
 
     def assert_nowhere(self, secrets: dict[str, str], server_id: str) -> None:
-        """Nothing that is written or answered holds a secret in clear."""
+        """Assert that no secret is stored, logged or answered in clear."""
         self.log_in_again()
         found = set()
         for where, text in (*self.databases(), *self.logs(), *self.answers(
@@ -89,11 +89,11 @@ class ExpiryTest(base.IntegrationTestCase):
                 self.assertNotIn(secret, text, f'{what} is in {where}')
             if server_id in text:
                 found.add(where.partition(' ')[0])
-        # It would have been found: what is no secret is.
+        # The search works: it finds values that are not secret.
         self.assertEqual({'database', 'log', 'answer'}, found)
 
     def databases(self) -> collections.abc.Iterator[tuple[str, str]]:
-        """Every row of ours and of Nova's databases."""
+        """Return every row of the plugin's and Nova's databases."""
         for name in ('blazar_nova', 'nova', 'nova_api', 'nova_cell0',
                      'placement'):
             engine = sa.create_engine(self.cloud.database_url(name),
@@ -112,7 +112,7 @@ class ExpiryTest(base.IntegrationTestCase):
 
     def answers(self, server_id: str,
                 ) -> collections.abc.Iterator[tuple[str, str]]:
-        """All that Nova tells of a server."""
+        """Return all of Nova's answers about a server."""
         for client in (self.demo, self.admin):
             for path in ('/servers/detail', f'/servers/{server_id}',
                          f'/servers/{server_id}/metadata',

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Leases that are prolonged by themselves or handed over, on a real
+"""Leases that are extended automatically or transferred, on a real
 OpenStack, with the clients.
 """
 
@@ -14,8 +14,8 @@ from tests.integration import test_tour
 class ExtendingTest(test_tour.TourTestCase):
 
     def test_a_server_stays_longer(self) -> None:
-        """The least there is is ten minutes, which is how long before its end
-        it is prolonged, too.
+        """The minimum is ten minutes, which is also how long before its end it
+        is extended.
         """
         server_id = self.create('longer', *self.lease_words(
             'now', 630, auto_extend='10m'))['id']

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 
 
-"""A nova-compute dies or freezes under leases, and is seen by listeners that
-do not wait for long.
+"""A nova-compute dies or freezes under leases, and listeners with short
+intervals react.
 """
 
 import os
@@ -28,14 +28,14 @@ healing_interval = 1
 evacuate = true
 '''
 RECOVERY = 8
-#: Seconds after which a lease begins that has to be bound elsewhere by then.
+#: Seconds until the start of a lease that has to be moved before.
 SOON = 50
 LATER = 7200
 
 
 class FailuresTestCase(test_crash.CrashTestCase):
-    """Some hosts in a zone, of which the first two have a nova-compute each of
-    their own.
+    """Some hosts in a zone; the first two have a nova-compute of their own
+    each.
     """
 
     OPTIONS = IMPATIENT
@@ -57,12 +57,12 @@ class FailuresTestCase(test_crash.CrashTestCase):
         self.admin('POST', f'/os-aggregates/{aggregate}/action', action)
 
     def reserve(self, starts_in: int, **boot: str) -> str:
-        """A server for later on one of the two; its id."""
+        """Boot a server for later on one of the two; return its id."""
         return self.hold(starts_in, availability_zone='pair', **boot)[0]
 
     def booked_beside(self, host: str, starts_in: int) -> str:
-        """A server for later that is booked on a host but could be on the
-        other one; its id.
+        """Boot a server for later that is booked on a host and fits on the
+        other one; return its id.
         """
         for _number in range(16):
             server_id = self.reserve(starts_in)
@@ -71,7 +71,7 @@ class FailuresTestCase(test_crash.CrashTestCase):
         return self.fail(f'Nothing is booked on {host}')
 
     def wait_until_moved(self, server_id: str, host: str) -> str:
-        """Where a server is booked now that was booked on a host."""
+        """Wait until a booking has left a host; return its new host."""
         def elsewhere() -> str | None:
             booked = self.booked_hosts()[server_id]
             return booked if booked != host else None
@@ -79,8 +79,8 @@ class FailuresTestCase(test_crash.CrashTestCase):
         return str(self.wait_for(elsewhere, f'{server_id} leaves {host}'))
 
     def outages(self) -> list[tuple[object, ...]]:
-        """The hosts that are believed to have failed, and since when they are
-        seen up again.
+        """Return the hosts that are considered failed, and since when they
+        are up again.
         """
         return self.sql(
             'SELECT hosts.name, back_at FROM outages JOIN hosts '
@@ -102,7 +102,7 @@ class FailuresTestCase(test_crash.CrashTestCase):
         self.assertEqual(host, self.assert_built_once(server_id)['host'])
 
     def runs(self, **boot: str) -> tuple[str, str]:
-        """A server that runs; its id, and its host."""
+        """Boot an ACTIVE server; return its id and its host."""
         server_id = self.boot(self.lease_hints(), client=self.admin,
                               availability_zone='pair', **boot)['server']['id']
         self.wait_for_server(server_id)
@@ -114,8 +114,8 @@ class FailuresTestCase(test_crash.CrashTestCase):
             f'{server_id}')['migrations'])
 
     def comes_back(self, host: str, server_id: str, other: str) -> None:
-        """A host that was killed, of which a server has left for another
-        one: it is there alone, and was asked for once.
+        """Restart a host whose server was evacuated: the server has only the
+        other guest, and was evacuated once.
         """
         self.cloud.restart(self.cloud.hosts()[host])
         self.force_down(host, False)
@@ -124,7 +124,7 @@ class FailuresTestCase(test_crash.CrashTestCase):
         self.assertEqual(1, len(self.evacuations(server_id)))
 
     def enrol(self, *hosts: str) -> None:
-        """Have them serve leases only, until the test is over."""
+        """Make hosts serve leases only, until the test ends."""
         for host in hosts:
             enrolled = self.admin('POST', '/os-hosts', {'name': host},
                                   service='reservation')['host']['id']
@@ -138,7 +138,7 @@ class FailuresTestCase(test_crash.CrashTestCase):
         return lease
 
     def lease_hosts(self, number: int, start: str = 'now') -> base.Json:
-        """A lease of so many whole hosts."""
+        """Create a lease of that many whole hosts."""
         return self.lease_of_the_admin({
             'name': 'hosts', 'start_date': start, 'end_date': base.date(
                 time.time() + LATER)[:16], 'reservations': [{
@@ -162,7 +162,7 @@ class FailuresTestCase(test_crash.CrashTestCase):
 
 
 class FailuresTest(FailuresTestCase):
-    """One of two fails."""
+    """One of two hosts fails."""
 
     def test_one_that_is_killed(self) -> None:
         soon = self.reserve(SOON)
@@ -196,7 +196,7 @@ class FailuresTest(FailuresTestCase):
         self.addCleanup(self.force_down, failing, False)
         self.cloud.kill(process)
         self.wait_for(self.outages, 'the host has failed')
-        # It is long past the time at which it would be, were it certain.
+        # Long after the time of the evacuation if the failure were certain.
         begun = time.time()
         self.wait_for(lambda: time.time() > begun + 2 * evacuation.PAUSE,
                       'nothing is evacuated')
@@ -209,7 +209,7 @@ class FailuresTest(FailuresTestCase):
         self.assertEqual((False, True), (
             reservation['missing_resources'],
             reservation['resources_changed']))
-        # Its guest is there yet, as on a disk that was not seen to.
+        # Its old guest remains, as on a disk that was not cleaned.
         self.assertEqual({failing, other}, set(self.guests(server_id)))
         self.comes_back(failing, server_id, other)
         self.assertEqual([other, failing], sorted(
@@ -273,7 +273,7 @@ class FailuresTest(FailuresTestCase):
         self.force_down(failing)
         for step in test_crash.steps_of('MOVE'):
             self.listener_dies_at(step)
-            # Who was about to ask has had time for it.
+            # Skip the time that an evacuation request may take.
             self.write('UPDATE server_moves SET next_at = 0, '
                        'requested_at = 0 WHERE server_id = :server',
                        server=server_id)
@@ -316,7 +316,7 @@ class FailuresTest(FailuresTestCase):
         runs = self.boot(self.lease_hints(), client=self.admin,
                          host=failing)['server']['id']
         self.wait_for_server(runs)
-        # Its build is on its way to the host before that is known to be down.
+        # Its build is sent to the host before the failure is noticed.
         blind = self.boot(self.lease_hints(time.time() + 10),
                           client=self.admin, host=failing)['server']['id']
         pid = self.cloud.pid(self.cloud.hosts()[failing])
@@ -345,12 +345,12 @@ class FailuresTest(FailuresTestCase):
 
 
 class ThreeOfTenTest(FailuresTestCase):
-    """Under leases of each kind, that have begun and that come soon."""
+    """Leases of each kind that have started or start soon."""
 
     HOSTS = tuple(f'host{number}' for number in range(1, 11))
 
     def places(self, start: float) -> base.Json:
-        """A lease of a place for a server, with what it has booked."""
+        """Create a lease of one reservation slot."""
         return self.lease_of_the_admin({
             'name': 'places', 'start_date': base.date(start)[:16],
             'end_date': base.date(start + LATER)[:16], 'reservations': [{
@@ -362,7 +362,7 @@ class ThreeOfTenTest(FailuresTestCase):
                    self.lease(lease['id'])['reservations'])
 
     def test_all_are_whole_after_it(self) -> None:
-        # All of two are leased, and others may be had.
+        # All hosts of one lease are used, and others are available.
         self.enrol('host2', 'host3')
         hosts = self.lease_hosts(2)
         self.enrol('host4')
@@ -387,7 +387,7 @@ class ThreeOfTenTest(FailuresTestCase):
         for process in killed:
             self.addCleanup(self.cloud.restart, process)
             self.cloud.kill(process)
-        # Three, as long as the place is on the first one.
+        # Three hosts, provided that the slot is on the first one.
         failing = {'host1', 'host2', on_whole, on_places}
         for host in failing:
             self.addCleanup(self.force_down, host, False)

@@ -34,7 +34,7 @@ class NeutronTest(lease_api.LeaseApiTestCase):
 
     def setUp(self) -> None:
         super().setUp()
-        # Neutron's first requests may come before its policy is read.
+        # Neutron's first requests may arrive before its policy is read.
         self.network = self.wait_for(self.external, 'an external network')
         self.addCleanup(self.neutron, 'DELETE', f'/networks/{self.network}',
                         None, self.admin)
@@ -61,14 +61,14 @@ class NeutronTest(lease_api.LeaseApiTestCase):
 
     def create(self, kind: str, client: base.Client | None = None,
                **values: ty.Any) -> str:
-        """Make something, and delete it when the test is over."""
+        """Create an object, and delete it when the test ends."""
         made = self.neutron('POST', f'/{kind}s', {kind: values}, client)[kind]
         self.addCleanup(self.neutron, 'DELETE', f'/{kind}s/{made["id"]}', None,
                         client)
         return ty.cast(str, made['id'])
 
     def typed(self, *words: str, user: str = 'demo') -> ty.Any:
-        """What a command of a client prints."""
+        """Return the output of a client's command."""
         done = self.run_client(*words, '-f', 'json', user=user)
         self.assertEqual(0, done.returncode, f'{words}: {done.stderr}')
         return json.loads(done.stdout[done.stdout.index(
@@ -76,7 +76,7 @@ class NeutronTest(lease_api.LeaseApiTestCase):
                 done.stdout.find(one) + 1 or len(done.stdout)))):])
 
     def addresses(self, user: str = 'demo') -> set[str]:
-        """The floating IPs that the members of a project see."""
+        """Return the floating IPs that the members of a project see."""
         return {one['Floating IP Address'] for one in self.typed(
             'openstack', 'floating', 'ip', 'list', user=user)}
 
@@ -145,7 +145,7 @@ class NeutronTest(lease_api.LeaseApiTestCase):
         self.verify_finds_nothing()
 
     def test_no_address_is_lost_by_a_crash(self) -> None:
-        """Neutron is away when it is needed, and listeners are killed."""
+        """Neutron fails when it is needed, and listeners are killed."""
         lease = self.reserve(5)
         self.cloud.kill('neutron')
         self.wait_for_lease(lease['id'], 'STARTING')

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""What a guest gets by a lease is what it gets by an immediate boot."""
+"""Guests are the same with a lease as from an immediate boot."""
 
 import time
 import typing as ty
@@ -16,7 +16,7 @@ OWN = {
     'OS-SRV-USG:launched_at', 'OS-EXT-SRV-ATTR:host',
     'OS-EXT-SRV-ATTR:hypervisor_hostname', 'OS-EXT-SRV-ATTR:instance_name',
     'OS-EXT-SRV-ATTR:reservation_id'}
-#: The same in what the driver was given.
+#: The same in the driver's data.
 OWN_OF_GUEST = {'uuid', 'name', 'host'}
 
 
@@ -55,7 +55,7 @@ class GuestTest(base.IntegrationTestCase):
         self.assertEqual(['blue'], server['tags'])
 
     def test_the_first_microversion(self) -> None:
-        """It says nothing of networks."""
+        """It sends nothing about networks."""
         guest, _server = self.assert_same(
             '2.1', **self.common, personality=FILES[:1],
             adminPass='by-the-user')
@@ -70,8 +70,8 @@ class GuestTest(base.IntegrationTestCase):
         self.assert_equal_but(OWN_OF_GUEST | {'admin_password'}, *guests)
 
     def assert_common(self, guest: base.Json) -> None:
-        """It was given what was asked for; else two that lack the same
-        would be the same.
+        """Assert that it has what was requested; otherwise two guests that
+        lack the same would be equal.
         """
         self.assertEqual(self.common['metadata'], guest['metadata'])
         self.assertEqual(self.common['user_data'], guest['user_data'])
@@ -97,8 +97,8 @@ class GuestTest(base.IntegrationTestCase):
             list[base.Json], list[base.Json], list[base.Json]]:
         """Boot the same with a lease and at once.
 
-        :returns: of each what the API answered, what the driver was given,
-            and what is shown of it in the end; the immediate one first
+        :returns: for each the answer of the API, the data of the driver, and
+            the server as it is shown in the end; the immediate one first
         """
         boots = [self.boot(hints, microversion=microversion, **server)[
             'server'] for hints in (

@@ -61,7 +61,7 @@ class HeatTest(test_hosts.HostsTestCase):
 
     def create(self, client: base.Client, stack: str, template: str,
                **parameters: ty.Any) -> base.Json:
-        """Make a stack, and return how it ends."""
+        """Create a stack; return it when that has ended."""
         made = self.heat(client, 'POST', '', {
             'stack_name': stack, 'template': template,
             'parameters': parameters, 'timeout_mins': 2})['stack']
@@ -70,7 +70,7 @@ class HeatTest(test_hosts.HostsTestCase):
         return self.over(client, path, 'CREATE')
 
     def over(self, client: base.Client, path: str, action: str) -> base.Json:
-        """The stack, when an action of it has ended."""
+        """Return the stack when an action of it has ended."""
         stack: base.Json = {}
 
         def ended() -> bool:
@@ -113,7 +113,7 @@ class HeatTest(test_hosts.HostsTestCase):
         self.wait_for_lease(lease['id'], 'TERMINATED')
 
     def test_a_lease_that_starts_later(self) -> None:
-        """Heat knows Nova's statuses only: it fails, and checks it later."""
+        """Heat knows Nova's statuses only: it fails, and checks later."""
         stack = self.create(
             self.demo, 'later', self.example('heat_hints.yaml'),
             flavor='m1.nano', lease=json.dumps({

@@ -121,7 +121,7 @@ class HeatTest(test_hosts.HostsTestCase):
         self.assertEqual('CREATE_FAILED', stack['stack_status'])
         self.assertIn('Unknown status RESERVED',
                       stack['stack_status_reason'])
-        # Nothing is undone of what was asked for.
+        # The boot that was requested continues.
         server_id, = self.server_ids_of('demo')
         self.wait_for_server(server_id)
         self.heat(self.demo, 'POST', f'{stack["path"]}/actions',
@@ -152,7 +152,7 @@ class HeatTest(test_hosts.HostsTestCase):
         self.assertIn(name, self.aggregates()['freepool'])
         self.assertRegex(stack['outputs']['made'],
                          r'^\d{4}-\d\d-\d\d \d\d:\d\d')
-        # Whose user sees which hosts there are, and not their names.
+        # Members see the hosts, but not their names.
         leased = self.create(
             self.demo, 'leased', self.example('heat_lease.yaml'),
             start=lease_api.minute(time.time()),

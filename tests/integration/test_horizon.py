@@ -2,7 +2,7 @@
 
 """Horizon and blazar-dashboard as users see them, in a browser.
 
-What they saw is kept as pictures, in ``.test-results/horizon``.
+Screenshots are kept in ``.test-results/horizon``.
 """
 
 import json
@@ -33,19 +33,19 @@ HOUR = lease_api.HOUR
 PLACE = {'resource_type': 'instance', 'amount': '2', 'vcpus': '1',
          'memory_mb': '64', 'disk_gb': '1'}
 
-#: The text of each cell of a table, by the id of what its row is of.
+#: The text of each cell of a table, by the id of its row's object.
 _ROWS = '''
 return Object.fromEntries(Array.from(document.querySelectorAll(
     `#${arguments[0]} tbody tr[data-object-id]`), row => [
         row.dataset.objectId,
         Array.from(row.cells, cell => cell.innerText.trim())]));
 '''
-#: The terms of a page and what it says of each.
+#: The terms of a details page, each with its value.
 _TERMS = '''
 return Array.from(document.querySelectorAll('.detail dt, dl dt'), term => [
     term.innerText.trim(), term.nextElementSibling.innerText.trim()]);
 '''
-#: Of a field that a widget of Horizon's stands for.
+#: Sets a field that is behind a widget of Horizon.
 _CHOOSE = '$(arguments[0]).val(arguments[1]).trigger("change")'
 #: Adds a group of hints in the form, or one of its hints.
 _ADD_HINTS = '''
@@ -54,7 +54,7 @@ const item = Array.from(document.querySelectorAll(
         one.innerText.trim() === arguments[0]);
 item.querySelector('a.btn-primary').click();
 '''
-#: Sends the form, with a network that Nova chooses: there is none to choose.
+#: Sends the form with a network chosen by Nova: the form offers none.
 _LAUNCH = '''
 const model = angular.element('wizard').injector().get('launchInstanceModel');
 model.newInstanceSpec.name = arguments[0];
@@ -69,9 +69,9 @@ model.createInstance();
 
 
 class Dashboard(fixtures.Fixture):
-    """Horizon, as the page of the guide has it set up for leases.
+    """Horizon, set up for leases by the page of the guide.
 
-    :ivar url: where it is served
+    :ivar url: its address
     """
 
     def __init__(self, cloud: stack.Stack) -> None:
@@ -126,7 +126,7 @@ class HorizonTest(test_hosts.HostsTestCase):
                       lambda: f'{user} is logged in: {browser.text()}')
         return browser
 
-    # -- what a page says ----------------------------------------------------
+    # -- contents of pages ---------------------------------------------------
 
     def rows(self, browser: browsers.Browser, table: str,
              ) -> dict[str, list[str]]:
@@ -135,8 +135,8 @@ class HorizonTest(test_hosts.HostsTestCase):
     def terms(self, browser: browsers.Browser) -> list[tuple[str, str]]:
         found = [tuple(pair) for pair in browser.run(_TERMS)]
         for term, said in found:
-            # Lists and objects as Python writes them; what a user wrote is
-            # shown as it was written.
+            # Lists and objects must not appear in Python's notation; texts
+            # of users are shown as they were written.
             if 'properties' not in term:
                 self.assertNotRegex(said, r'^[\[{]', term)
         return ty.cast('list[tuple[str, str]]', found)
@@ -145,7 +145,7 @@ class HorizonTest(test_hosts.HostsTestCase):
                **values: str) -> None:
         """Fill in a form and send it.
 
-        :param expected: what the page says then
+        :param expected: the message of the page after it
         """
         for name, value in values.items():
             css = f'#id_{name}'
@@ -158,7 +158,7 @@ class HorizonTest(test_hosts.HostsTestCase):
 
     def remove(self, browser: browsers.Browser, table: str, its_id: str,
                expected: str) -> None:
-        """Delete what a row of a table is of."""
+        """Delete the object of a row of a table."""
         browser.click(f'button[value="{table}__delete__{its_id}"]')
         browser.click('.modal.in .btn-danger')
         self.wait_for_words(browser, expected)
@@ -177,7 +177,7 @@ class HorizonTest(test_hosts.HostsTestCase):
                     end_date=lease_api.minute(start + HOUR), **values)
 
     def named(self, name: str) -> base.Json:
-        """The lease of a name."""
+        """Return the lease of a name."""
         lease, = (one for one in self.demo(
             'GET', '/leases', service='reservation')['leases']
             if one['name'] == name)
@@ -243,8 +243,8 @@ class HorizonTest(test_hosts.HostsTestCase):
 
     def check_update(self, browser: browsers.Browser, ids: dict[str, str],
                      start: float) -> None:
-        """By its URL: where the list has a button depends on a fault of the
-        dashboard.
+        """Update leases by their URL: whether the list has a button depends
+        on a bug of the dashboard.
         """
         browser.open(f'{LEASES}{ids["whole"]}/update')
         self.submit(browser, 'Lease update started', lease_name='longer',
@@ -256,7 +256,7 @@ class HorizonTest(test_hosts.HostsTestCase):
              lease_api.minute(start + 2 * HOUR)],
             [lease[key][:16].replace('T', ' ')
              for key in ('start_date', 'end_date')])
-        # For these it offers the name only.
+        # For these the form offers the name only.
         browser.open(f'{LEASES}{ids["places"]}/update')
         self.submit(browser, 'Lease update started', lease_name='renamed')
         self.assertEqual(ids['places'], self.named('renamed')['id'])
@@ -304,7 +304,7 @@ class HorizonTest(test_hosts.HostsTestCase):
         browser.open(HOSTS)
         self.admin('DELETE', f'/leases/{lease["id"]}', service='reservation')
         self.wait_for_lease(lease['id'], 'TERMINATED')
-        # Behind the first action of its row.
+        # In the menu of its row.
         browser.click(f'tr[data-object-id="{ids[other]}"] .dropdown-toggle')
         self.remove(browser, 'hosts', ids[other], 'Deleted Host')
         self.assertEqual([host], self.aggregates()['freepool'])
@@ -323,7 +323,7 @@ class HorizonTest(test_hosts.HostsTestCase):
             self.assertEqual([1, 0], [
                 browser.count(f'{row}.status_up'),
                 browser.count(f'{row} .progress, {row}.warning')])
-        # It is asked for no more: a page has the new status when it is loaded.
+        # The page does not poll: it has the new status when it is loaded.
         browser = self.log_in()
         browser.open(f'{INSTANCES}{server_id}/')
         browser.shoot('instance')
@@ -332,10 +332,10 @@ class HorizonTest(test_hosts.HostsTestCase):
         browser.shoot('lease-of-a-boot')
         self.assertIn(('servers', server_id), self.terms(browser))
 
-    # -- the form that boots -------------------------------------------------
+    # -- the form for boots --------------------------------------------------
 
     def metadefs(self) -> dict[str, base.Json]:
-        """The namespaces of ours that glance has, without dates."""
+        """Return the project's namespaces in glance, without dates."""
         found = {}
         for name in os.listdir(METADEFS):
             with open(os.path.join(METADEFS, name)) as file:

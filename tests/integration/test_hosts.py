@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Whole hosts on a real OpenStack: enrolled, leased, used and given back."""
+"""Whole hosts on a real OpenStack: enrolled, leased, used and freed."""
 
 import concurrent.futures
 import time
@@ -14,7 +14,7 @@ from tests.integration import test_lease_api as lease_api
 class HostsTestCase(lease_api.LeaseApiTestCase):
 
     def hosts(self) -> list[str]:
-        """The names of the hypervisors."""
+        """Return the names of the hypervisors."""
         return sorted(one['hypervisor_hostname'] for one in self.admin(
             'GET', '/os-hypervisors')['hypervisors'])
 
@@ -23,7 +23,7 @@ class HostsTestCase(lease_api.LeaseApiTestCase):
             'GET', '/os-aggregates')['aggregates']}
 
     def enrol(self, name: str) -> str:
-        """By Blazar's client; returns the id of the host."""
+        """Enroll a host by Blazar's client; return its id."""
         done = self.run_client('openstack', 'reservation', 'host', 'create',
                                '--extra', 'gpu=A100', name, '-f', 'value',
                                '-c', 'id', user='admin')
@@ -39,7 +39,7 @@ class HostsTestCase(lease_api.LeaseApiTestCase):
 
 
 class HostsTest(HostsTestCase):
-    """With the clients that users and operators have."""
+    """With the clients of users and operators."""
 
     def test_from_its_enrollment_to_its_return(self) -> None:
         mine, *others = self.hosts()
@@ -59,7 +59,7 @@ class HostsTest(HostsTestCase):
             '--wait', 'within')
         self.assertEqual('ACTIVE', server['status'])
         self.assertEqual(mine, self.host_of(server['id']))
-        # Nobody else gets there, and who is there does not leave it.
+        # No other server gets there, and this one stays on the host.
         outsider = self.boot()['server']['id']
         self.wait_for_server(outsider)
         self.assertIn(self.host_of(outsider), others)
@@ -93,8 +93,8 @@ class TwoHostsTestCase(HostsTestCase):
 
 
 class StayingTest(TwoHostsTestCase):
-    """They are of a lease that is shared with the other project, and servers
-    there have done to them whatever Nova can do.
+    """The hosts of a lease that is shared with the other project, and all
+    operations of Nova on servers there.
     """
 
     def setUp(self) -> None:
@@ -119,8 +119,8 @@ class StayingTest(TwoHostsTestCase):
 
     def stays(self, server_id: str, status: str = 'ACTIVE',
               away_from: str | None = None) -> str:
-        """Wait until nothing is done with a server; returns its host, which
-        is one of the lease.
+        """Wait until a server is idle; return its host, which belongs to the
+        lease.
         """
         self.wait_for(lambda: self.server(server_id)[
             'OS-EXT-STS:task_state'] is None and
@@ -149,7 +149,7 @@ class StayingTest(TwoHostsTestCase):
         self.assertEqual(0, done.returncode, done.stdout)
 
     def walk(self, client: base.Client) -> str:
-        """Boot a server and do all with it that moves it; returns its id."""
+        """Boot a server and do all that moves it; return its id."""
         server_id = self.within(client)
         host = self.stays(server_id)
         self.act(server_id, 'migrate')
@@ -170,7 +170,7 @@ class StayingTest(TwoHostsTestCase):
         return server_id
 
     def evacuate(self, server_id: str) -> None:
-        """Away from a host that dies, and comes back."""
+        """Evacuate from a host that fails and comes back."""
         host = self.host_of(server_id)
         name = self.cloud.hosts()[host]
         self.addCleanup(self.force_down, host, False)
@@ -184,7 +184,7 @@ class StayingTest(TwoHostsTestCase):
         self.stays(server_id, 'ACTIVE', host)
 
     def outside(self) -> None:
-        """Those who are not of the lease, by whatever they may ask for."""
+        """Boot servers without the lease, in every possible way."""
         outsider = self.boot()['server']['id']
         self.wait_for_server(outsider)
         for host in self.MINE:

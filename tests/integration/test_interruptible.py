@@ -18,7 +18,7 @@ class EvictionTest(base.IntegrationTestCase):
         self.configure('\n[blazar]\ninterruptible_notice = 0\n'
                        f'eviction_timeout = {LEAD}\n')
         self.restart_listeners()
-        # After the configuration has been put back.
+        # After the configuration has been restored.
         self.addCleanup(self.restart_listeners)
 
     def restart_listeners(self) -> None:

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Servers that run already come under leases, and leave them, on a real
+"""Running servers are added to leases and removed from them, on a real
 OpenStack, by the client.
 """
 
@@ -11,20 +11,20 @@ from tests.integration import base
 from tests.integration import test_lease_api as lease_api
 from tests.integration import test_tour
 
-#: Seconds in which the client has to be done with what comes before the end.
+#: Seconds for all commands before the end.
 LASTS = 60
 
 
 class JoiningTest(test_tour.TourTestCase):
 
     def runs(self, name: str) -> str:
-        """A server without a lease that runs; returns its id."""
+        """Boot a server without a lease; return its id."""
         server_id = str(self.create(name)['id'])
         self.wait_for_server(server_id)
         return server_id
 
     def reservation(self, *words: str) -> base.Json:
-        """openstack reservation adopt, and the like"""
+        """Run ``openstack reservation`` with a command such as adopt."""
         return ty.cast(base.Json, self.openstack('reservation', *words))
 
     def assert_consistent(self) -> None:

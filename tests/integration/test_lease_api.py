@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""The lease API: the clients that users have, and who may do what."""
+"""The lease API: the clients of users, and the permissions."""
 
 import concurrent.futures
 import dataclasses
@@ -22,12 +22,12 @@ NANO = 'vcpus=1,memory_mb=64,disk_gb=1'
 class LeaseApiTestCase(base.IntegrationTestCase):
 
     def remove_what_is_new(self) -> None:
-        """And the leases that have no servers with which they would end."""
+        """Delete also leases without servers, which would not end."""
         self.delete_leases()
         super().remove_what_is_new()
 
     def delete_leases(self) -> None:
-        """Those that are there since setUp() and not over."""
+        """Delete the leases since setUp() that have not ended."""
         _servers, kept = self._kept
         for lease_id, lease in self.leases().items():
             if lease_id not in kept and lease['status'] != 'TERMINATED':
@@ -35,13 +35,13 @@ class LeaseApiTestCase(base.IntegrationTestCase):
                            service='reservation')
 
     def get(self, lease_id: str) -> base.Json:
-        """A lease as its API shows it to the administrator."""
+        """Return a lease as its API shows it to the administrator."""
         return ty.cast(base.Json, self.admin(
             'GET', f'/leases/{lease_id}', service='reservation')['lease'])
 
     def make(self, start: float, lasts: int = HOUR, client: base.Client |
              None = None, **more: ty.Any) -> base.Json:
-        """POST /leases, as demo; of one small server if nothing is said."""
+        """POST /leases as demo, by default for one small server."""
         return ty.cast(base.Json, (client or self.demo)(
             'POST', '/leases', self.body(start, lasts, **more),
             service='reservation')['lease'])
@@ -56,12 +56,12 @@ class LeaseApiTestCase(base.IntegrationTestCase):
 
 
 def minute(seconds: float) -> str:
-    """A date as users write it: to the minute, UTC."""
+    """Return a date as users write it: to the minute, UTC."""
     return base.date(seconds)[:16]
 
 
 def days_ahead(days: int) -> int:
-    """The instant in so many days, without seconds."""
+    """Return the time in that many days, without seconds."""
     return int(time.time()) // MINUTE * MINUTE + days * DAY
 
 
@@ -80,15 +80,15 @@ class Tool:
                 'set' if verb == 'update' else verb]
 
     def __call__(self, verb: str, *words: str) -> str:
-        """Run a command that works; returns what it prints."""
+        """Run a command that succeeds; return its output."""
         done = self.test.run_client(*self.words(verb), *words, user=self.user)
         self.test.assertEqual(0, done.returncode, f'{words}: {done.stderr}')
         return done.stdout
 
     def show(self, verb: str, *words: str) -> ty.Any:
-        """Run a command that shows something; returns that."""
+        """Run a command that shows an object; return that."""
         printed = self(verb, *words, '-f', 'json')
-        # It also says what it has done.
+        # It also prints what it has done.
         said, bracket, rest = re.split(r'^([{[])', printed, maxsplit=1,
                                        flags=re.MULTILINE)
         self.test.assertEqual(
@@ -96,7 +96,7 @@ class Tool:
         return json.loads(bracket + rest)
 
     def fails(self, verb: str, *words: str) -> str:
-        """Run a command that is refused; returns what it says."""
+        """Run a command that is refused; return its stderr."""
         done = self.test.run_client(*self.words(verb), *words, user=self.user)
         self.test.assertEqual(1, done.returncode, done.stdout)
         self.test.assertNotIn('Traceback', done.stderr)
@@ -104,7 +104,7 @@ class Tool:
 
 
 class EveryCommandTest(LeaseApiTestCase):
-    """python-blazarclient as it is, with the arguments that users write."""
+    """python-blazarclient unmodified, with arguments as users write them."""
 
     #: The other two are in test_lease_users.py.
     TOOLS = (('blazar', 'demo'), ('openstack', 'admin'))
@@ -118,9 +118,9 @@ class EveryCommandTest(LeaseApiTestCase):
                 future.result()
 
     def every_command(self, tool: Tool, start: int) -> None:
-        """Each on leases of his own.
+        """Run all commands on leases of the user's own.
 
-        :param start: from when on nobody else has leases
+        :param start: a time from which on there are no other leases
         """
         name = f'{tool.name}-{tool.user}'
         lease_id = self.create(tool, name, start)
@@ -135,7 +135,7 @@ class EveryCommandTest(LeaseApiTestCase):
         tool('delete', other_id)
         self.assertIn(f'Lease {lease_id} could not be found.',
                       tool.fails('show', lease_id))
-        # Scripts delete what they are not sure of.
+        # Scripts delete leases that may not exist.
         tool('delete', lease_id)
 
     def create(self, tool: Tool, name: str, start: int) -> str:
@@ -194,7 +194,7 @@ class EveryCommandTest(LeaseApiTestCase):
              if one['id'] in in_order])
 
     def update(self, tool: Tool, name: str, lease_id: str) -> None:
-        """Every option once; one finds it by its name."""
+        """Use every option once, one of them with the lease's name."""
         lease = self.get(lease_id)
         start, end = (int(base.seconds(lease[key]))
                       for key in ('start_date', 'end_date'))
@@ -221,7 +221,7 @@ class EveryCommandTest(LeaseApiTestCase):
                                   self.get(lease_id)['reservations']})
 
     def create_of_a_flavor(self, tool: Tool, name: str) -> str:
-        """From now, until tomorrow: what the client does by default."""
+        """Lease from now until tomorrow, the client's default."""
         flavor_id = self.flavors['m1.nano']
         shown = tool.show(
             'create', '--reservation', 'resource_type=flavor:instance,'
@@ -236,7 +236,7 @@ class EveryCommandTest(LeaseApiTestCase):
         return ty.cast(str, shown['id'])
 
     def refusals(self, tool: Tool, name: str, start: int) -> None:
-        """What fails says why in one line, and changes nothing."""
+        """Check that failures have a reason in one line, and no effect."""
         before = self.own_leases(tool)
         self.assertIn(f"Unable to find resource with name '{name}'",
                       tool.fails('show', name))
@@ -277,7 +277,7 @@ class RefusedCommandTest(LeaseApiTestCase):
             self.assertIn('fits_now: 0 of 1', said)
 
     def test_what_is_anothers(self) -> None:
-        """The commands of those who are not the owner."""
+        """Commands of users who are not the owner."""
         lease = self.make(days_ahead(61), name='theirs')
         other, watcher, admin = (Tool(self, 'blazar', user) for user in (
             'other', 'watcher', 'admin'))
@@ -294,7 +294,7 @@ class RefusedCommandTest(LeaseApiTestCase):
 
 
 class LifeTest(LeaseApiTestCase):
-    """A lease from its beginning to its end, by commands."""
+    """The life of a lease, by commands."""
 
     def test_servers_of_a_reservation(self) -> None:
         blazar, osc = (Tool(self, name, 'demo')
@@ -339,7 +339,7 @@ class LifeTest(LeaseApiTestCase):
         return ty.cast(str, server['id'])
 
     def test_an_offer(self) -> None:
-        """What Blazar's client has not."""
+        """Functions that Blazar's client lacks."""
         until = minute(time.time() + HOUR)
         hosts = len(self.cloud.hosts())
         demand = ('--end-date', until, '--reservation',
@@ -360,7 +360,7 @@ class LifeTest(LeaseApiTestCase):
 
         offer = self.reservation('offer', *demand, '--expires', '2m', 'whole')
         self.assertEqual('OFFERED', offer['status'])
-        # Now it is taken.
+        # The capacity is now taken.
         rows = self.reservation(*available)
         self.assertEqual([(0, False), (hosts, True)], [
             (row['fits'], row['enough']) for row in rows])
@@ -374,7 +374,7 @@ class LifeTest(LeaseApiTestCase):
         self.assertIn('whole: ACTIVE', done.stderr)
         self.assertEqual(offer['id'], self.reservation(
             'wait', '--status', 'ACTIVE', '--timeout', '5', 'whole')['id'])
-        # Who asks again, as no answer came, learns that it is accepted.
+        # A repeated request, as after a lost answer, reports the acceptance.
         again = self.reservation('accept', offer['id'])
         self.assertEqual((offer['id'], 'ACTIVE'), (
             again['id'], again['status']))
@@ -390,12 +390,12 @@ class LifeTest(LeaseApiTestCase):
         return quote['fits'], quote['reason']
 
 
-#: Who asks: the member whose lease it is, a member of another project, a
-#: reader of the owner's project, an admin, one without a token, and the
-#: owner with a token that has expired.
+#: Users: the owner of the lease, a member of another project, a reader of
+#: the owner's project, an admin, a client without a token, and the owner
+#: with an expired token.
 #:
-#: {lease} is one of the owner's, {offer} an offer of his, {deleted} one that
-#: he has had, and {nothing} never was one.
+#: {lease} is a lease of the owner, {offer} an offer, {deleted} a deleted
+#: lease, and {nothing} an id that never existed.
 WHO_MAY = '''
 method path                        owner other reader admin nobody expired
 GET    /                             300   300    300   300    300     300
@@ -514,7 +514,7 @@ METHODS = ('GET', 'POST', 'PUT', 'PATCH', 'DELETE')
 class Row(ty.NamedTuple):
     """A line of the table.
 
-    :ivar codes: who -> what he is answered
+    :ivar codes: the codes of the answers, by user
     """
 
     method: str
@@ -555,7 +555,7 @@ class IsolationTest(LeaseApiTestCase):
         for row in rows():
             named: dict[str, str] = {}
             for who, code in row.codes.items():
-                # What somebody has changed is made anew for the next.
+                # Changed leases are replaced for the next user.
                 if not named and (named := self.named(row)):
                     self.before = self.leases()
                 answer = self.ask(row, tokens[who], named)
@@ -580,7 +580,7 @@ class IsolationTest(LeaseApiTestCase):
                 'admin': self.admin.token, 'nobody': None}
 
     def expired_token(self) -> str:
-        """One of the owner that was good until now."""
+        """Return a token of the owner that has just expired."""
         credential = self.demo(
             'POST', f'/users/{self.demo.user_id}/application_credentials',
             {'application_credential': {
@@ -599,7 +599,7 @@ class IsolationTest(LeaseApiTestCase):
         return client.token
 
     def named(self, row: Row) -> dict[str, str]:
-        """New leases, by the names that a path has for them."""
+        """Create leases for the names in a path."""
         return {name: make()['id'] for name, make in (
             ('lease', self.owned), ('offer', self.offer),
             ('deleted', self.deleted)) if f'{{{name}}}' in row.path}
@@ -630,7 +630,7 @@ class IsolationTest(LeaseApiTestCase):
         return lease
 
     def what(self, row: Row, kind: str) -> ty.Any:
-        """What one sends who means it."""
+        """Return a valid body of a request."""
         if row.method in ('GET', 'DELETE'):
             return None
         if row.method == 'POST' and row.path.startswith('/v1/leases') and (
@@ -641,9 +641,9 @@ class IsolationTest(LeaseApiTestCase):
 
     def assert_changed(self, row: Row, code: int, named: dict[str, str],
                        what: str) -> bool:
-        """What a cell that allows it has done, and nothing else.
+        """Check that an allowed request had its effect, and no other.
 
-        :returns: whether there was something
+        :returns: whether it had one
         """
         before, self.before = self.before, self.leases()
         after = self.before
@@ -668,7 +668,7 @@ class IsolationTest(LeaseApiTestCase):
 
     def assert_told(self, row: Row, who: str, answer: requests.Response,
                     named: dict[str, str], what: str) -> None:
-        """Others learn nothing, not even whether there is such a lease."""
+        """Check that others do not even learn whether the lease exists."""
         if who in ('other', 'nobody', 'expired') and (
                 answer.status_code != 201):
             self.assertNotIn('owned', answer.text, what)
@@ -684,7 +684,7 @@ class IsolationTest(LeaseApiTestCase):
                 answer.json(), what)
 
     def test_what_a_list_has(self) -> None:
-        """Each sees the leases of his project, and an admin all."""
+        """Members see the leases of their project, and admins all."""
         other = self.client('other')
         theirs = {name: self.make(self.start, client=client)['id']
                   for name, client in (('demo', self.demo), ('other', other),
@@ -698,7 +698,7 @@ class IsolationTest(LeaseApiTestCase):
                         'leases']}
                 self.assertEqual({theirs[name] for name in expected},
                                  found & set(theirs.values()))
-            # Nor does one find them by going on from them.
+            # Nor can they be found with a marker.
             for name in set(theirs) - expected:
                 self.assertEqual(400, client.request(
                     'GET', f'/leases?limit=1&marker={theirs[name]}',

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Blazar's client as those users whom test_lease_api leaves out."""
+"""Blazar's client for the users that test_lease_api leaves out."""
 
 from tests.integration import test_lease_api
 

@@ -14,7 +14,7 @@ from tests.integration import base
 class SeveralServersTest(base.IntegrationTestCase):
 
     def test_one_lease_for_the_servers_of_a_request(self) -> None:
-        # In time for what a slow client asks of it before.
+        # Late enough for the requests of a slow client before it.
         hints = self.lease_hints(time.time() + 15)
         self.openstack(
             'server', 'create', '--image', 'cirros', '--flavor', 'm1.nano',
@@ -27,7 +27,7 @@ class SeveralServersTest(base.IntegrationTestCase):
         self.assert_one_lease({server['ID'] for server in listed})
 
     def test_by_the_id_of_the_reservation(self) -> None:
-        """The answer has no id of a server."""
+        """The answer contains no id of a server."""
         answer = self.boot(self.lease_hints(time.time() + 8), name='by-id',
                            min_count=3, max_count=3,
                            return_reservation_id=True)
@@ -43,7 +43,7 @@ class SeveralServersTest(base.IntegrationTestCase):
         self.assert_one_lease(server_ids)
 
     def assert_one_lease(self, server_ids: set[str]) -> None:
-        """Held servers are one lease's, and all built when it starts."""
+        """Check for one lease of reserved servers, all built at its start."""
         lease, = {self.lease_of(server_id)['id'] for server_id in server_ids}
         for server_id in server_ids:
             self.assertEqual('RESERVED', self.server(server_id)['status'])
@@ -51,7 +51,7 @@ class SeveralServersTest(base.IntegrationTestCase):
         for server_id in server_ids:
             self.assertEqual('ACTIVE', self.server(server_id)['status'])
             self.assert_built_once(server_id)
-        # With one of them the lease goes on.
+        # The lease continues without one of them.
         first, *others = server_ids
         self.delete(first)
         self.wait_until_gone(first)
@@ -63,10 +63,10 @@ class SeveralServersTest(base.IntegrationTestCase):
 
 class ManyLeasesTest(base.IntegrationTestCase):
 
-    #: Of each flavor; exactly what twenty hosts have room for.
+    #: By flavor; they exactly fill twenty hosts.
     COUNTS = {'m1.large': 30, 'm1.medium': 20}
     VCPUS = {'m1.large': 4, 'm1.medium': 2}
-    #: Seconds that booking all of them may take.
+    #: Seconds within which all are booked.
     AHEAD = 20
 
     def test_fifty_leases_that_start_in_the_same_second(self) -> None:
@@ -86,7 +86,7 @@ class ManyLeasesTest(base.IntegrationTestCase):
         self.assertGreaterEqual(min(launched), 0)
         built = {server_id: self.assert_built_once(server_id)['host']
                  for server_id in servers}
-        # Where each is full, nothing else would do.
+        # As all hosts are full, there is no other placement.
         self.assertEqual(booked, built)
         self.wait_for(lambda: self.statuses(servers) == {'ACTIVE'},
                       'all leases are ACTIVE')
@@ -95,7 +95,7 @@ class ManyLeasesTest(base.IntegrationTestCase):
         self.assert_placement_is_full()
 
     def book(self, start: int) -> dict[str, str]:
-        """Book them, some at the same time; server -> flavor."""
+        """Boot them, some concurrently; return server -> flavor."""
         hints = self.lease_hints(start)
         servers = {}
         with concurrent.futures.ThreadPoolExecutor(4) as pool:

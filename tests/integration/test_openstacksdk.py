@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""openstacksdk: the API of leases as a proxy, and boots with hints."""
+"""openstacksdk: the lease API as a proxy, and boots with hints."""
 
 import json
 import time
@@ -62,7 +62,7 @@ class SdkTest(lease_api.LeaseApiTestCase):
         compute.wait_for_delete(server, wait=base.PATIENCE)
 
     def test_a_server_for_later(self) -> None:
-        """It waits through RESERVED, as long as one lets it."""
+        """It waits through RESERVED, until its timeout."""
         compute = self.sdk.compute
         server = self.create(base.date(time.time() + 20))
         self.assertEqual('RESERVED', compute.get_server(server).status)

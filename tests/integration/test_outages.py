@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Something is away for a while, under load: the cloud goes on as it would
-without leases, nothing is lost, and nothing is there twice.
+"""A service fails for a while, under load: the cloud continues as it would
+without leases, nothing is lost, and nothing exists twice.
 
-BLAZAR_STACK_OUTAGE says for how many seconds; 20 unless it does.
+BLAZAR_STACK_OUTAGE sets the duration in seconds, by default 20.
 """
 
 import collections
@@ -19,25 +19,25 @@ import requests
 
 from tests.integration import base
 
-#: Seconds that something is away.
+#: Seconds of an outage.
 AWAY = int(os.environ.get('BLAZAR_STACK_OUTAGE', '20'))
-#: Seconds after which all is well again.
+#: Seconds after which everything works again.
 SOON = 240
-#: Seconds between two requests of one of those who load the cloud.
+#: Seconds between two requests of one thread of the load.
 PACE = 2
 
 
 class OutageTest(base.IntegrationTestCase):
 
-    # A long outage leaves many.
+    # After a long outage there are many servers.
     gone_within = max(base.PATIENCE, 2 * AWAY)
 
     def setUp(self) -> None:
         super().setUp()
-        #: What was answered, by what was asked for: codes, or 'none'.
+        #: The codes of answers by kind of request, or 'none'.
         self.codes: dict[str, collections.Counter[ty.Any]] = (
             collections.defaultdict(collections.Counter))
-        #: The servers, and the keys of leases, that were asked for.
+        #: The servers, and the keys of leases, that were requested.
         self.servers: dict[str, set[str]] = collections.defaultdict(set)
         self.keys: dict[str, base.Json] = {}
         self._over = threading.Event()
@@ -53,11 +53,11 @@ class OutageTest(base.IntegrationTestCase):
     def _leave_what_nova_lost(self) -> None:
         """Do not wait for ordinary servers that Nova itself has lost.
 
-        A build that nova-api had sent while the bus stood still may come
-        twice when it goes on: oslo.messaging has sent it again. Nova's
-        conductor takes the second one for that of a server that was deleted
-        meanwhile, and with it goes the mapping to its cell: the server runs,
-        is listed, and cannot be found.
+        A build that nova-api has sent while the bus was frozen may arrive
+        twice when it continues: oslo.messaging has sent it again. Nova's
+        conductor treats the second one as that of a deleted server, and
+        removes the mapping to its cell: the server runs, is listed, and cannot
+        be found.
         """
         lost = {server['id'] for server in self._mine(['plain'])
                 if not self.exists(server['id'])}
@@ -65,11 +65,11 @@ class OutageTest(base.IntegrationTestCase):
             base.say(f'  Nova runs and does not find: {", ".join(lost)}')
         self._kept[0].update(lost)
 
-    # -- what is away --------------------------------------------------------
+    # -- outages -------------------------------------------------------------
 
     @contextlib.contextmanager
     def frozen(self, *names: str) -> ty.Iterator[None]:
-        """Processes stand still, and their kernel answers for them."""
+        """Freeze processes in this context; the kernel still accepts data."""
         pids = [pid for name in names for pid in self._with_children(name)]
         for pid in pids:
             os.kill(pid, signal.SIGSTOP)
@@ -126,7 +126,7 @@ class OutageTest(base.IntegrationTestCase):
         self._ask(kind, '/servers', self.boot_body(hints, name))
 
     def _by_api(self) -> None:
-        """A lease of the lease API; who gets no answer asks again."""
+        """Create a lease by the lease API; repeat without an answer."""
         key = str(uuid.uuid4())
         self.keys[key] = body = {
             'name': key, 'start_date': base.date(time.time() + 7200)[:16],
@@ -156,13 +156,13 @@ class OutageTest(base.IntegrationTestCase):
         self.codes[kind][answer.status_code] += 1
         return answer.status_code
 
-    # -- what has become of it -----------------------------------------------
+    # -- the result ----------------------------------------------------------
 
     def survive(self, away: contextlib.AbstractContextManager[None],
                 plain_go_on: bool) -> None:
-        """Something is away under load; then all comes to an end.
+        """Have an outage under load; then wait until all work is done.
 
-        :param plain_go_on: whether ordinary boots do without it
+        :param plain_go_on: whether ordinary boots work without the service
         """
         with self.load():
             self._pass(5)
@@ -171,7 +171,7 @@ class OutageTest(base.IntegrationTestCase):
                 self._pass(AWAY)
                 during = {kind: self.codes[kind] - before.get(
                     kind, collections.Counter()) for kind in self.codes}
-                # Who asks for them waits for keystone, if that is away.
+                # Without keystone, this request would wait for it.
                 plain = self._plain_servers() if plain_go_on else set()
             self._pass(5)
         base.say(f'  away for {AWAY} s: ' + '; '.join(
@@ -187,16 +187,16 @@ class OutageTest(base.IntegrationTestCase):
                       seconds + base.PATIENCE)
 
     def _plain_servers(self) -> set[str]:
-        """The states of the ordinary servers, as far as Nova says so."""
+        """Return the statuses of the ordinary servers, if Nova answers."""
         answer = self.admin.request('GET', '/servers/detail?all_tenants=1')
         return {server['status'] for server in
                 (answer.json()['servers'] if answer.ok else [])
                 if server['name'] in self.servers['plain']}
 
     def settle(self, *kinds: str) -> None:
-        """All servers of these kinds that were accepted run, each once.
+        """Wait until all accepted servers of these kinds run, each once.
 
-        What Nova itself has lost of others is Nova's.
+        Servers of other kinds that Nova itself has lost do not count.
         """
         def running() -> bool:
             return {server['status'] for server in self._mine(kinds)} <= {
@@ -215,7 +215,7 @@ class OutageTest(base.IntegrationTestCase):
 
         def is_true() -> bool:
             done = self.verify()
-            # A trust whose answer was lost is in no lease's name.
+            # A trust whose answer was lost belongs to no lease.
             wrong = [line for line in done.stdout.splitlines()
                      if line.endswith(']') and not line.startswith('Trust ')]
             found[0] = '\n'.join(wrong) or done.stdout
@@ -232,13 +232,13 @@ class OutageTest(base.IntegrationTestCase):
             'GET', '/servers/detail?all_tenants=1')['servers']
             if server['name'] in names]
 
-    # -- one after the other -------------------------------------------------
+    # -- one service after the other -----------------------------------------
 
     def test_the_database_of_the_books(self) -> None:
         self.survive(self.cut('blazar_nova'), plain_go_on=True)
 
     def test_the_message_bus(self) -> None:
-        # Of Nova's own calls as well: ordinary boots wait for it.
+        # Nova's own calls need it as well: ordinary boots wait for it.
         self.addCleanup(self._leave_what_nova_lost)
         self.survive(self.frozen('rabbitmq'), plain_go_on=False)
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Two projects can neither see nor touch what is the other's."""
+"""Projects can neither see nor change the leases of others."""
 
 import uuid
 
@@ -33,7 +33,7 @@ class ProjectsTest(base.IntegrationTestCase):
                                    user='other')
             self.assertNotEqual(0, done.returncode, words)
             self.assertIn(f'No Server found for {server_id}', done.stderr)
-        # The client looks first whether it is there; a program does not.
+        # The client first checks whether it exists; a program does not.
         for method, path, body in (
                 ('GET', '', None), ('DELETE', '', None),
                 ('PUT', '', {'server': {'name': 'mine'}}),
@@ -52,23 +52,23 @@ class ProjectsTest(base.IntegrationTestCase):
         self.assertEqual([], self.openstack('server', 'list', user='other'))
 
     def assert_no_such_reservation(self, *theirs: str) -> None:
-        """What is another's is answered like what does not exist."""
+        """Check that others' reservations are answered like unknown ids."""
         said = {self.refusal(400, self.other, 'POST', '/servers',
                              self.boot_body({'reservation': one}))['message']
                 for one in (*theirs, str(uuid.uuid4()))}
         self.assertEqual(1, len(said), str(said))
 
     def state(self, server_id: str) -> object:
-        """All that somebody could have changed."""
+        """Return everything that a user could have changed."""
         server = self.server(server_id)
-        # Nova looks at its power state now and then.
+        # Nova updates its power state now and then.
         return ({name: value for name, value in server.items()
                  if name != 'updated'}, self.leases(), self.booked_hosts(),
                 self.trusts(), self.guests(server_id),
                 set(self.server_ids()))
 
     def test_own_reservation_is_said_to_be_of_another_kind(self) -> None:
-        """The hint is understood; else the other tests would prove little.
+        """The hint is recognized; else the other tests would prove little.
         """
         _server_id, lease_id = self.hold(starts_in=600)
         reservation = self.lease(lease_id)['reservations'][0]['id']

@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Everybody wants what is left of a cloud in which much is promised.
+"""Many requests compete for the rest of a cloud with many leases.
 
-A hundred boots at once, decided by two schedulers. When they have come to
-rest, what is promised must be there, by placement's word: on the host where
-it was booked, or on another one and marked so, or it is missing and marked
-so, and then there must be room for it nowhere. What is not marked is used at
-last: it has to run.
+A hundred boots at once, placed by two schedulers. When all of them have ended,
+each booking must be available, by placement's data: on its first host, or
+moved and marked so, or missing and marked so, and then no host may have the
+capacity for it. Finally the leases that are not marked are used: their servers
+have to run.
 
-BLAZAR_STACK_ROUNDS says how often, each time in another order.
+BLAZAR_STACK_ROUNDS sets the number of rounds, each in another order.
 """
 
 import collections
@@ -26,25 +26,25 @@ from tests.integration import base
 from tests.integration import ledger
 
 ROUNDS = int(os.environ.get('BLAZAR_STACK_ROUNDS', '2'))
-#: How many requests are under way at once.
+#: The number of concurrent requests.
 AT_ONCE = 16
-#: Of each kind in a round; 100 together.
+#: By kind, in each round; 100 together.
 BOOTS = {'plain': 64, 'forced': 10, 'deleted': 5, 'deleted_late': 5,
          'leased_now': 8, 'leased_soon': 8}
-#: Of 160 VCPUs 80 are in use; of those left, 24 and 24 are promised.
+#: Of 160 VCPUs 80 are in use; of the rest, 24 and 24 are reserved.
 FILLED, FILL_FLAVOR = 4, 'm1.large'
 HELD, HELD_FLAVOR = 12, 'm1.medium'
 LEASES, PLACES, PLACE = 4, 3, {'vcpus': 2, 'memory_mb': 64, 'disk_gb': 1}
-#: Seconds from the first promise of the first round until they begin.
+#: Seconds from the first lease of the first round until their start.
 NOTICE = 120
-#: Seconds in which a round's boots come to rest, on a busy machine.
+#: Seconds in which all boots of a round have ended, on a busy machine.
 STORM = 300
-#: Seconds after that in which what got past everybody has to be seen, and
-#: what was promised to be bound elsewhere.
+#: Seconds after that in which overbooked hosts have to be found, and
+#: bookings moved to other hosts.
 SEEN = 60
-#: Seconds in which all that was promised runs when its time has come.
+#: Seconds after the start in which all reserved servers run.
 KEPT = 90
-#: Seconds that those leases last that begin and end during a round.
+#: Duration in seconds of leases that start and end during a round.
 SHORT = 25
 
 _Booking: ty.Any = models.Booking.__table__.c
@@ -59,9 +59,9 @@ _OF_WHAT = ('JOIN resource_providers p ON p.id = i.resource_provider_id '
 
 
 class Promise(ty.NamedTuple):
-    """A lease that begins after the boots of its round.
+    """A lease that starts after the boots of its round.
 
-    :ivar hosts: where it was booked at first
+    :ivar hosts: the hosts of its first bookings
     """
 
     lease_id: str
@@ -80,9 +80,9 @@ class PromisesTest(base.IntegrationTestCase):
         self.notice = NOTICE
 
     def remove_what_is_new(self) -> None:
-        """And the leases that have no servers with which they would end, and
-        what Nova leaves behind: a scheduler that answers when the conductor
-        has given up (long_rpc_timeout) has claimed for nobody.
+        """Delete also leases without servers, which would not end, and what
+        Nova leaves behind: the claim of a scheduler whose answer is later than
+        the timeout of the conductor (long_rpc_timeout) belongs to no server.
         """
         servers, leases = self._kept
         self.each(lambda lease_id: self.admin.request(
@@ -110,7 +110,7 @@ class PromisesTest(base.IntegrationTestCase):
         self.assertEqual({}, wrong, f'in {len(wrong)} of {ROUNDS} rounds')
 
     def fill(self) -> None:
-        """Half of each host is in use, and stays so."""
+        """Fill half of each host, for all rounds."""
         self.addCleanup(setattr, self, '_kept', self._kept)
         servers = self.each(lambda host: self.force(host, FILL_FLAVOR),
                             self.hosts)
@@ -119,7 +119,7 @@ class PromisesTest(base.IntegrationTestCase):
         self._kept = self._kept[0] | set(servers), self._kept[1]
 
     def left_over(self) -> list[str]:
-        """What the books have but the half that is in use."""
+        """Return what is recorded except the half that is in use."""
         host: ty.Any = models.Host.__table__.c
         with self.database.begin() as connection:
             found = [f'{row.name}: {row.consumers}' for row in
@@ -129,7 +129,7 @@ class PromisesTest(base.IntegrationTestCase):
         return found + [f'a booking: {one}' for one in self.booked()]
 
     def round(self, number: int) -> list[str]:
-        """Promises, boots, and what is wrong after them."""
+        """Run a round of leases and boots; return its complaints."""
         self.assertEqual([], self.until_right(self.left_over, STORM))
         begun = time.time()
         start = int(begun + self.notice)
@@ -143,9 +143,9 @@ class PromisesTest(base.IntegrationTestCase):
         complaints = self.until_right(lambda: self.complaints(promises))
         seen = time.time()
         marked = self.marked(promises)
-        # As long as it took, and somewhat more.
+        # The time that it took, and somewhat more.
         self.notice = int(1.2 * (seen - begun)) + 5
-        # Where it took longer than that, their start was the first to know.
+        # If it took longer than that, only their start could mark them.
         told = {promise.lease_id for promise in promises
                 if seen > start or self.is_missing(promise)}
         complaints += self.until_right(lambda: self.unkept(promises, told),
@@ -162,10 +162,10 @@ class PromisesTest(base.IntegrationTestCase):
             f'complaints')
         return complaints
 
-    # -- what is asked for ---------------------------------------------------
+    # -- requests ------------------------------------------------------------
 
     def promise(self, start: int) -> list[Promise]:
-        """Leases of held boots, and leases by the API."""
+        """Create leases of deferred builds, and leases by the API."""
         lasts = 3600
         before = set(self.leases())
         self.each(lambda _number: self.boot(
@@ -182,8 +182,8 @@ class PromisesTest(base.IntegrationTestCase):
 
     def storm(self, chance: random.Random, promises: list[Promise],
               ) -> list[str | None]:
-        """Boot servers of each kind in any order; their ids, or None for
-        those that were refused.
+        """Boot servers of each kind in any order; return their ids, or None
+        for those that were refused.
         """
         names = self.names()
         worst = [names[host] for promise in promises
@@ -203,14 +203,14 @@ class PromisesTest(base.IntegrationTestCase):
         return self.force(host, 'm1.nano')
 
     def deleted(self) -> str | None:
-        """Most are at no host yet."""
+        """Boot, and delete at once, mostly before it has a host."""
         server_id = self.plain()
         if server_id is not None:
             self.delete(server_id)
         return server_id
 
     def deleted_late(self) -> str | None:
-        """As soon as a scheduler has found a host, or none."""
+        """Boot, and delete once a scheduler has found a host, or none."""
         server_id = self.plain()
         if server_id is not None:
             self.wait_for(lambda: self.instances({server_id}),
@@ -226,23 +226,23 @@ class PromisesTest(base.IntegrationTestCase):
             time.time() + SHORT, SHORT)))
 
     def ask(self, body: base.Json) -> str | None:
-        """Boot as demo; the server's id, or None when there is no room."""
+        """Boot as demo; return the server's id, or None if it is refused."""
         answer = self.demo.request('POST', '/servers', body)
         self.assertIn(answer.status_code, (202, 409), answer.text)
         return answer.json()['server']['id'] if answer.ok else None
 
     def force(self, host: str, flavor: str) -> str:
-        """Boot on a host, past all filters; returns the server's id."""
+        """Boot on a host without filters; return the server's id."""
         return ty.cast(str, self.boot(
             client=self.admin, flavor=flavor,
             availability_zone=f'nova:{host}')['server']['id'])
 
-    # -- what came of it -----------------------------------------------------
+    # -- results -------------------------------------------------------------
 
     def at_rest(self, servers: set[str]) -> bool:
-        """All boots have come to an end, and the short leases too.
+        """Return whether all boots and the short leases have ended.
 
-        Nova's databases are asked, which costs next to nothing.
+        Reads Nova's databases, which costs next to nothing.
         """
         waiting = {one for one, in self.sql(
             'SELECT instance_uuid FROM build_requests', 'nova_api')}
@@ -256,7 +256,7 @@ class PromisesTest(base.IntegrationTestCase):
 
     def instances(self, servers: ty.Collection[str],
                   ) -> list[tuple[str, str, str | None]]:
-        """Those of these servers that are in a cell: id, state and task."""
+        """Return those of the servers in a cell: id, state and task."""
         return [ty.cast('tuple[str, str, str | None]', row)
                 for database in ('nova', 'nova_cell0') for row in self.sql(
                     'SELECT uuid, vm_state, task_state FROM instances '
@@ -264,14 +264,14 @@ class PromisesTest(base.IntegrationTestCase):
 
     def until_right(self, look: ty.Callable[[], list[str]],
                     seconds: float = SEEN) -> list[str]:
-        """Look until there are no complaints, or for so long."""
+        """Check until there are no complaints, or until a timeout."""
         deadline = time.monotonic() + seconds
         self.wait_for(lambda: not look() or time.monotonic() > deadline,
                       'there are no complaints', 2 * seconds)
         return look()
 
     def complaints(self, promises: list[Promise]) -> list[str]:
-        """What was promised, and is neither there nor marked."""
+        """Return the bookings that are neither available nor marked."""
         names, world, found = self.names(), self.world(), []
         for host, said in world.overbooked().items():
             found.append(f'{names[host]} is overbooked: {said}')
@@ -298,7 +298,7 @@ class PromisesTest(base.IntegrationTestCase):
         return found
 
     def marked(self, promises: list[Promise]) -> dict[str, int]:
-        """How many promises are where they were, moved, or missing."""
+        """Count the leases as booked, moved, or missing."""
         found: dict[str, int] = collections.Counter()
         booked, leases = self.booked(), self.leases()
         for promise in promises:
@@ -312,9 +312,9 @@ class PromisesTest(base.IntegrationTestCase):
         return bool(reservation['missing_resources'])
 
     def unkept(self, promises: list[Promise], told: set[str]) -> list[str]:
-        """What does not run although nobody said in time that it is missing.
+        """Return what does not run although it was not marked in time.
 
-        :param told: the leases of which it was said, or could not be
+        :param told: the leases that were marked, or could not be in time
         """
         leases, found = self.leases(), []
         for promise in promises:
@@ -335,7 +335,7 @@ class PromisesTest(base.IntegrationTestCase):
                     f'{", ".join(states) or "not there"}')
         return found
 
-    # -- what there is -------------------------------------------------------
+    # -- the present state ---------------------------------------------------
 
     def booked(self) -> list[ledger.Booking]:
         with self.database.begin() as connection:
@@ -343,12 +343,12 @@ class PromisesTest(base.IntegrationTestCase):
                 _BOOKINGS.order_by(_Booking.id))]
 
     def names(self) -> dict[str, str]:
-        """Of all hosts, by the ids of their resource providers."""
+        """Return the names of all hosts by their resource providers."""
         return dict(self.sql('SELECT uuid, name FROM resource_providers',
                              'placement'))
 
     def world(self) -> ledger.Ledger:
-        """All of it, as placement has it and the books promise it."""
+        """Return placement's data together with the bookings."""
         capacity: ledger.Amounts = collections.defaultdict(dict)
         for host, name, amount in self.sql(
                 'SELECT p.uuid, c.name, (i.total - i.reserved) * '
@@ -367,14 +367,14 @@ class PromisesTest(base.IntegrationTestCase):
     @staticmethod
     def each(do: ty.Callable[..., ty.Any], what: ty.Iterable[ty.Any],
              ) -> list[ty.Any]:
-        """Do it to all of them, many at once."""
+        """Call a function for all of them, many at once."""
         with concurrent.futures.ThreadPoolExecutor(AT_ONCE) as pool:
             return list(pool.map(do, what))
 
 
 def hosts_of(lease: base.Json, booked: list[ledger.Booking],
              ) -> list[str | None]:
-    """Where a lease is booked; None for each booking without a host."""
+    """Return the hosts of a lease; None for each booking without one."""
     own = {reservation['id'] for reservation in lease['reservations']}
     return sorted((one.host for one in booked
                    if one.reservation_id in own), key=str)

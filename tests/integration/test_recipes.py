@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 
 
-"""The stories of the user guide, typed as they are printed."""
+"""The recipes of the user guide, run as they are printed."""
 
 import re
 
@@ -31,7 +31,7 @@ class RecipesTest(test_hosts.HostsTestCase):
             getattr(self, check)(done.stdout)
 
     def ended(self, name: str) -> base.Json:
-        """The lease of a name, which is over."""
+        """Wait until the lease of a name has ended; return it."""
         self.wait_for(lambda: self.named(name)[-1]['status'] == 'TERMINATED',
                       f'lease {name} is over')
         return self.named(name)[-1]

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 
 
-"""A lease that recurs, as a user has it."""
+"""A recurring lease, with the commands of users."""
 
 import json
 import time
@@ -16,7 +16,7 @@ LASTS = 60
 class RecurringTest(test_tour.TourTestCase):
 
     def hints(self, name: str, start: float, **recurrence: str) -> list[str]:
-        """A lease from then on, and once more an hour later."""
+        """Return hints for a lease from then on, repeated an hour later."""
         return ['--hint', 'reserved=True', '--hint', 'lease_params=' + (
             json.dumps({
                 'name': name, 'start': base.date(start),
@@ -28,11 +28,11 @@ class RecurringTest(test_tour.TourTestCase):
         return self.openstack('reservation', 'occurrences', name)
 
     def take_away(self, name: str) -> None:
-        """What is to come of it does not end by itself in time."""
+        """Delete the remaining occurrences, which end too late."""
         self.run_client('openstack', 'reservation', 'lease', 'delete', name)
 
     def move_next(self, name: str) -> None:
-        """Have the next occurrence begin with the minute after the next."""
+        """Move the next occurrence to the minute after the next."""
         start = (time.time() // 60 + 2) * 60
         one = [each for each in self.occurrences(name)
                if each['status'] == 'PENDING'][0]

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Restarting any service, with a lease that starts meanwhile."""
+"""Restarting any service while a lease starts."""
 
 import time
 import typing as ty
@@ -13,32 +13,32 @@ SERVICES = (
     'nova-conductor', 'nova-compute-1', 'nova-compute-2', 'nova-computes',
     'nova-scheduler-1', 'nova-scheduler-2', 'nova-api-1', 'nova-api-2',
     'blazar-listener-1', 'blazar-listener-2')
-#: Seconds after which, at most, all is well again.
+#: Maximum seconds until everything works again.
 SOON = 30
-#: A message may be lost with the queue that it is in. That is noticed after
-#: lost_build_timeout, 80, and with the next comparison.
+#: A message may be lost with its queue. That is noticed after
+#: lost_build_timeout, 80, and with the next periodic sync.
 SLOWLY = {'rabbitmq': 180}
-#: Without these nothing is built. (Nobody needs glance and neutron for guests
-#: that only pretend, and of the others there are two.)
+#: Without these nothing is built. (Guests that only pretend need no glance and
+#: neutron, and of the other services there are two.)
 NEEDED = ('database', 'rabbitmq', 'keystone', 'placement', 'nova-conductor',
           'nova-compute-1', 'nova-compute-2', 'nova-computes')
 
 
 class RestartTest(base.IntegrationTestCase):
-    """One service after the other is away when a lease starts."""
+    """One service after the other is stopped when a lease starts."""
 
     def test_all_services_are_named_here(self) -> None:
         self.assertEqual({*SERVICES, 'epmd'}, set(self.cloud.names()))
 
     def survive(self, name: str) -> None:
-        """One lease starts while a service is away, and one just after."""
+        """Start one lease while a service is stopped, and one just after."""
         hosts = [host for host, process in self.cloud.hosts().items()
                  if process == name]
-        # Onto a host of a nova-compute that goes away; only administrators
-        # may say so.
+        # On a host of a nova-compute that is stopped; only administrators
+        # may select it.
         where: base.Json = {'host': hosts[0], 'client': self.admin} if (
             hosts) else {}
-        # Those with one host finish in peace what they have to do.
+        # With one host, it completes its work before it is stopped.
         first = int(time.time()) + (16 if len(hosts) == 1 else 5)
         then = first + 10
         while_away, lease_1 = self.hold_at(first, **where)
@@ -79,6 +79,6 @@ def _test(name: str) -> ty.Callable[[RestartTest], None]:
     return lambda test: test.survive(name)
 
 
-# A test of its own for each, so that one that fails is seen by its name.
+# A separate test for each, so that a failure names the service.
 for _name in SERVICES:
     setattr(RestartTest, f'test_{_name.replace("-", "_")}', _test(_name))

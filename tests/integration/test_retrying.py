@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Leases that wait for room on a real OpenStack, with the clients."""
+"""Leases that wait for capacity on a real OpenStack, with the clients."""
 
 import time
 
@@ -14,7 +14,7 @@ SOON = 120
 
 
 class WaitingTestCase(test_tour.TourTestCase):
-    """Servers that have to be on the same host, of which two fill it."""
+    """Servers that need the same host, which two of them fill."""
 
     def setUp(self) -> None:
         super().setUp()
@@ -23,11 +23,11 @@ class WaitingTestCase(test_tour.TourTestCase):
         )['id']
         self.addCleanup(self.run_client, 'openstack', 'server', 'group',
                         'delete', self.group)
-        # It is new each time; servers have to go before it.
+        # The group is new each time; its servers have to be deleted first.
         self.addCleanup(self.remove_what_is_new)
 
     def fill(self) -> list[str]:
-        """Held for later, they are in the way of who comes now."""
+        """Boot servers for later that block the host for boots from now on."""
         start = int(time.time()) + 600
         self.create('first', '--min', '2', '--max', '2', '--flavor',
                     'm1.large', '--hint', f'group={self.group}',
@@ -35,7 +35,7 @@ class WaitingTestCase(test_tour.TourTestCase):
         return [one['ID'] for one in self.openstack('server', 'list')]
 
     def wait_for_room(self, interval: str = '10s') -> tuple[str, str]:
-        """Boot another one; returns the ids of it and of its lease."""
+        """Boot another server; return its id and that of its lease."""
         server_id = self.create(
             'later', '--flavor', 'm1.large', '--hint', f'group={self.group}',
             *self.lease_words('now', 1200, lease_type='retry', retries=60,

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Builds that stand still, whoever does: each server is built once, or is one
-that has failed.
+"""Processes freeze during builds: each server is built once, or it has
+failed.
 """
 
 import os
@@ -14,7 +14,7 @@ from blazar_core.lifecycle import fault_points
 from tests.integration import test_crash
 from tests.stack import stack
 
-#: Seconds in which what got lost is found (lost_build_timeout, 22) and built.
+#: Seconds to find a lost build (lost_build_timeout, 22) and to build it.
 FOUND = 120
 
 Step = fault_points.FaultPoint
@@ -27,7 +27,7 @@ class StandingStillTest(test_crash.CrashTestCase):
         self.without('blazar-listener-1', 'blazar-listener-2')
 
     def freeze_between_gate_and_cast(self):
-        """A lease, and a listener that has taken its build and sent nothing.
+        """Freeze a listener after it took the permit of a build to be sent.
         """
         self.server_id, self.lease_id = self.hold(starts_in=3, lasts=900)
         self.frozen = self.listener_freezes_at(Step.START_TAKEN, 1)
@@ -39,7 +39,7 @@ class StandingStillTest(test_crash.CrashTestCase):
         self.wait_for(lambda: time.time() > seconds, 'time passes', FOUND)
 
     def finish(self):
-        """It was built once; nothing else is left."""
+        """Check that it was built once, and nothing remains."""
         self.wait_for_status([self.lease_id], 'ACTIVE', FOUND)
         self.assert_built_once(self.server_id)
         self.delete(self.server_id)
@@ -61,7 +61,7 @@ class StandingStillTest(test_crash.CrashTestCase):
         self.freeze_between_gate_and_cast()
         self.cloud.kill('rabbitmq')
         self.go_on()
-        # It does not wait until it is back, to send it then.
+        # The listener does not wait for the bus to send the build later.
         self.wait_for(lambda: 'start_lease failed' in self.frozen.written(),
                       'the cast is given up', FOUND)
         self.frozen.stop()
@@ -86,7 +86,7 @@ class StandingStillTest(test_crash.CrashTestCase):
         self.assertNotIn('sending them again', self.frozen.written())
 
     def processes(self, name):
-        """A process of the stack and its children."""
+        """Return the ids of a process of the stack and its children."""
         pid = self.cloud.pid(name)
         with open(f'/proc/{pid}/task/{pid}/children') as file:
             return [pid, *map(int, file.read().split())]

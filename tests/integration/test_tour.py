@@ -15,14 +15,14 @@ BOOT = ('--image', 'cirros', '--nic', 'none')
 class TourTestCase(base.IntegrationTestCase):
 
     def create(self, name: str, *words: str) -> base.Json:
-        """openstack server create"""
+        """Run ``openstack server create``."""
         return ty.cast(base.Json, self.openstack(
             'server', 'create', *BOOT, '--flavor', 'm1.nano', *words, name))
 
     @staticmethod
     def lease_words(start: float | str, lasts: int, **more: ty.Any,
                     ) -> list[str]:
-        """The hints as one types them."""
+        """Return the hints as words of a command."""
         return [word for name, value in base.IntegrationTestCase.lease_hints(
             start, lasts, **more).items()
             for word in ('--hint', f'{name}={value}')]
@@ -31,7 +31,7 @@ class TourTestCase(base.IntegrationTestCase):
 class TourTest(TourTestCase):
 
     def test_boot_without_a_lease(self) -> None:
-        """By commands that are not loaded before: see clients.py."""
+        """By commands that are not preloaded: see clients.py."""
         done = self.run_process(
             'openstack', 'server', 'create', *BOOT, '--flavor', 'm1.nano',
             '--wait', 'plain', '-f', 'json')
@@ -46,13 +46,13 @@ class TourTest(TourTestCase):
         self.assertEqual([], self.guests(server['id']))
 
     def leases_of(self, name: str) -> dict[str, base.Json]:
-        """The leases of demo's project since setUp() that are not over."""
+        """Return leases of the project since setUp() that have not ended."""
         return {lease_id: lease for lease_id, lease in self.leases().items()
                 if lease['status'] != 'TERMINATED' and
                 lease['project_id'] == self.demo.project_id}
 
     def test_lease_for_later_from_its_boot_to_its_end(self) -> None:
-        # In time for what a slow client asks of it before.
+        # Late enough for the requests of a slow client before it.
         start, lasts = int(time.time()) + 20, 15
         server_id = self.create('later', *self.lease_words(start, lasts))['id']
         self.assert_held(server_id, 'later')
@@ -67,7 +67,7 @@ class TourTest(TourTestCase):
                          list(self.allocations(server_id).values()))
         lease_id = self.lease_of(server_id)['id']
         self.wait_for_lease(lease_id, 'ACTIVE')
-        # It was there for its time, not only on the way.
+        # It runs until its end, not only for a moment.
         self.wait_for(lambda: time.time() >= start + lasts - 3, 'nearly over')
         self.assertEqual('ACTIVE', self.server(server_id)['status'])
 
@@ -79,7 +79,7 @@ class TourTest(TourTestCase):
         self.assertNotIn(server_id, self.booked_hosts())
 
     def test_a_held_server_says_what_holds_it(self) -> None:
-        """And has what its user gave it when it is built."""
+        """Changes by its user are applied when it is built."""
         start = int(time.time()) + 25
         server_id = self.create('later', '--property', 'color=blue',
                                 *self.lease_words(start, 600, name='lease'),
@@ -114,7 +114,7 @@ class TourTest(TourTestCase):
             (server['metadata'], server['description'], server['locked']))
 
     def assert_held(self, server_id: str, name: str) -> None:
-        """It is shown as RESERVED everywhere, and takes nothing."""
+        """Check that it is RESERVED everywhere, and uses nothing."""
         shown = self.openstack('server', 'show', server_id)
         self.assertEqual('RESERVED', shown['status'])
         listed = {server['ID']: server['Status']
@@ -135,14 +135,14 @@ class TourTest(TourTestCase):
         return done.stdout
 
     def test_refusal_says_from_when_it_would_fit(self) -> None:
-        """A host is full; what must be on the same host has to wait."""
+        """The host is full; a server that needs this host has to wait."""
         group = self.openstack('server', 'group', 'create', '--policy',
                                'affinity', 'together')['id']
         self.addCleanup(self.run_client, 'openstack', 'server', 'group',
                         'delete', group)
         whole = ('--min', '2', '--max', '2', '--flavor', 'm1.large',
                  '--hint', f'group={group}')
-        # A date is shown without seconds where they are none.
+        # A date is shown without seconds if they are zero.
         start = int(time.time()) // 60 * 60 + 660
         self.create('first', *whole, *self.lease_words(start, 600))
         before = self.server_ids(), self.leases()
@@ -154,14 +154,14 @@ class TourTest(TourTestCase):
         self.assertIn(f'(write "start": "{end[:16]}")', said)
         self.assertIn('fits_now: 0 of 2', said)
 
-        # What a program reads.
+        # The answer for programs.
         hints = {**self.lease_hints(start + 60, 600), 'group': group}
         fault = self.refusal(409, self.demo, 'POST', '/servers',
                              self.boot_body(hints, flavor='m1.large'))
         self.assertEqual(end.replace(' ', 'T') + '.000000',
                          fault['next_start'])
         self.assertEqual(0, fault['fits_now'])
-        # Nothing is left of those that were refused ...
+        # Nothing remains of the refused boots ...
         self.assertEqual(before, (self.server_ids(), self.leases()))
         # ... and the answer was right.
         hints = {**self.lease_hints(start + 600, 600), 'group': group}
@@ -177,7 +177,7 @@ class TourTest(TourTestCase):
         lease_id = self.lease_of(server['ID'])['id']
         self.nova('delete', 'unwanted')
         self.assertEqual([], self.openstack('server', 'list'))
-        # At once: no comparison has to find out.
+        # At once, without waiting for a periodic sync.
         self.assertEqual('TERMINATED', self.lease(lease_id)['status'])
         self.assertNotIn(server['ID'], self.booked_hosts())
 

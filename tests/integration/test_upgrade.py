@@ -15,10 +15,10 @@ from nova import version
 from tests.integration import base
 from tests import stack
 
-#: The environment of the newer release, beside that of the older one.
+#: The environment of the newer release, next to that of the older one.
 NEW = os.path.join(base.ROOT, '.venv', 'bin', 'python')
 OLD_RELEASE = '33.'
-#: Boots of a kind until each of two processes has had one.
+#: The maximum number of boots of a kind until both processes have had one.
 MOST = 12
 
 
@@ -26,7 +26,7 @@ MOST = 12
                      'runs on the older release: ./tools/test nova33-stack')
 @unittest.skipUnless(os.path.exists(NEW), 'there is no .venv')
 class UpgradeTest(base.IntegrationTestCase):
-    """On a small stack of its own, in the order of doc/source/admin."""
+    """A small stack of its own, in the order of doc/source/admin."""
 
     _stack: ty.ClassVar[stack.Stack]
 
@@ -60,7 +60,7 @@ class UpgradeTest(base.IntegrationTestCase):
                      'nova-computes')
         for server_id in (runs, *booted):
             self.check_server(server_id, 'ACTIVE')
-        # What the old release has stored, sent by the new one.
+        # A build that was stored by the old release is sent by the new one.
         self.demo('PUT', f'/leases/{its_lease}',
                   {'start_date': base.date(time.time() + 70)[:16]},
                   service='reservation')
@@ -69,11 +69,11 @@ class UpgradeTest(base.IntegrationTestCase):
         self.wait_for_server(after)
 
     def boots_by_both(self) -> list[str]:
-        """Boots with a lease from now on, and for later, until each of the
-        processes of nova-api has had some of both.
+        """Boot with a lease from now on, and for later, until each of the
+        processes of nova-api has had both.
 
         None is stopped meanwhile: one of the old release does not start again
-        after its record in Nova is of the new one, and they share that here.
+        after its record in Nova has the new version, and they share it here.
         """
         booted: list[str] = []
         for of_this_kind in (lambda: self.boot(self.lease_hints('now'))[
@@ -89,7 +89,7 @@ class UpgradeTest(base.IntegrationTestCase):
         return booted
 
     def boots_of(self, number: int) -> int:
-        """How many boots a nova-api has accepted."""
+        """Return how many boots a nova-api has accepted."""
         with open(self.cloud.log(f'nova-api-{number}')) as file:
             return len(re.findall(
                 r'"POST /v2\.1/servers" status: 202', file.read()))
@@ -105,12 +105,12 @@ class UpgradeTest(base.IntegrationTestCase):
             self.check_environment(name, NEW)
 
     def check_environment(self, name: str, python: str) -> None:
-        """A process is what stands beside a Python."""
+        """Check that a process runs in the environment of a Python."""
         with open(f'/proc/{self.cloud.pid(name)}/cmdline') as file:
             self.assertIn(os.path.dirname(python) + os.sep, file.read())
 
     def sync_databases(self) -> None:
-        """By the new release, as its upgrade begins."""
+        """Sync with the new release, the first step of its upgrade."""
         manage = os.path.join(os.path.dirname(NEW), 'nova-manage')
         path = os.path.join(self.cloud.folder, 'etc', 'nova', 'nova.conf')
         for words in (['api_db', 'sync'], ['db', 'sync']):

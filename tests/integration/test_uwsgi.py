@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""nova-api under uWSGI behind nginx, as clouds have it."""
+"""nova-api under uWSGI behind nginx, as in clouds."""
 
 import os
 import typing as ty
@@ -14,7 +14,7 @@ from tests.stack import servers
 
 class UwsgiTest(test_around.AroundTest, test_clocks.WrongTest,
                 test_clocks.MomentTest):
-    """On a small stack of its own: that of all tests has waitress."""
+    """A small stack of its own: the shared one uses waitress."""
 
     _stack: ty.ClassVar[stack.Stack]
 

@@ -19,19 +19,19 @@ from tests.packaging import environment
 from tests import stack
 
 MIGRATIONS = 'blazar_core/db/alembic/versions'
-#: What else there is where the stack runs our processes.
+#: The other packages that the plugin's processes of the stack need.
 PACKAGES = ('waitress', 'PyMySQL', 'psycopg2-binary')
 SCHEDULERS = ('nova-scheduler-1', 'nova-scheduler-2')
 APIS = ('nova-api-1', 'nova-api-2')
 LISTENERS = ('blazar-listener-1', 'blazar-listener-2')
 HOSTS = ('host3', 'host4', 'host5')
-#: Connections until one is to a given one of two processes.
+#: The maximum number of connections until one reaches a given process.
 MOST = 30
 LENGTH = 2 * lease_api.HOUR
 
 
 def git(*words: str) -> str:
-    """What git prints; nothing where it fails, or is not there."""
+    """Return the output of git; nothing if it fails or is missing."""
     try:
         return subprocess.run(
             ['git', '-C', base.ROOT, *words], text=True, check=True,
@@ -41,9 +41,9 @@ def git(*words: str) -> str:
 
 
 def commit_before() -> str | None:
-    """The newest commit that has some of the migrations which there are here,
-    the first ones and unchanged; else the oldest one that has all of them.
-    None where git knows none.
+    """Return the newest commit that has only the first of the present
+    migrations, unchanged; otherwise the oldest one that has all of them.
+    None if git knows none.
     """
     if named := os.environ.get('BLAZAR_STACK_FROM'):
         return named
@@ -76,7 +76,7 @@ class Before(environment.Environment):
     def _setUp(self) -> None:
         super()._setUp()
         folder = self.useFixture(fixtures.TempDir()).path
-        # A clone: its version and its files are what git says they are.
+        # A clone: pbr takes its version and its files from git.
         for words in (['clone', '-q', '--shared', '-n', base.ROOT, folder],
                       ['-C', folder, 'checkout', '-q', self._commit]):
             subprocess.run(['git', *words], check=True)
@@ -96,7 +96,7 @@ class Connected(base.Client):
         self._session = requests.Session()
 
     def connect(self) -> None:
-        """Have a connection: the server ends one that was idle for long."""
+        """Connect: the server closes connections that are idle for long."""
         for _attempt in range(MOST):
             with contextlib.suppress(AnotherProcess):
                 self('GET', '/servers')
@@ -113,13 +113,13 @@ class Connected(base.Client):
         return answer
 
     def _answered(self) -> int:
-        """How many requests the process has answered: it logs each before."""
+        """Count the answers of the process: it logs each one first."""
         with open(self._log) as file:
             return file.read().count('nova.api.openstack.requestlog')
 
 
 class Made(ty.NamedTuple):
-    """Leases of each kind, which one nova-api has made.
+    """Leases of each kind, created by one nova-api.
 
     :ivar whole: the reservation of a host
     :ivar places: the reservation by whose flavor servers are booted
@@ -132,7 +132,7 @@ class Made(ty.NamedTuple):
 
 
 class VersionsTest(lease_api.LeaseApiTestCase):
-    """On a small stack of its own, in the order of doc/source/admin."""
+    """A small stack of its own, in the order of doc/source/admin."""
 
     _stack: ty.ClassVar[stack.Stack]
     _python: ty.ClassVar[str]
@@ -166,7 +166,7 @@ class VersionsTest(lease_api.LeaseApiTestCase):
         self._going: list[Made] = []
 
     def remove_what_is_new(self) -> None:
-        """The whole stack goes."""
+        """Remove nothing: the whole stack is removed."""
 
     def test_leases_of_both_versions_start_change_and_end(self) -> None:
         for name in (*SCHEDULERS, *APIS, *LISTENERS):
@@ -181,7 +181,7 @@ class VersionsTest(lease_api.LeaseApiTestCase):
             self.cloud.stop(name)
         self.manage('db', 'sync')
         self.assertEqual(migration.head(), self.version().strip())
-        # What there is of the old version goes on, without a listener.
+        # Leases of the old version continue without a listener.
         self.change(early, APIS[0])
         self.end(later, APIS[1])
         for name in APIS:
@@ -228,7 +228,7 @@ class VersionsTest(lease_api.LeaseApiTestCase):
             self.check_environment(name, self.cloud.settings.python)
 
     def check_environment(self, name: str, python: str) -> None:
-        """A process is what stands beside a Python."""
+        """Check that a process runs in the environment of a Python."""
         with open(f'/proc/{self.cloud.pid(name)}/cmdline') as file:
             self.assertIn(os.path.dirname(python) + os.sep, file.read())
 
@@ -244,7 +244,7 @@ class VersionsTest(lease_api.LeaseApiTestCase):
         return self.manage('db', 'version')
 
     def by(self, name: str) -> Connected:
-        """The client of a process, as long as it runs."""
+        """Return the client of a process, as long as it runs."""
         pid = self.cloud.pid(name)
         assert pid is not None, name
         if pid not in self._clients:
@@ -255,12 +255,12 @@ class VersionsTest(lease_api.LeaseApiTestCase):
     # -- leases --------------------------------------------------------------
 
     def leases(self) -> dict[str, base.Json]:
-        """As the API shows them: at first the tables are older than ours."""
+        """Return all leases by the API: the tables may still be old."""
         return {lease['id']: lease for lease in self.admin(
             'GET', '/leases', service='reservation')['leases']}
 
     def make_each(self, name: str) -> Made:
-        """Make leases of each kind by a nova-api, and their servers."""
+        """Create leases of each kind by a nova-api, and their servers."""
         kinds: tuple[base.Json, ...] = (
             {'resource_type': 'physical:host', 'min': 1, 'max': 1,
              'hypervisor_properties': '', 'resource_properties': ''},
@@ -278,7 +278,7 @@ class VersionsTest(lease_api.LeaseApiTestCase):
         return made
 
     def boot_each(self, name: str, made: Made) -> None:
-        """Boot by a nova-api, from now on and for later, and within leases."""
+        """Boot by a nova-api, from now on, for later, and within leases."""
         for seconds in (0, 15):
             lease = f'lease-{uuid.uuid4()}'
             client = self.by(name)
@@ -310,14 +310,14 @@ class VersionsTest(lease_api.LeaseApiTestCase):
                     lease_api.minute(base.seconds(lease['end_date'])))
 
     def end(self, made: Made, name: str) -> None:
-        """Ask a nova-api to end all of these."""
+        """Delete all of these by a nova-api."""
         self._going.remove(made)
         for lease_id in made.leases:
             self.by(name)('DELETE', f'/leases/{lease_id}',
                           service='reservation')
 
     def wait_until_active(self) -> None:
-        """All servers, and all leases."""
+        """Wait for all servers and all leases."""
         for made in self._going:
             for server_id in made.servers:
                 self.wait_for_server(server_id)
@@ -325,7 +325,7 @@ class VersionsTest(lease_api.LeaseApiTestCase):
                 self.wait_for_lease(lease_id, 'ACTIVE')
 
     def wait_until_ended(self, *ended: Made) -> None:
-        """All servers and leases of these."""
+        """Wait for the end of all servers and leases of these."""
         for made in ended:
             for server_id in made.servers:
                 self.wait_until_gone(server_id)
@@ -335,7 +335,7 @@ class VersionsTest(lease_api.LeaseApiTestCase):
                 for lease_id in made.leases), 'leases are TERMINATED')
 
     def check(self) -> None:
-        """Nothing differs, and nothing has failed."""
+        """Check that nothing differs, and no event has failed."""
         self.wait_for(lambda: self.verify().returncode == 0,
                       lambda: self.verify().stdout)
         self.assertEqual([], self.sql(

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Virtual environments as operators make them, of pinned packages."""
+"""Virtual environments as operators create them, of pinned packages."""
 
 import os
 import subprocess
@@ -13,17 +13,17 @@ __all__ = ['OURS', 'TOP', 'Environment', 'Packages', 'run']
 
 TOP = os.path.dirname(os.path.dirname(os.path.dirname(
     os.path.abspath(__file__))))
-#: The name of our distribution.
+#: The name of the distribution of this project.
 OURS = 'nova-leases'
 _PINNED = ('constraints.txt', 'tests/packaging/blazar-constraints.txt')
 
 
 class Packages(fixtures.Fixture):
-    """What is uploaded for a release.
+    """The packages of a release.
 
-    :param tree: of what it is made; by default of this one
+    :param tree: the source tree; by default this one
     :ivar sdist: the path of the source distribution
-    :ivar wheel: the path of the wheel, which is built of that
+    :ivar wheel: the path of the wheel, which is built from that
     """
 
     def __init__(self, tree=TOP):
@@ -42,7 +42,7 @@ class Packages(fixtures.Fixture):
 
 
 def _build(kind, folder, source):
-    # The backend's last line is the name, after what it reports.
+    # The last line of the backend is the name, after its log.
     printed = run(sys.executable, '-c', 'import sys, pbr.build\n'
                   f'name = pbr.build.build_{kind}(sys.argv[1])\n'
                   'print("\\n" + name)', folder, cwd=source)
@@ -52,8 +52,8 @@ def _build(kind, folder, source):
 class Environment(fixtures.Fixture):
     """A virtual environment with packages.
 
-    :param packages: what pip is told to install
-    :param pins: the files of constraints, from the top folder
+    :param packages: the arguments of pip install
+    :param pins: the files of constraints, relative to the top folder
     :ivar folder: an empty one, in which its commands run
     """
 
@@ -75,15 +75,15 @@ class Environment(fixtures.Fixture):
         self.do('pip', 'install', *pins, *packages)
 
     def program(self, name):
-        """The path of a command of the environment."""
+        """Return the path of a command of the environment."""
         return os.path.join(self._bin, name)
 
     def do(self, name, *words):
-        """Run a command of the environment; returns what it printed."""
+        """Run a command of the environment; return its output."""
         return run(self.program(name), *words, cwd=self.folder)
 
     def python(self, code, *words):
-        """Run code in it; returns what it printed."""
+        """Run code in the environment; return its output."""
         return self.do('python', '-c', code, *words)
 
     def imports(self, names):
@@ -94,7 +94,7 @@ class Environment(fixtures.Fixture):
 
 
 def run(*command, cwd):
-    """Run a command that has to succeed; returns what it printed."""
+    """Run a command that has to succeed; return its output."""
     done = subprocess.run(
         command, cwd=cwd, stdin=subprocess.DEVNULL, text=True,
         stdout=subprocess.PIPE, stderr=subprocess.PIPE,

@@ -2,8 +2,8 @@
 
 """The project and Blazar's own packages in one environment.
 
-While a cloud changes over from Blazar, its machines have both. The environment
-is made of a wheel of this tree and of pinned releases of Blazar's packages.
+During a migration from Blazar, machines have both. The environment consists
+of a wheel of this tree and of pinned releases of Blazar's packages.
 """
 
 import collections
@@ -18,16 +18,17 @@ from tests.packaging import environment
 OURS = environment.OURS
 THEIRS = ('blazar', 'blazar-nova', 'blazar-dashboard', 'python-blazarclient')
 
-#: What a process of Nova loads of either. Blazar's services are not among
-#: them: they cannot be in one process with Nova (both have an option `host`).
+#: Modules of either that a process of Nova loads. Blazar's services are not
+#: among them: they cannot share a process with Nova (both have an option
+#: `host`).
 IN_NOVA = {
     OURS: ('blazar_nova.api.app', 'blazar_nova.api.rest',
            'blazar_nova.scheduler.filters', 'blazar_nova.scheduler.weights'),
     'blazar-nova': ('blazarnova.scheduler.filters.blazar_filter',),
 }
-#: The commands choose native threads before all else.
+#: The commands select native threads first.
 COMMANDS = ('blazar_nova.cmd.listener', 'blazar_nova.cmd.manage')
-#: What a process without Nova may load of either.
+#: Modules of either that a process without Nova may load.
 WITHOUT_NOVA = {
     OURS: ('blazar_core.leases.leases', 'blazar_core.lifecycle.handlers',
            'blazar_core.common.opts', 'blazar_nova.osc.plugin',
@@ -36,7 +37,7 @@ WITHOUT_NOVA = {
                'blazar.api.v1.leases.v1_0'),
     'python-blazarclient': ('blazarclient.osc.plugin', 'blazarclient.shell'),
 }
-#: The filters that one scheduler has during the change.
+#: The filters of one scheduler during the migration.
 FILTERS = ('blazarnova.scheduler.filters.blazar_filter.BlazarFilter',
            'blazar_nova.scheduler.filters.LeaseFilter')
 
@@ -66,7 +67,7 @@ for name in ('aggregate_freepool_name', 'blazar_owner', 'blazar_az_prefix'):
 
 
 class BesideBlazarTest(testtools.TestCase):
-    """One environment for all: it takes minutes to make."""
+    """One environment for all tests: it takes minutes to create."""
 
     def test_both_work_and_each_goes_without_the_other(self):
         packages = self.useFixture(environment.Packages())
@@ -92,11 +93,11 @@ class BesideBlazarTest(testtools.TestCase):
         self.check_status(both, 'blazar-status')
 
     def check_status(self, both, name):
-        """A script runs."""
+        """Check that a script runs."""
         self.assertIn(f'usage: {name}', both.do(name, '--help'))
 
     def check_names(self, both):
-        """No script and no entry point has a name that another has."""
+        """Check that names of scripts and entry points are unique."""
         owners = collections.defaultdict(set)
         for owner, group, name in json.loads(both.python(_ENTRY_POINTS)):
             owners[group, name].add(owner)
@@ -107,13 +108,13 @@ class BesideBlazarTest(testtools.TestCase):
                               if len(names) > 1})
 
     def check_files(self, both):
-        """No file is of two distributions."""
+        """Check that no file belongs to two distributions."""
         files = json.loads(both.python(_FILES, OURS, *THEIRS))
         for one, other in itertools.combinations(files, 2):
             self.assertEqual(set(), set(files[one]) & set(files[other]))
 
     def check_filters(self, both, order):
-        """One scheduler has both filters, and they read the same options."""
+        """Check that one scheduler has both filters, with the same options."""
         path = os.path.join(both.folder, 'nova.conf')
         with open(path, 'w') as file:
             file.write('[blazar:physical:host]\n'

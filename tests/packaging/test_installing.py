@@ -15,8 +15,8 @@ SAMPLES = ('api-paste.ini', 'nova.conf', 'nova_leases_horizon.py',
            'metadefs/compute-leases.json',
            'metadefs/compute-reserved-hosts.json')
 
-#: Every module but those of the client plug-in, which are of an extra; the
-#: commands are loaded by their scripts.
+#: Imports all modules except those of the client plug-in, which belong to an
+#: extra, and the commands, which are loaded by their scripts.
 _IMPORT_ALL = '''
 import importlib, pkgutil
 from nova import monkey_patch
@@ -59,19 +59,19 @@ class InstallingTest(testtools.TestCase):
         self.assertGreater(int(made.python(_IMPORT_ALL)), 150)
         for name in COMMANDS:
             self.assertIn(f'usage: {name}', made.do(name, '--help'))
-        # The tables come with it, and the command finds them.
+        # The migrations are included, and the command finds them.
         url = f'sqlite:///{made.folder}/leases.sqlite'
         conf = os.path.join(made.folder, 'nova.conf')
         with open(conf, 'w') as file:
             file.write(f'[blazar_database]\nconnection = {url}\n')
         made.do('blazar-nova-manage', '--config-file', conf, 'db', 'sync')
         self.check_files(json.loads(made.python(_DATA)))
-        # An extra is named behind the path of a package.
+        # An extra is named after the path of a package.
         made.install(f'{package}[osc]')
         made.imports(['blazar_nova.osc.plugin', 'blazar_nova.osc.commands'])
 
     def check_files(self, data):
-        """What is not code is installed, and nothing of the tests."""
+        """Check that data files are installed, and no tests."""
         files = set(data['files'])
         folder = os.path.realpath(data['prefix'])
         for name in SAMPLES:

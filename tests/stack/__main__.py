@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""The command line of ./tools/stack; its help is there."""
+"""The command line of ./tools/stack, which has its help."""
 
 import argparse
 import glob
@@ -28,7 +28,7 @@ def _parser() -> argparse.ArgumentParser:
     up.add_argument('--token-expiry', type=int)
     up.add_argument('--api', choices=('waitress', 'uwsgi'))
     up.add_argument('--with', dest='services', type=_services)
-    # ./tools/stack has chosen the environment by it.
+    # Only read by ./tools/stack, which has selected the environment.
     up.add_argument('--nova', choices=('33', '34'))
     commands.add_parser('down')
     commands.add_parser('status')
@@ -40,7 +40,7 @@ def _parser() -> argparse.ArgumentParser:
     shell.add_argument('user', nargs='?', default='admin',
                        choices=('admin', *configuration.ACCOUNTS))
     for command in commands.choices.values():
-        # After the command too.
+        # The option is also accepted after the command.
         command.add_argument('--folder', default=argparse.SUPPRESS)
     return parser
 
@@ -85,7 +85,7 @@ def _status(stack: stacks.Stack, _words: argparse.Namespace) -> int:
 
 
 def _logs(stack: stacks.Stack, words: argparse.Namespace) -> None:
-    """One log; or of all logs the lines that tell of errors."""
+    """Print one log; or the lines of all logs that report errors."""
     if words.name:
         with open(stack.log(words.name), errors='replace') as file:
             shutil.copyfileobj(file, sys.stdout)

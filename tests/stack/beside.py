@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Services beside a stack, from a Python environment of their own."""
+"""Services next to a stack, from a Python environment of their own."""
 
 import collections.abc
 import os
@@ -13,10 +13,10 @@ _PATIENCE = 120
 
 
 class Services:
-    """Processes of the stack's folder, which somebody has to stop.
+    """Processes of the stack's folder, which the caller has to stop.
 
-    :param folder: of the stack
-    :param python: of the environment that has them
+    :param folder: the folder of the stack
+    :param python: the Python of the environment that has them
     """
 
     def __init__(self, folder: str, python: str) -> None:
@@ -25,14 +25,14 @@ class Services:
         self._processes: list[processes.Process] = []
 
     def start(self) -> None:
-        """Start all; returns when they do their work."""
+        """Start all; return when they are up."""
         for process in self._processes:
             process.start()
         for process in self._processes:
             process.wait_until_up(_PATIENCE)
 
     def stop(self) -> None:
-        """End all as an operator would."""
+        """Stop all as an operator would."""
         for process in self._processes:
             process.stop()
 

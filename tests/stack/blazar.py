@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""OpenStack Blazar 18 beside a stack, as a cloud has it before the change.
+"""OpenStack Blazar 18 next to a stack, as in a cloud before its migration.
 
-Its services run from a Python environment that has the package ``blazar``, on
-the stack's keystone, database server and RabbitMQ.
+Its services run from a Python environment that has the package ``blazar``,
+with the stack's keystone, database server and RabbitMQ.
 """
 
 import os
@@ -18,7 +18,7 @@ __all__ = ['FILTERS', 'FILTER_CLASS', 'FREEPOOL', 'Blazar']
 
 FREEPOOL = 'freepool'
 FILTER_CLASS = 'blazarnova.scheduler.filters.blazar_filter.BlazarFilter'
-#: What Blazar's installation guide has the scheduler enable.
+#: The filters that Blazar's installation guide enables.
 FILTERS = ('AggregateMultiTenancyIsolation',
            'AggregateInstanceExtraSpecsFilter', 'BlazarFilter')
 _DATABASE = 'blazar'
@@ -28,9 +28,9 @@ class Blazar(beside.Services):
     """blazar-api and blazar-manager.
 
     :param cloud: the stack, which is up
-    :param python: of the environment that has Blazar
+    :param python: the Python of the environment that has Blazar
     :ivar conf: the path of ``blazar.conf``
-    :ivar url: of its API
+    :ivar url: the URL of its API
     """
 
     def __init__(self, cloud: stacks.Stack, python: str) -> None:
@@ -53,7 +53,7 @@ class Blazar(beside.Services):
                 'start method', environ=environ)))
 
     def set_up(self) -> None:
-        """Make its database, its tables and ``blazar.conf``."""
+        """Create its database, its tables and ``blazar.conf``."""
         os.makedirs(os.path.dirname(self.conf), exist_ok=True)
         self._cloud.execute(f'CREATE DATABASE {_DATABASE}')
         configuration.write_file(self.conf, self._lines())

@@ -1,18 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""nova-compute with guests that exist only in writing.
+"""nova-compute with guests that exist only as records.
 
 python -m tests.stack.compute HOST[,HOST...] ARGUMENT OF NOVA-COMPUTE...
 
-One process may be several hosts. Nova's fake driver has its guests in
+One process may serve several hosts. Nova's fake driver has its guests in
 memory; this one writes them into files too, since real guests outlive the
-nova-compute that has made them. In ``[DEFAULT] instances_path``:
+nova-compute that has created them. In ``[DEFAULT] instances_path``:
 
 ``HOST/SERVER.json``
-    A guest that is there, with all that it was given.
+    An existing guest, with all its parameters.
 ``HOST/spawned.jsonl``
-    One line for each guest that was ever made there. Who makes two guests
-    for one server shows here.
+    One line for each guest that was ever created there; it shows if a server
+    got two guests.
 """
 
 from nova import monkey_patch
@@ -51,7 +51,7 @@ from oslo_service import opts as service_opts  # noqa: E402
 
 #: Two servers of the flavor m1.large fill a host.
 VCPUS, MEMORY_MB, DISK_GB = 8, 16384, 160
-#: For ids of hosts that are the same after each start.
+#: The namespace of host ids, which are the same after each start.
 NAMESPACE = uuid.UUID('0d3f2c52-5d5c-4f0e-9c9e-b1a2a7d0c0de')
 
 CONF = nova.conf.CONF
@@ -66,12 +66,12 @@ class Guests(dict[str, fake.FakeInstance]):
         for path in glob.glob(os.path.join(folder, '*.json')):
             with open(path) as file:
                 guest = json.load(file)
-            # Off or on is not written down; Nova puts it right.
+            # The power state is not recorded; Nova corrects it.
             super().__setitem__(guest['uuid'], fake.FakeInstance(
                 guest['name'], power_state.RUNNING, guest['uuid']))
 
     def record(self, guest: dict[str, ty.Any]) -> None:
-        """Write down a guest that is about to be made."""
+        """Record a guest before its creation."""
         text = json.dumps(guest)
         with open(os.path.join(self.folder, 'spawned.jsonl'), 'a') as file:
             file.write(text + '\n')
@@ -81,7 +81,7 @@ class Guests(dict[str, fake.FakeInstance]):
     def __setitem__(self, key: str, guest: fake.FakeInstance) -> None:
         super().__setitem__(key, guest)
         if not os.path.exists(self._path(key)):
-            # It has been moved to here, or its deletion taken back.
+            # A migrated guest, or one whose deletion was reverted.
             with open(self._path(key), 'w') as file:
                 json.dump({'uuid': key, 'name': guest.name}, file)
 
@@ -133,7 +133,7 @@ class StackDriver(fake.FakeDriver):
                  if isinstance(content, bytes) else content]
                 for path, content in injected_files or ()],
             'admin_password': admin_password,
-            # Fetched as real drivers do, in the name of whom it is for.
+            # Fetched with the user's token, as real drivers do.
             'image_bytes': sum(map(len, glance.API().download(
                 context, instance.image_ref)))})
         super().spawn(context, instance, image_meta, injected_files,
@@ -142,7 +142,7 @@ class StackDriver(fake.FakeDriver):
     def snapshot(self, context: ty.Any, instance: ty.Any, image_id: str,
                  update_task_state: ty.Callable[..., None]) -> None:
         super().snapshot(context, instance, image_id, update_task_state)
-        # Else nothing could be booted from it again, as unshelving does.
+        # Without data it could not be booted, as unshelving does.
         glance.API().update(
             context, image_id, {
                 'disk_format': 'raw', 'container_format': 'bare'},
@@ -150,7 +150,7 @@ class StackDriver(fake.FakeDriver):
 
 
 def serve_hosts(hosts: list[str]) -> None:
-    """What nova.cmd.compute.main does, for several hosts."""
+    """Do the work of nova.cmd.compute.main for several hosts."""
     config.parse_args(sys.argv)
     logging.setup(CONF, 'nova')
     service_opts.register_service_opts(CONF)
@@ -161,7 +161,7 @@ def serve_hosts(hosts: list[str]) -> None:
     objects_base.NovaObject.indirection_api = conductor_rpcapi.ConductorAPI()
     objects.Service.enable_min_version_cache()
     for host in hosts:
-        # Some code asks the service which host it is, and some this.
+        # Some code reads the host from the service, and some from here.
         CONF.set_override('host', host)
         service.Service.create(
             host=host, binary='nova-compute', topic=compute_rpcapi.RPC_TOPIC,
@@ -169,7 +169,7 @@ def serve_hosts(hosts: list[str]) -> None:
     stop = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_args: stop.set())
     stop.wait()
-    # Threads of the services would go on: they end as in a crash.
+    # Threads of the services would continue: they end as in a crash.
     os._exit(0)
 
 

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Heat beside a stack: its API, and one engine.
+"""Heat next to a stack: its API, and one engine.
 
-It runs from a Python environment that has the package ``openstack-heat``, on
+It runs from a Python environment that has the package ``openstack-heat``, with
 the stack's keystone, database server and RabbitMQ, as the stack's user
-``blazar``. The catalog does not name it: who asks it knows its port.
+``blazar``. It is not in the catalog: clients have to know its port.
 """
 
 import os
@@ -24,8 +24,8 @@ class Heat(beside.Services):
     """heat-api and heat-engine.
 
     :param cloud: the stack, which is up
-    :param python: of the environment that has Heat
-    :ivar url: of its API, without a project
+    :param python: the Python of the environment that has Heat
+    :ivar url: the URL of its API, without a project
     """
 
     def __init__(self, cloud: stacks.Stack, python: str) -> None:
@@ -35,7 +35,7 @@ class Heat(beside.Services):
         port = stacks.free_ports(1)[0]
         self._conf = os.path.join(folder, 'heat.conf')
         self.url = f'http://127.0.0.1:{port}/v1'
-        # It looks for its configuration in the home of its user.
+        # It reads its configuration from the home of its user.
         environ = {'HOME': folder, 'PYTHONWARNINGS': 'ignore'}
         self._have((
             processes.Program(
@@ -48,7 +48,7 @@ class Heat(beside.Services):
                 'Starting engine_worker', environ=environ)))
 
     def set_up(self) -> None:
-        """Make its database, its tables and ``heat.conf``."""
+        """Create its database, its tables and ``heat.conf``."""
         os.makedirs(os.path.dirname(self._conf), exist_ok=True)
         self._cloud.execute(f'DROP DATABASE IF EXISTS {_DATABASE}',
                             f'CREATE DATABASE {_DATABASE}')
@@ -73,7 +73,7 @@ class Heat(beside.Services):
                 'auth_encryption_key': 'a' * 32,
                 'deferred_auth_method': 'trusts',
                 'server_keystone_endpoint_type': 'public',
-                # Else a server needs the endpoint of Heat's other API.
+                # Without it a server needs the endpoint of Heat's other API.
                 'heat_metadata_server_url': 'http://127.0.0.1:8000'},
             'database': {'connection': self._cloud.admin_url(_DATABASE)},
             'keystone_authtoken': {

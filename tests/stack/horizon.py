@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Horizon with blazar-dashboard beside a stack.
+"""Horizon with blazar-dashboard next to a stack.
 
-It runs from a Python environment that has both, and is as its packages have
-it: what an operator adds for leases, the test adds.
+It runs from a Python environment that has both, with the defaults of its
+packages: the test adds what an operator adds for leases.
 """
 
 import os
@@ -32,12 +32,12 @@ TIME_ZONE = 'UTC'
 
 
 class Horizon:
-    """Horizon, served by Django itself; somebody has to stop it.
+    """Horizon, served by Django itself; the caller has to stop it.
 
     :param cloud: the stack, which is up
-    :param python: of the environment that has Horizon
+    :param python: the Python of the environment that has Horizon
     :param package: the folder of ``openstack_dashboard`` there
-    :ivar url: where it is served
+    :ivar url: its address
     """
 
     def __init__(self, cloud: stacks.Stack, python: str, package: str) -> None:
@@ -47,7 +47,7 @@ class Horizon:
         self.url = f'http://{address}'
         self._process = processes.Process(cloud.folder, processes.Program(
             'horizon',
-            # Insecure: it serves the files that a web server serves as well.
+            # Insecure: it also serves the static files of a web server.
             [python, '-P', '-m', 'django', 'runserver', '--noreload',
              '--insecure', address], 'Quit the server',
             environ={'DJANGO_SETTINGS_MODULE': 'openstack_dashboard.settings',
@@ -63,10 +63,10 @@ class Horizon:
                 folder=folder, keystone=self._site.endpoint('keystone')))
 
     def start(self) -> None:
-        """Start it; returns when it answers."""
+        """Start it; return when it answers."""
         self._process.start()
         self._process.wait_until_up(_PATIENCE)
 
     def stop(self) -> None:
-        """End it."""
+        """Stop it."""
         self._process.stop()

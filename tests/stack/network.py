@@ -2,9 +2,9 @@
 
 """A network service without networks: python -m tests.stack.network PORT
 
-Nova asks for ports, networks, security groups and quotas even of servers
-that are booted without a network. Who lets Nova choose ("auto") gets a port
-of one network that is in no list: Ansible cannot ask for none.
+Nova requests ports, networks, security groups and quotas even of servers
+that are booted without a network. A boot with the network "auto" gets a port
+of one network that no list contains: Ansible cannot boot without networks.
 """
 
 import collections.abc
@@ -20,7 +20,7 @@ __all__ = ['application']
 
 Json: ty.TypeAlias = dict[str, ty.Any]
 
-#: What Nova gets that asks for a network to be made for a project.
+#: The network that Nova gets when it has one created for a project.
 _AUTO: Json = {'id': str(uuid.uuid4()), 'name': 'auto', 'tenant_id': '',
                'mtu': 1500, 'subnets': [], 'port_security_enabled': False}
 _ports: dict[str, Json] = {}
@@ -33,13 +33,13 @@ class _Server(socketserver.ThreadingMixIn, simple_server.WSGIServer):
 
 class _Handler(simple_server.WSGIRequestHandler):
     def address_string(self) -> str:
-        """Without a look-up of the client's name."""
+        """Return the address without resolving its name."""
         return ty.cast(str, self.client_address[0])
 
 
 def application(environ: dict[str, ty.Any],
                 start: collections.abc.Callable[..., ty.Any]) -> list[bytes]:
-    """Nothing of anything; what is looked for by its id is not there."""
+    """Answer with empty lists; no id exists."""
     path = [part.removesuffix('.json')
             for part in environ['PATH_INFO'].split('/') if part]
     status, body = '200 OK', {}
@@ -57,8 +57,8 @@ def application(environ: dict[str, ty.Any],
              'security_group', 'security_group_rule'), -1)}
     elif environ['REQUEST_METHOD'] == 'GET' and (
             path[1:2] == ['auto-allocated-topology']):
-        # A boot that leaves the choice to Nova is accepted: Nova asks before
-        # whether there would be a network, and makes it for the build.
+        # A boot with the network "auto" is accepted: Nova first asks
+        # whether a network could be created, and creates it for the build.
         body = {'auto_allocated_topology': {'id': 'dry-run=pass'}}
     else:
         status, body = '404 Not Found', {'NeutronError': {
@@ -72,7 +72,7 @@ def application(environ: dict[str, ty.Any],
 
 def _auto(environ: dict[str, ty.Any], path: list[str],
           ) -> tuple[str, Json] | None:
-    """What is asked about that network and its ports; None: something else.
+    """Answer requests for that network and its ports; None for others.
     """
     method = environ['REQUEST_METHOD']
     wanted = urllib.parse.parse_qs(environ['QUERY_STRING'])
@@ -95,7 +95,7 @@ def _auto(environ: dict[str, ty.Any], path: list[str],
 
 def _port(environ: dict[str, ty.Any], method: str, path: list[str],
           ) -> tuple[str, Json]:
-    """What is done to a port."""
+    """Create, change, show or delete a port."""
     port_id = path[0] if path else str(uuid.uuid4())
     if method == 'DELETE':
         _ports.pop(port_id, None)

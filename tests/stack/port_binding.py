@@ -2,7 +2,7 @@
 
 """An ML2 mechanism driver that binds every port on every host at once.
 
-There are no agents, and no packets: servers of the fake driver get ports that
+There are no agents and no packets: servers of the fake driver get ports that
 are ACTIVE. Neutron finds it by an entry point
 (:mod:`tests.stack.configuration`).
 """
@@ -17,7 +17,7 @@ __all__ = ['Driver']
 
 
 class Driver(api.MechanismDriver):  # type: ignore[misc]
-    """Everything is everywhere."""
+    """Binds all ports on all hosts."""
 
     connectivity = portbindings.CONNECTIVITY_L2
 

@@ -2,9 +2,8 @@
 
 """Processes that outlive the command that started them.
 
-What is known of a process stands in a file of its own, so that another
-command finds it again: ``run/NAME.json``. All that a process writes goes to
-``log/NAME.log``.
+The record of a process has a file of its own, ``run/NAME.json``, so that
+another command finds it. All output of a process goes to ``log/NAME.log``.
 """
 
 import collections.abc
@@ -21,22 +20,22 @@ import typing as ty
 
 __all__ = ['Failure', 'Process', 'Program', 'kill_others', 'wait_for']
 
-#: Seconds between two looks at something that is waited for.
+#: Seconds between two checks of a condition.
 _LOOK = 0.05
 
 
 class Failure(Exception):
-    """Something did not come up; the text says what, and what it wrote."""
+    """A process did not come up; the text has its name and output."""
 
 
 def wait_for(condition: collections.abc.Callable[[], ty.Any],
              seconds: float) -> bool:
-    """Look until a condition holds.
+    """Poll until a condition holds.
 
     :returns: whether it did in time
     """
     deadline = time.monotonic() + seconds
-    # Nobody sets it: what is waited for happens in other processes.
+    # The event is never set: the condition changes in other processes.
     nothing = threading.Event()
     while not condition():
         if time.monotonic() > deadline:
@@ -47,11 +46,11 @@ def wait_for(condition: collections.abc.Callable[[], ty.Any],
 
 @dataclasses.dataclass(frozen=True)
 class Program:
-    """What is to be run, and how one sees that it is up.
+    """A command, and the sign that it is up.
 
-    :ivar ready: what it writes when it is up
+    :ivar ready: the text that it writes when it is up
     :ivar times: how often it writes that
-    :ivar once: whether it has done its work when it is up, and may end
+    :ivar once: whether its work is done when it is up, so that it may end
     :ivar end: the signal that ends it in an orderly way
     :ivar options: further arguments of :class:`subprocess.Popen`
     :ivar needs: names of what has to be up before it is started
@@ -71,7 +70,7 @@ class Program:
 class Process:
     """A program in a session of its own, with all its children.
 
-    :param folder: where the folders ``run`` and ``log`` are
+    :param folder: the parent of the folders ``run`` and ``log``
     """
 
     def __init__(self, folder: str, program: Program) -> None:
@@ -83,18 +82,18 @@ class Process:
 
     @property
     def pid(self) -> int | None:
-        """Of the first process, while it lives."""
+        """Return the id of the first process while it is alive."""
         record = self._read()
         alive = record and _born(record['pid']) == record['born']
         return record['pid'] if record and alive else None
 
     @property
     def started(self) -> bool:
-        """Whether it has been started, be it dead by now."""
+        """Return whether it has been started, even if it has ended."""
         return self._read() is not None
 
     def start(self) -> None:
-        """Start it; returns at once."""
+        """Start it; return at once."""
         with open(self.log, 'ab') as log:
             offset = log.tell()
             self._popen = subprocess.Popen(
@@ -109,7 +108,7 @@ class Process:
         os.replace(temporary, self._record)
 
     def is_up(self) -> bool:
-        """Whether it does its work, or has done it.
+        """Return whether it is up, or has done its work.
 
         :raises Failure: when it has ended before
         """
@@ -122,7 +121,7 @@ class Process:
         return is_ready
 
     def wait_until_up(self, seconds: float) -> None:
-        """Return when it does its work.
+        """Return when it is up.
 
         :raises Failure: when it has ended, or is not up in time
         """
@@ -131,7 +130,7 @@ class Process:
                           f'{self.tail()}')
 
     def written(self) -> str:
-        """What it has written since it was last started."""
+        """Return its output since its last start."""
         record = self._read()
         if record is None:
             return ''
@@ -140,17 +139,17 @@ class Process:
             return log.read().decode(errors='replace')
 
     def tail(self, lines: int = 20) -> str:
-        """The end of its log, and where the rest is."""
+        """Return the end of its log, and the path of the log."""
         last = self.written().splitlines()[-lines:]
         return '\n'.join([f'The end of {self.log}:', *(
             f'  {line}' for line in last)])
 
     def kill(self, number: int = signal.SIGKILL) -> None:
-        """Send a signal, 9 unless told otherwise, to it and its children.
+        """Send a signal, by default 9, to it and its children.
 
         Returns when they have ended.
         """
-        # Listed before: children of the dead are not told from others.
+        # Listed before: children of a dead process cannot be identified.
         pids = {pid: _born(pid) for pid in self._members()}
         for pid in pids:
             with contextlib.suppress(ProcessLookupError):
@@ -173,9 +172,9 @@ class Process:
             os.remove(self._record)
 
     def _members(self) -> list[int]:
-        """All of its session, and their children in sessions of their own.
+        """Return its session, and their children in sessions of their own.
 
-        While anything is left of a session, no other gets its number.
+        While any process of a session is left, no other gets its number.
         """
         record = self._read()
         if record is None or _born(record['pid']) not in (
@@ -201,7 +200,7 @@ class Process:
             return None
 
     def _reap(self) -> None:
-        """Take notice of its end, if it is a child of this process."""
+        """Reap it, if it is a child of this process."""
         if self._popen is not None:
             self._popen.poll()
 
@@ -215,13 +214,13 @@ def kill_others(folder: str, names: collections.abc.Container[str]) -> None:
 
 
 def _environ() -> dict[str, str]:
-    """Ours, without what clients were told of some cloud."""
+    """Return this environment without the variables of clients."""
     return {name: value for name, value in os.environ.items()
             if not name.startswith('OS_')}
 
 
 def _stat(pid: int) -> list[str]:
-    """The fields of /proc/PID/stat from the third on; [] if it is dead."""
+    """Return the fields of /proc/PID/stat from the third on; [] if dead."""
     try:
         with open(f'/proc/{pid}/stat') as file:
             fields = file.read().rpartition(')')[2].split()
@@ -231,6 +230,6 @@ def _stat(pid: int) -> list[str]:
 
 
 def _born(pid: int) -> int | None:
-    """When it was started, in ticks since the machine was."""
+    """Return its start in ticks since the machine's start."""
     fields = _stat(pid)
     return int(fields[19]) if fields else None

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Runs commands of keystone or Nova one after the other, and tells of it.
+"""Run commands of keystone or Nova one after the other, and report them.
 
 python -m tests.stack.setup keystone FOLDER URL
 python -m tests.stack.setup nova FOLDER CELL0_URL HOSTS
@@ -17,7 +17,7 @@ import typing as ty
 
 
 def run(function: ty.Callable[..., ty.Any], *args: ty.Any) -> None:
-    """Call a function in a fork; end all if it fails there."""
+    """Call a function in a fork; exit if it fails there."""
     sys.stdout.flush()
     pid = os.fork()
     if not pid:
@@ -37,7 +37,7 @@ def run(function: ty.Callable[..., ty.Any], *args: ty.Any) -> None:
 
 
 def keystone(folder: str, url: str) -> None:
-    """Tables, keys, an administrator and keystone's own endpoint."""
+    """Create tables, keys, an administrator and keystone's endpoint."""
     from keystone.cmd import cli
 
     from tests.stack import configuration
@@ -57,7 +57,7 @@ def keystone(folder: str, url: str) -> None:
 
 
 def nova(folder: str, cell0: str, hosts: str) -> None:
-    """Tables and cells; then wait for the hosts, and map them."""
+    """Create tables and cells; then wait for the hosts, and map them."""
     from nova import monkey_patch
 
     monkey_patch.patch(backend='threading')
@@ -78,7 +78,7 @@ def nova(folder: str, cell0: str, hosts: str) -> None:
 
 
 def map_hosts(path: str, hosts: int) -> None:
-    """nova-manage cell_v2 discover_hosts, until it has found them all."""
+    """Run nova-manage cell_v2 discover_hosts, until it has found all."""
     from nova import config
     from nova import context
     from nova import objects

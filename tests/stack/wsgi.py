@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Serves a WSGI application: python -P wsgi.py PORT MODULE THREADS SERVER
+"""Serve a WSGI application: python -P wsgi.py PORT MODULE THREADS SERVER
 
 The server is waitress, or uWSGI with its own protocol. Several of these on the
 same port share its requests: the kernel gives each new connection to one of
-them. So there is no master that starts a killed one again, and a test decides
-when it comes back.
+them. So there is no master that restarts a killed one, and a test decides
+when it is started again.
 """
 
 import importlib
@@ -16,14 +16,14 @@ import sys
 
 def main() -> None:
     port, module, threads, server = sys.argv[1:]
-    # Nova's application takes the arguments for its own.
+    # Nova's application would parse the arguments.
     sys.argv[1:] = []
     serve = _serve_by_uwsgi if server == 'uwsgi' else _serve_by_waitress
     serve(port, module, threads)
 
 
 def _serve_by_uwsgi(port: str, module: str, threads: str) -> None:
-    """Serve in this process: without a master, as it would start another."""
+    """Serve in this process: a master would restart it."""
     import pyuwsgi
     pyuwsgi.run([
         '--socket', f'127.0.0.1:{port}', '--reuse-port', '--listen', '100',

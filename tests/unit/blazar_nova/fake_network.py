@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""A neutron in memory, as the types that need it know it."""
+"""A neutron in memory, with the interface that resource types use."""
 
 import itertools
 import typing as ty
@@ -16,14 +16,14 @@ NETWORK = 'public'
 class FakeNetwork:
     """One external network, with a subnet of 256 addresses.
 
-    :ivar found: the floating IPs that there are, by id
-    :ivar broken: by method, raised instead of what is asked for
-    :ivar dies_after: by method, raised when it is done
+    :ivar found: the existing floating IPs, by id
+    :ivar broken: exceptions to raise instead of the call, by method
+    :ivar dies_after: exceptions to raise after the call, by method
     :ivar taken: addresses that ports have
     :ivar ranges: the enrolled segments
     :ivar made: the networks on segments, by id
     :ivar of_network: the ports of each of them
-    :ivar disabled: those that forward nothing
+    :ivar disabled: the networks that forward nothing
     """
 
     def __init__(self, clock: ty.Any) -> None:
@@ -44,12 +44,12 @@ class FakeNetwork:
             (('203.0.113.128', '203.0.113.254'),))]}
 
     def addresses(self, project: str = 'project') -> list[str]:
-        """The addresses that a project has."""
+        """Return the addresses of a project."""
         return sorted(one.address for one in self.found.values()
                       if one.project_id == project)
 
     def change(self, address: str, **values: ty.Any) -> None:
-        """Do what the owner of a floating IP may do."""
+        """Change a floating IP as its owner may do."""
         one, = self.floating_ips(floating_ip_address=address)
         self.found[one.id] = one._replace(**values)
 

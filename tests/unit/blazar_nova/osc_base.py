@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""What the tests of the commands have in common."""
+"""Base classes of the tests of the commands."""
 
 import collections
 import contextlib
@@ -21,7 +21,7 @@ from oslotest import base
 
 from blazar_nova.osc import commands
 
-#: Of a server that is asked for.
+#: The size of a requested server.
 SIZE = ('--vcpus', '1', '--memory', '512', '--disk', '0')
 ID = '0f3d5c1a-7b52-4a0e-8a53-6f1d2f7d9b10'
 OTHER = '5a0f7f6e-1d0c-4a4b-9df7-2f6e3c8b7a21'
@@ -40,11 +40,11 @@ Request = collections.namedtuple('Request', 'method path query body token')
 
 
 class FakeCloud(fixtures.Fixture):
-    """A keystone with a catalog; the other answers are a test's own.
+    """A keystone with a catalog; each test sets the other answers.
 
-    :ivar answers: for "METHOD /path", what to answer: (status, body), one
-        after the other; the last one again and again
-    :ivar requests: what was asked, save of keystone
+    :ivar answers: for "METHOD /path", the answers: (status, body), one
+        after the other; the last one is repeated
+    :ivar requests: the requests, except those to keystone
     """
 
     def _setUp(self):
@@ -104,7 +104,7 @@ class FakeCloud(fixtures.Fixture):
         return answers.pop(0) if len(answers) > 1 else answers[0]
 
     def sees(self, call, *answers):
-        """What to answer to a call of the lease API."""
+        """Set the answers to a call of the lease API."""
         method, path = call.split()
         self.answers[f'{method} /reservation/v1{path}'] = list(answers)
 
@@ -123,7 +123,7 @@ class OscTestCase(base.BaseTestCase):
         for name in os.environ:
             if name.startswith('OS_'):
                 self.useFixture(fixtures.EnvironmentVariable(name))
-        # No clouds.yaml of whoever runs the tests.
+        # Ignore a clouds.yaml of the user that runs the tests.
         home = self.useFixture(fixtures.TempHomeDir()).path
         self.useFixture(fixtures.EnvironmentVariable('XDG_CONFIG_HOME', home))
         self.useFixture(fixtures.EnvironmentVariable('NO_PROXY', '127.0.0.1'))
@@ -131,10 +131,10 @@ class OscTestCase(base.BaseTestCase):
         self.stderr = io.StringIO()
 
     def openstack(self, *words):
-        """Type a command; returns its exit code, its output and the rest."""
+        """Run a command; return its exit code, its output and its stderr."""
         out = io.StringIO()
-        # The shell makes itself at home in the process: it logs everything,
-        # and keeps its clients.
+        # The shell changes the process: it configures logging, and caches its
+        # clients.
         root = logging.getLogger()
         level, handlers = root.level, root.handlers[:]
         root.handlers.clear()
@@ -163,27 +163,27 @@ class OscTestCase(base.BaseTestCase):
             if not line.startswith("Could not load 'reservation_host_unset'"))
 
     def reservation(self, *words):
-        """Type a command that succeeds; returns its JSON."""
+        """Run a command that succeeds; return its JSON."""
         code, out, self.error = self.openstack(
             'reservation', *words, '-f', 'json')
         self.assertEqual(0, code, self.error)
         return json.loads(out)
 
     def fails(self, *words, code=1):
-        """Type a command that fails; returns what it says."""
+        """Run a command that fails; return its stderr."""
         got, out, error = self.openstack('reservation', *words)
         self.assertEqual((code, ''), (got, out), error)
         self.assertNotIn('Traceback', error)
         return error
 
     def asked(self):
-        """The only request."""
+        """Return the only request."""
         self.assertEqual(1, len(self.cloud.requests), self.cloud.requests)
         return self.cloud.requests[0]
 
 
 class OwnersTestCase(OscTestCase):
-    """A keystone that knows one project and one user."""
+    """A keystone with one project and one user."""
 
     def setUp(self):
         super().setUp()
@@ -204,6 +204,6 @@ class OwnersTestCase(OscTestCase):
             (status, {'projects': found})]
 
     def changed(self):
-        """What the lease API was asked to change."""
+        """Return the bodies of all changes requested from the lease API."""
         return [one.body for one in self.cloud.requests
                 if one.method == 'PUT']

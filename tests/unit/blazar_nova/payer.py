@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""A process that makes a lease, or carries out what is due, and is killed by
-the budget service that it asks.
+"""A process that creates a lease, or carries out due events, and is killed by
+the budget service that it calls.
 
-It is given a task in JSON, see :class:`test_budget.TestDeaths`.
+Its task is in JSON, see :class:`test_budget.TestDeaths`.
 """
 
 import json

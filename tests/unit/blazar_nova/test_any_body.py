@@ -2,7 +2,7 @@
 
 
 """Bodies of any kind, from Blazar's schema and ours: read, or refused with a
-sentence.
+message.
 """
 
 import hypothesis
@@ -47,7 +47,7 @@ _ZONES = st.sampled_from([
 
 
 def _some(**values):
-    """An object with some of these keys, some of them null."""
+    """Return a strategy of objects with some of these keys, some null."""
     return st.fixed_dictionaries({}, optional={
         key: st.one_of(value, st.none()) for key, value in values.items()})
 
@@ -76,7 +76,7 @@ _LEASES = _some(
     before_end_action=_TEXTS, recurrence=_some(
         rule=_RULES, timezone=_ZONES, between=_TEXTS, fits=_TEXTS),
     servers=st.lists(_TEXTS, max_size=1))
-#: What is there, so that more of a body is read than its first fault.
+#: With dates, so that a body is read beyond its first fault.
 _WITH_DATES = st.tuples(
     st.fixed_dictionaries({'end_date': _DATES}), _LEASES).map(
         lambda two: two[1] | two[0])
@@ -97,7 +97,7 @@ LEASE = {'id': 'id', 'start_date': NOW + 3600, 'end_date': NOW + 7200,
 class TestAnyBody(base.BaseTestCase):
 
     def read(self, reader, *args):
-        """What is read; None when it is refused."""
+        """Return what is read; None when it is refused."""
         try:
             return reader(*args)
         except errors.InvalidLeaseParams as exc:

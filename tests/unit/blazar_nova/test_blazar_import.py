@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""What is read of Blazar's database, and what is judged of that."""
+"""Reading Blazar's database, and planning its import."""
 
 import types
 
@@ -29,7 +29,7 @@ load_tests = databases.load_tests
 
 
 class ReadingTest(base.TestCase):
-    """On what Blazar runs on, and on SQLite."""
+    """On the databases that Blazar supports, and on SQLite."""
 
     scenarios = [one for one in databases.EACH if one[0] != 'postgresql']
     kind = 'sqlite'
@@ -133,9 +133,9 @@ class UrlTest(base.TestCase):
 
 
 class Cloud:
-    """Nova, as far as it is asked.
+    """The parts of Nova that the import reads.
 
-    :ivar uuids: of its hosts, by name
+    :ivar uuids: the uuids of its hosts, by name
     :ivar there: the servers on each, with the project and the hint
     """
 
@@ -153,7 +153,7 @@ class Cloud:
 
 
 class JudgingTestCase(base.DatabaseTestCase):
-    """Two hosts that both know, and none is enrolled."""
+    """Two hosts that exist in Nova and Blazar; none is enrolled."""
 
     def setUp(self):
         super().setUp()
@@ -181,7 +181,7 @@ class JudgingTestCase(base.DatabaseTestCase):
         return self.blazar.lease(NOW + start, NOW + end, *hosts, **values)[0]
 
     def refusals(self):
-        """Why what is refused is, by its name or id."""
+        """Return the reasons of refusals by name or id."""
         return {item.id if item.kind == 'Lease' else item.name: item.text
                 for item in self.plan().items()
                 if item.outcome == items.Outcome.REFUSED}
@@ -192,7 +192,7 @@ class JudgingTestCase(base.DatabaseTestCase):
                 session, NOW, self.cloud.uuids[name], {}))
 
     def adopt(self, plan):
-        """Carry over what was judged."""
+        """Import the leases of a plan."""
         for item in plan.leases:
             if item.known is not None:
                 imports.LeaseImport(
@@ -269,7 +269,7 @@ class JudgingTest(JudgingTestCase):
         found = self.refusals()
         self.assertEqual([ids[0]], [*found])
         self.assertIn(f'lease {ids[1]} has reserved it at that', found[ids[0]])
-        # Who is there is before all others.
+        # An active lease is before all others.
         self.lease(-10, 16, '1', created_at=NOW, status='ACTIVE')
         self.assertEqual({*ids[:2]}, {*self.refusals()})
 
@@ -293,7 +293,7 @@ class JudgingTest(JudgingTestCase):
                             resource_type='virtual:floatingip')
         self.cloud.there['one'] = [('mine', 'project', None)]
         self.assertEqual({'one', shared}, {*self.refusals()})
-        # Nor where it is refused for the sake of another host, ...
+        # Nor if the lease is refused because of another host, ...
         self.cloud.there['one'] = [('theirs', 'other', None)]
         self.cloud.there['two'] = [('mine', 'project', None)]
         both = self.lease(-10, 10, '1', '2', status='ACTIVE')
@@ -302,7 +302,7 @@ class JudgingTest(JudgingTestCase):
         self.assertEqual({'one', 'two', shared, both, later}, {*found})
         self.assertIn('of a lease that is refused', found['two'])
         self.assertIn('Its host two is refused', found[later])
-        # ... but one where nobody is can be had.
+        # ... but a host without servers is available.
         self.cloud.there['two'] = []
         self.assertEqual({'one', shared, both}, {*self.refusals()})
 

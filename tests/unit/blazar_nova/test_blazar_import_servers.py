@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""What is judged of places for servers that Blazar has given."""
+"""Planning the import of Blazar's reservation slots."""
 
 import collections
 
@@ -31,11 +31,11 @@ class ServersTest(test_blazar_import.JudgingTestCase):
             NOW + start, NOW + end, *hosts, **values)
 
     def known(self):
-        """The leases as the books get them, by id."""
+        """Return the leases as they would be recorded, by id."""
         return {item.id: item.known for item in self.plan().leases}
 
     def adopted(self):
-        """Carry over what can be; returns what is booked, by reservation."""
+        """Import what is possible; return the bookings by reservation."""
         for name in ('one', 'two'):
             self.enrol(name)
         self.adopt(self.plan())
@@ -128,7 +128,7 @@ class ServersTest(test_blazar_import.JudgingTestCase):
         self.assertIn('reserved parts of it', self.refusals()[later])
 
     def test_the_books_hold_the_same_rule(self):
-        """Who made a lease meanwhile has not been seen by the plan."""
+        """The plan does not include leases that are created meanwhile."""
         for name in ('one', 'two'):
             self.enrol(name)
         first = self.servers(10, 20, '1', vcpus=3)[0]
@@ -149,7 +149,7 @@ class ServersTest(test_blazar_import.JudgingTestCase):
         of_servers = self.blazar.servers(lease_id, '2', '2', vcpus=2)
         other = self.servers(25, 50, '2', vcpus=1)[0]
         self.assertEqual({}, self.refusals())
-        # Nothing is cleaned for servers, and what is must end before others.
+        # Slots have no cleaning time; a cleaned lease must end before others.
         self.assertEqual({lease_id: 5, other: 0}, {
             one: known.cleaning_time for one, known in self.known().items()})
         found = self.adopted()
@@ -193,10 +193,10 @@ class ServersTest(test_blazar_import.JudgingTestCase):
         self.assertEqual({}, self.refusals())
         self.assertEqual({'mine', 'beside'}, {*self.plan().hosts[0].staying})
         self.assertTrue(self.known()[lease_id].active)
-        # Of one who has the flavor, and of nobody else of the project, ...
+        # Only servers with the flavor, no others of the project, ...
         self.cloud.there['one'] += [('theirs', 'project', None, '1')]
         self.assertIn('(theirs)', self.refusals()['one'])
-        # ... and only where it has places.
+        # ... and only on hosts of its slots.
         self.cloud.there['one'] = []
         self.cloud.there['two'] = [('gone', 'project', None, beside)]
         self.assertIn('(gone)', self.refusals()['two'])

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Who does not answer is not waited for for ever."""
+"""Calls to services that do not answer have a time limit."""
 
 import contextlib
 import threading

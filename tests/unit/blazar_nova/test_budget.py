@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Processes are killed while a budget service answers them, and the service
-answers nothing: what it has charged is what there is of leases.
+"""Processes are killed while a budget service answers them, or the service
+does not answer: its charges match the leases that exist.
 """
 
 import http.server
@@ -33,9 +33,9 @@ class Service(fixtures.Fixture):
     once, and charges the difference at a change.
 
     :ivar charged: by lease, the end that it is charged for
-    :ivar credit: what is left; each lease costs one
+    :ivar credit: the remaining credit; each lease costs one
     :ivar victim: the process that is killed at the next request
-    :ivar at: before or after that is written down; mute: after that the
+    :ivar at: before or after the charge is recorded; mute: after that the
         service dies, and the victim lives
     """
 
@@ -105,7 +105,7 @@ class TestDeaths(base.DatabaseTestCase):
         self.addCleanup(self.payer.database.engine.dispose)
 
     def die(self, what, at):
-        """A process does something, and is killed at its first request."""
+        """Run a task in a process that is killed at its first request."""
         self.service.at = at
         self.service.victim = subprocess.Popen(
             [sys.executable, '-W', 'ignore', '-m',
@@ -116,7 +116,7 @@ class TestDeaths(base.DatabaseTestCase):
         self.assertEqual(-signal.SIGKILL, self.service.victim.wait(60))
 
     def assert_settled(self, leases):
-        """So many leases there are, and each is charged for once."""
+        """Assert that this many leases exist, each charged for once."""
         ids = self.scalars(models.Lease.id, models.Lease.status.not_in(
             states.ENDING))
         self.assertEqual(leases, len(ids))

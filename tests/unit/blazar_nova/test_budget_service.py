@@ -33,7 +33,7 @@ CHANGED = limits.Asked('project', 'user', model.Window(0, 7200), 2,
 
 
 class Service(fixtures.Fixture):
-    """A service that answers as it is told, on a port of its own.
+    """A service with preset answers, on a port of its own.
 
     :ivar asked: path, headers and body of each request
     :ivar answer: status, headers and body of the next answers
@@ -80,13 +80,13 @@ class ExternalTestCase(base.TestCase):
 
     def setUp(self):
         super().setUp()
-        # A proxy would not find it.
+        # A proxy could not reach it.
         self.useFixture(fixtures.EnvironmentVariable('NO_PROXY', '127.0.0.1'))
         self.log = self.useFixture(fixtures.FakeLogger())
         self.service = self.useFixture(Service())
 
     def external(self, **values):
-        """By default the service of this test is asked."""
+        """Return a client, by default of the service of this test."""
         values = values or {'base_endpoint': self.service.url}
         conf = cfg.ConfigOpts()
         conf([], default_config_files=[], default_config_dirs=[])
@@ -140,7 +140,7 @@ class TestAsked(ExternalTestCase):
             headers['X-Auth-Token'], headers['Authorization']))
 
     def test_reservations_have_what_blazar_sends(self):
-        """The ones that a user has written, and those of boots."""
+        """Reservations as users write them, and those of boots."""
         amounts = {'VCPU': 1, 'PCPU': 2, 'MEMORY_MB': 64, 'DISK_GB': 3}
         shown = {'vcpus': 3, 'memory_mb': 64, 'disk_gb': 3}
         for one, more in (

@@ -10,7 +10,7 @@ from blazar_nova.compat import build_calls
 
 
 class MakesWhatIsTheUsersTest(base.BaseTestCase):
-    """Whether a build takes the token of its user."""
+    """Whether a build needs the token of its user."""
 
     def makes(self, extra_specs=(), properties=(), devices=(), networks=()):
         flavor = types.SimpleNamespace(extra_specs=dict.fromkeys(
@@ -52,7 +52,7 @@ class MakesWhatIsTheUsersTest(base.BaseTestCase):
 
 
 class ExclusiveTest(base.BaseTestCase):
-    """What only one server at a time can have."""
+    """Resources that only one server at a time can use."""
 
     def needed(self, networks=(), volumes=(), networks_there=True):
         return build_calls.BuildCall(

@@ -17,7 +17,7 @@ SECTION = 'Write in nova.conf [filter_scheduler]'
 def scheduler(enabled=('ComputeFilter', 'LeaseFilter'),
               available=(ALL, OURS),
               weighers=('all', configuration_checks.WEIGHER)):
-    """The configuration of a scheduler; as documented, if nothing is said."""
+    """Return the configuration of a scheduler, by default as documented."""
     return types.SimpleNamespace(filter_scheduler=types.SimpleNamespace(
         available_filters=list(available), enabled_filters=list(enabled),
         weight_classes=list(weighers)))
@@ -51,7 +51,7 @@ class TestScheduler(base.TestCase):
         self.assertEqual([], configuration_checks.filter_order(scheduler()))
 
     def test_each_line_to_write_is_named(self):
-        # One that was not set has a default, which has to be written too.
+        # An option that is not set has a default, which has to be named too.
         self.assertEqual(
             [f'{SECTION}: available_filters = {ALL}',
              f'{SECTION}: available_filters = {OURS}'],
@@ -70,7 +70,7 @@ class TestScheduler(base.TestCase):
             [f'{SECTION} the filter at the end: enabled_filters = '
              f'One,Two,LeaseFilter'], configuration_checks.filter_order(
                  scheduler(['One', 'LeaseFilter', 'Two'])))
-        # Another check's business.
+        # This is reported by another check.
         self.assertEqual(
             [], configuration_checks.filter_order(scheduler(['One'])))
 
@@ -89,7 +89,7 @@ class TestVolumes(base.TestCase):
 
 
 class TestAnotherNova(base.TestCase):
-    """What the table of seams cannot say."""
+    """Differences that the table of seams cannot express."""
 
     def test_states(self):
         with mock.patch('nova.api.openstack.common.status_from_state',

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Which boots get a lease that ask for none, as far as Nova is not needed."""
+"""Boots that get a lease by default, as far as Nova is not needed."""
 
 import types
 from unittest import mock

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 
 
-"""What clients put back, and what they send that asks for nothing."""
+"""Fields that clients send back, and fields that request nothing."""
 
 import copy
 

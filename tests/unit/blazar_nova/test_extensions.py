@@ -17,11 +17,11 @@ DELETE = 'blazar_core.plugins.end_policies:Delete'
 
 
 class TestLoad(base.BaseTestCase):
-    """Of packages that are installed, as Python finds them."""
+    """Entry points of installed packages, as Python finds them."""
 
     def setUp(self):
         super().setUp()
-        # What was found is remembered: in memory, and on disk by the path.
+        # Clear the caches: in memory, and on disk by the path.
         self.useFixture(fixtures.MockPatchObject(
             stevedore.ExtensionManager, 'ENTRY_POINT_CACHE', {}))
         self.useFixture(fixtures.MockPatchObject(
@@ -29,7 +29,7 @@ class TestLoad(base.BaseTestCase):
                 cache_dir=self.useFixture(fixtures.TempDir()).path)))
 
     def install(self, *entry_points):
-        """One more package, with a line for each entry point."""
+        """Install a package with a line for each entry point."""
         stevedore.ExtensionManager.ENTRY_POINT_CACHE.clear()
         path = self.useFixture(fixtures.TempDir()).path
         folder = os.path.join(

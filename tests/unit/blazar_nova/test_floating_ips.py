@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Floating IPs, from the addresses that are enrolled to their release."""
+"""Floating IPs, from the enrollment of addresses to their release."""
 
 import dataclasses
 import types
@@ -36,7 +36,7 @@ load_tests = databases.load_tests
 
 
 class FloatingIPTestCase(base.LeaseTestCase):
-    """Three addresses are enrolled."""
+    """Three enrolled addresses."""
 
     def more_types(self):
         self.network = fake_network.FakeNetwork(self.clock)
@@ -67,7 +67,7 @@ class FloatingIPTestCase(base.LeaseTestCase):
         return self.asking().new_reservation(values, old)
 
     def allocated(self, lease):
-        """The addresses that a lease shows."""
+        """Return the addresses that a lease shows."""
         answers, = host_leases.HostLeases(self.parts, mock.Mock()).complete(
             None, [views.get(self.database, lease['id'])])
         return answers['reservations'][0]['floating_ips']
@@ -184,7 +184,7 @@ class TestLife(FloatingIPTestCase):
 
 
 class TestCrash(FloatingIPTestCase):
-    """A process dies between two steps; another one goes on."""
+    """A process dies between two steps; another one continues."""
 
     def dies(self, method):
         self.network.dies_after[method] = RuntimeError('killed')
@@ -215,7 +215,7 @@ class TestCrash(FloatingIPTestCase):
         self.network.broken['release'] = errors.CloudUnavailable('away')
         self.run_for(1000)
         self.assertEqual('TERMINATING', self.status(lease))
-        # The others get the address when it is free.
+        # Other leases get the address when it is free.
         self.assertRaises(errors.Refused, self.reserve, 2000, 2100,
                           self.ips(4))
         self.network.broken.clear()
@@ -331,7 +331,7 @@ class TestTaken(FloatingIPTestCase):
         self.assertEqual('STARTING', self.status(lease))
         self.assertIn(f'Address {FIRST} is used by another project',
                       self.reason(lease))
-        # The next comparison finds it, and the lease another address.
+        # The next sync detects it, and the lease gets another address.
         self.sync()
         self.overbooking_check()
         self.run_for(300)
@@ -528,7 +528,7 @@ class TestEnrollment(FloatingIPTestCase):
 
 
 class TestNeutron(base.TestCase):
-    """What is asked of neutron's API."""
+    """Requests to neutron's API."""
 
     def setUp(self):
         super().setUp()

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""What is planned, what was refused, and what more hosts would do."""
+"""The planned usage, the refused demands, and the effect of more hosts."""
 
 from blazar_core.capacity import inventory
 from blazar_core.common import errors
@@ -90,7 +90,7 @@ class TestRefused(ForecastTestCase):
         (rest,) = [one for one in found if not one.parts]
         self.assertEqual(('p', refused_demands.MOST, None), (
             rest.project_id, rest.tries, rest.window))
-        # The next day they may again.
+        # On the next day more are recorded.
         self.refuse(0, 100, self.places(9, 8), now=NOW + DAY)
         self.assertEqual(len(found) + 1, len(self.found()))
         self.assertEqual(1, len(refused_demands._known))
@@ -153,7 +153,7 @@ class TestReplay(ForecastTestCase):
     def test_so_many_of_the_refused_fit_on_more_hosts(self):
         self.refuse(0, 100, self.places(5, 8))
         self.refuse(0, 100, self.places(4, 8))
-        # Asked again: it counts once.
+        # A repeated request counts once.
         self.refuse(0, 100, self.places(4, 8))
         self.refuse(50, 200, self.places(9, 4))
         self.refuse(0, 100, self.places(1, 99))
@@ -197,7 +197,7 @@ class TestReplay(ForecastTestCase):
         self.assertEqual((4, 3, 12), self.replayed(3)[-1])
 
     def test_hosts_are_compute_hosts(self):
-        """However many floating IPs or networks are enrolled."""
+        """Regardless of enrolled floating IPs or networks."""
         with self.database.writer() as session:
             for number in range(5):
                 inventory.report(session, NOW, model.HostFacts(

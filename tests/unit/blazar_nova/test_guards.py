@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is read in a request before Nova carries it out."""
+"""Checks of a request before Nova carries it out."""
 
 import json
 

@@ -20,7 +20,7 @@ UTC = datetime.timezone.utc
 
 
 def at(*parts: int) -> int:
-    """Seconds since the epoch of a date in UTC, by way of datetime."""
+    """Return a UTC date as seconds since the epoch, computed by datetime."""
     return int(datetime.datetime(*parts, tzinfo=UTC).timestamp())
 
 
@@ -32,7 +32,7 @@ repeatable = examples.repeatable(150)
 
 
 class ParamsTestCase(base.BaseTestCase):
-    """Helpers: what a boot asks for, and how it is refused."""
+    """Helpers: parse the parameters of a boot, or expect a refusal."""
 
     def ask(self, lease_params, now=NOW, defaults=DEFAULTS):
         if not isinstance(lease_params, str):
@@ -44,7 +44,7 @@ class ParamsTestCase(base.BaseTestCase):
         return self.ask(lease_params, now).window
 
     def assert_sentence(self, parts, function, *args, **kwargs):
-        """The call is refused with a sentence that has all the parts."""
+        """Assert that a call is refused with a message that has all parts."""
         try:
             answer = function(*args, **kwargs)
         except errors.InvalidLeaseParams as e:
@@ -608,7 +608,7 @@ class TestEvents(ParamsTestCase):
 
 
 class TestNearMisses(ParamsTestCase):
-    """What is nearly a hint of ours would be a server that runs for ever."""
+    """Without a refusal, such a boot would be a server without an end."""
 
     def test_the_right_word_is_said(self):
         for name, right in (
@@ -719,8 +719,8 @@ class TestGracePeriod(ParamsTestCase):
                                 'grace_period')
 
 
-# Property tests. The oracle of dates is datetime, which is not asked about
-# time zones there.
+# Property tests. The oracle of dates is datetime, which is not used for time
+# zones there.
 
 offsets = st.integers(-23 * 60 - 59, 23 * 60 + 59).map(
     lambda minutes: datetime.timezone(datetime.timedelta(minutes=minutes)))
@@ -757,7 +757,7 @@ class TestProperties(ParamsTestCase):
     @repeatable
     @hypothesis.given(naive_dates, offsets)
     def test_iso_dates_mean_what_datetime_says(self, naive, offset):
-        # datetime rounds towards the past, as cutting the fraction does.
+        # datetime rounds towards the past, as truncating the fraction does.
         cut = naive.replace(microsecond=0)
         expected = int(cut.replace(tzinfo=offset).timestamp())
         text = naive.replace(tzinfo=offset).isoformat()

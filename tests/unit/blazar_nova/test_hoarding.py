@@ -97,7 +97,7 @@ class TestConsecutive(HoardingTestCase):
                      end=700)
         self.allowed(start=720, end=800)
         self.allowed(start=661, end=700)
-        # Beside them it follows none.
+        # A concurrent lease follows none.
         self.allowed(start=0, end=600)
         self.refused(CHAIN, start=300, end=330)
 
@@ -154,7 +154,7 @@ class TestExtension(HoardingTestCase):
     def test_nothing_else_is_an_extension(self):
         self.limits.check(self.extend(0))
         self.limits.check(self.extend(-1))
-        # One that has not started may be moved, and not made longer.
+        # A lease that has not started may be moved, but not extended.
         later = self.have(20 * DAY, 21 * DAY)
         self.limits.check(self.asked(
             22 * DAY, 23 * DAY, lease_id=later['id']))
@@ -171,7 +171,7 @@ class TestExtension(HoardingTestCase):
 
 
 class TestHours(HoardingTestCase):
-    """Hours of a class within a month, of January 2027 to begin with."""
+    """Hours of a class within a month, at first January 2027."""
 
     def test_what_is_reserved_of_the_month_counts(self):
         self.limit(**{HOURS: {'VCPU': '100'}})
@@ -219,7 +219,7 @@ class TestHours(HoardingTestCase):
 
     def test_the_limit_of_the_cloud_takes_its_place(self):
         self.quota.limits = {'VCPU': 10}
-        # Where the operator limits nothing, nobody is asked.
+        # If the operator has no limit, the cloud's is not requested.
         self.allowed(start=0, end=11 * 3600)
         self.assertEqual([], self.quota.asked)
         self.limit(**{HOURS: {'VCPU': '-1', 'DISK_GB': '5000'}})
@@ -250,7 +250,7 @@ class TestHours(HoardingTestCase):
 
 
 class TestQuota(base.TestCase):
-    """Limits of hours that keystone has."""
+    """Limits of hours in keystone."""
 
     def setUp(self):
         super().setUp()

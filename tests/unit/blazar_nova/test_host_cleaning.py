@@ -26,7 +26,7 @@ class TestCommand(base.TestCase):
         self.log = self.useFixture(fixtures.FakeLogger(level='INFO'))
 
     def run_for(self, script, hosts=HOSTS, timeout=20, words='', seconds=20):
-        """What a command leaves clean; it is a file of the shell."""
+        """Return the hosts that a shell script has cleaned."""
         path = os.path.join(self.folder, 'command')
         with open(path, 'w') as file:
             file.write(f'#!/bin/sh\n{script}\n')
@@ -81,7 +81,7 @@ class TestCommand(base.TestCase):
         self.assertFalse(os.path.exists(f'{self.folder}/begun'))
 
     def test_one_that_cannot_be_killed_keeps_no_other(self):
-        """It has become somebody else, as what sudo runs."""
+        """It has changed its user, as children of sudo do."""
         killed = []
 
         def refuse(group, _signal):
@@ -106,7 +106,7 @@ class TestCommand(base.TestCase):
 
 
 def _runs(pid):
-    """Whether a process is there, and no zombie."""
+    """Return whether a process exists, and is no zombie."""
     try:
         with open(f'/proc/{pid}/stat') as file:
             return file.read().rpartition(')')[2].split()[0] != 'Z'

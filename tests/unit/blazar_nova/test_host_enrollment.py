@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""How long an enrollment waits for others."""
+"""How long an enrollment waits for other servers."""
 
 import types
 
@@ -25,7 +25,7 @@ class TestPatience(base.TestCase):
 
     def test_it_is_from_the_first_look_on(self):
         pause = host_enrollment.patient(2, self.said.append)
-        # What comes before it may take long.
+        # What comes before the first check may take long.
         self.now = 100
         for _time in range(2):
             pause(['one', 'two'])

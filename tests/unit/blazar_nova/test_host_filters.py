@@ -37,9 +37,9 @@ def pages(size):
 
 
 def node(uuid, pools=(), page_sizes=(), used=0):
-    """A host with devices, and with four pages of some sizes in KiB.
+    """Return a host with devices, and four pages of some sizes in KiB.
 
-    :param used: how many of them are not free
+    :param used: how many of them are used
     """
     topology = objects.NUMATopology(cells=[objects.NUMACell(
         id=0, cpuset={0, 1}, pcpuset=set(), memory=8192, cpu_usage=0,
@@ -63,7 +63,7 @@ def node(uuid, pools=(), page_sizes=(), used=0):
 
 
 class TestAsked(base.TestCase):
-    """Which filters are asked about a request."""
+    """The filters that are called for a request."""
 
     def setUp(self):
         super().setUp()
@@ -140,7 +140,7 @@ class TestAsked(base.TestCase):
             self.assertEqual(refused, host_filters.refused(
                 self.context, request, {one.uuid for one in self.nodes},
                 host_filters.fixed(request), as_free))
-        # How many devices there are in all, nobody knows.
+        # The total number of devices is unknown.
         self.assertEqual([], host_filters.fixed(spec(
             numa_topology=pages(4), pci_requests=gpus(1))))
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""What is shown of leases of whole hosts."""
+"""The representation of leases of whole hosts."""
 
 import types
 
@@ -18,7 +18,7 @@ load_tests = databases.load_tests
 
 
 class Machines(base.WholeType):
-    """Whole hosts with servers; None: nobody knows."""
+    """Whole hosts with servers; None if they are unknown."""
 
     def __init__(self):
         self.servers = []

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""What is said of interruptible servers, and of their eviction."""
+"""Messages about interruptible servers and their eviction."""
 
 from blazar_core.common import errors
 from blazar_nova.schemas import interruptible_params

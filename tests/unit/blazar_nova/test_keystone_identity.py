@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 
 
-"""Keystone is asked who does not exist any more, and believed with care."""
+"""Projects and users that keystone no longer has, verified with care."""
 
 import requests
 

@@ -70,7 +70,7 @@ class TestCreate(base.RefusalTestCase):
                                    duration='1h')
 
     def test_a_series_by_its_duration_is_that_by_its_end(self):
-        """Over a change of the clocks, too."""
+        """Also over a change of daylight saving."""
         recurrence = {'rule': 'FREQ=DAILY;COUNT=4',
                       'timezone': 'Europe/Berlin'}
         by_end, by_duration = (self.create(
@@ -227,7 +227,7 @@ class TestCreate(base.RefusalTestCase):
     def test_a_lease_is_for_so_many_servers_in_all(self):
         lease_schema.check_total([1000], 1000)
         lease_schema.check_total([500, 500], 1000)
-        # One that was larger before may shrink.
+        # A lease that was larger before may shrink.
         lease_schema.check_total([1500, 10], 1000, before=2000)
         for amounts, before in (([1001], 0), ([1000, 1], 0),
                                 ([600, 500], 1000), ([2001], 2000)):
@@ -238,7 +238,7 @@ class TestCreate(base.RefusalTestCase):
 
     def test_the_bound_is_over_all_occurrences(self):
         lease_schema.check_total([4, 6], 1000, times=100)
-        # One that was larger may shrink.
+        # A lease that was larger before may shrink.
         lease_schema.check_total([900], 1000, before=1000, others=99_000)
         for more, part in (
                 ({'times': 101}, 'add up to 10, and to 1010 in 101 '
@@ -284,7 +284,7 @@ class TestChange(base.RefusalTestCase):
                 defaults).change.before_end)
             self.assertIsNone(lease_schema.change(
                 {'name': 'other'}, NOW, lease, defaults).change.before_end)
-            # Whoever reads it further says what is wrong with it.
+            # The order of the dates is checked later, with a message.
             self.assertIsNone(lease_schema.change(
                 {'start_date': '2027-01-15 13:00',
                  'end_date': '2027-01-15 12:00'}, NOW, lease,
@@ -331,7 +331,7 @@ class TestChange(base.RefusalTestCase):
             ({'id': 'one', 'amount': '3'},)), change)
 
     def test_what_becomes_of_servers_may_be_what_is_not_offered_any_more(self):
-        """Who writes back what he has read changes nothing."""
+        """Sending back the current value is no change."""
         lease = {**self.lease, 'on_end': 'keep'}
         self.assertIsNone(
             self.change(lease=lease, on_end='keep').change.on_end)
@@ -406,7 +406,7 @@ class TestChange(base.RefusalTestCase):
             lease=lease, before_end_date=date).change.before_end)
 
     def test_one_that_is_to_stay_while_the_end_moves_is_said(self):
-        """It would move with the end, if it were not."""
+        """Otherwise it would move with the end."""
         time = base.NOW + HOUR + 3000
         lease = {**self.lease, 'before_end_date': time}
         self.assertEqual(time, self.change(
@@ -494,7 +494,7 @@ class TestQuery(base.RefusalTestCase):
 
 
 class TestAnything(base.RefusalTestCase):
-    """Whatever is sent is understood or refused with a sentence."""
+    """Any body is accepted or refused with a message."""
 
     values = st.recursive(
         st.none() | st.booleans() | st.integers() | st.floats() |

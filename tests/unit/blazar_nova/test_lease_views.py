@@ -22,7 +22,7 @@ NOW = base.NOW
 
 
 class TestAnswers(base.LeaseTestCase):
-    """Leases of the core in the words of the API."""
+    """Leases of the core in the form of the API."""
 
     scenarios = [('sqlite', {'kind': 'sqlite'})]
 
@@ -40,7 +40,7 @@ class TestAnswers(base.LeaseTestCase):
     def test_its_fields_are_those_that_may_be_asked_for(self):
         said = self.answers.lease(self.lease(50, 100))
         self.assertEqual(list(lease_views.FIELDS), list(said))
-        # A secret of ours.
+        # The trust is secret.
         self.assertIsNone(said['trust_id'])
 
     def test_times_are_text(self):
@@ -112,11 +112,11 @@ class TestAnswers(base.LeaseTestCase):
         self.assertEqual(*(
             [{**one, **times} for one in lease['reservations']]
             for lease in (said, told)))
-        # As before: consumers of notifications are ours.
+        # In our format: notifications have no consumers of Blazar's.
         self.assertEqual(clocks.iso(lease['created_at']), told['created_at'])
 
 
-#: What Blazar documents of its answers: each key with the form of its value.
+#: Blazar's documented answers: each key with the form of its value.
 _ID = '[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}'
 _DATE = r'\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}'
 _MADE = r'\d{4}-\d\d-\d\d \d\d:\d\d:\d\d'

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""The command blazar-nova-manage, as an operator types it."""
+"""The command blazar-nova-manage, as an operator runs it."""
 
 import contextlib
 import io
@@ -96,7 +96,7 @@ class ManageTest(base.TestCase):
         return path
 
     def manage(self, *words):
-        """Type a command; returns its exit code and what it wrote."""
+        """Run a command; return its exit code and its output."""
         path = self.configure()
         out, error = io.StringIO(), io.StringIO()
         with (contextlib.redirect_stdout(out),
@@ -110,7 +110,7 @@ class ManageTest(base.TestCase):
         return database
 
     def hold(self, database):
-        """A lease with a held build, sealed with the first key."""
+        """Create a lease with a deferred build, encrypted by the first key."""
         clock = driven.ManualClock(NOW)
         with database.writer() as session:
             session.add(models.Host(
@@ -194,7 +194,7 @@ class ManageTest(base.TestCase):
             self.json('health')['hosts'])
 
     def counts(self, found):
-        """What is counted that there is any of."""
+        """Return the counts that are not zero."""
         return {row['name']: row['count'] for row in found['counts']
                 if row['count']}
 
@@ -310,7 +310,7 @@ class ManageTest(base.TestCase):
             code, 'cannot be grouped by "week"' in text))
 
     def purge(self, *words):
-        """Type the command, at the time of the tests."""
+        """Run the command at the time of the tests."""
         with mock.patch.object(purge.clocks, 'SystemClock',
                                lambda: driven.ManualClock(self.now)):
             return self.manage('db', 'purge', *words)
@@ -324,7 +324,7 @@ class ManageTest(base.TestCase):
                 start_date=0, end_date=9, on_end='delete', status=status,
                 created_at=0, updated_at=9) for status in (
                     'TERMINATED', 'ACTIVE'))
-        # What is read by scripts is on stdout.
+        # Output that scripts read is on stdout.
         self.assertNotIn('purged', self.manage('lease', 'list', '--ended')[1])
         before = '2027-01-14 08:00'
         for words, said in ((['--dry-run'], 'Would delete'), ([], 'Deleted'),):
@@ -417,8 +417,8 @@ class ManageTest(base.TestCase):
             self.assertIn(words, text)
 
     def orphans(self, *words, gone=('project',)):
-        """Type the command, with a keystone that does not have these; None:
-        that does not answer.
+        """Run the command, with a keystone that lacks these owners; None: that
+        does not answer.
         """
         def absent(projects, users):
             if gone is None:

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Metrics of listeners, their health, and what watches them."""
+"""Metrics of listeners, their health, and the examples for monitoring."""
 
 import collections
 import contextlib
@@ -60,7 +60,7 @@ class MetricsTestCase(base.LeaseTestCase):
             aggregates, 'zones', return_value={'one': 'east'}))
         self.ending = threading.Event()
         self.listeners = [self.listener(name) for name in 'abc']
-        # Before the threads are waited for.
+        # Before the threads are joined.
         self.addCleanup(self.ending.set)
 
     def listener(self, name):
@@ -76,13 +76,13 @@ class MetricsTestCase(base.LeaseTestCase):
             one.refresh()
 
     def carry_out(self):
-        """Carry out what is due, and write what was counted."""
+        """Carry out due events, and write the counters."""
         engine = self.new_engine()
         driven.run_due(engine)
         engine._database.counters.flush()
 
     def values(self, *listeners):
-        """What one Prometheus adds up of listeners."""
+        """Return the sums of listeners' metrics, as Prometheus does."""
         found = collections.Counter()
         for one in listeners or self.listeners:
             code, _kind, body = one.answer('/metrics')
@@ -248,7 +248,7 @@ class TestHealth(MetricsTestCase):
 
 
 class TestProjects(MetricsTestCase):
-    """What leases of each project reserve, if the operator wants that."""
+    """Reservations of each project, if the operator enables them."""
 
     def setUp(self):
         super().setUp()
@@ -283,13 +283,13 @@ class TestProjects(MetricsTestCase):
 
 
 class TestExamples(MetricsTestCase):
-    """What operators are given to watch these."""
+    """Examples for operators to monitor these."""
 
     scenarios = ()
     kind = 'sqlite'
 
     def names(self):
-        """The names of all that is served."""
+        """Return the names of all metrics."""
         self.running_lease(0, 100)
         self.lease(10, 20)
         self.clock.advance(17)

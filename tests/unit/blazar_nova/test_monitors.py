@@ -18,7 +18,7 @@ SURE = host_status.Down('Its power is off.', certain=True)
 
 
 class Rack(monitors.Monitor):
-    """What somebody may install: it asks the racks."""
+    """A monitor that an operator may install: it queries the racks."""
 
     event_types = ('rack.',)
 
@@ -34,9 +34,9 @@ class Rack(monitors.Monitor):
 
 
 class WaitedClock(driven.ManualClock):
-    """One that tells when somebody begins to wait.
+    """A clock that signals when a wait starts.
 
-    :ivar waits: how often somebody has
+    :ivar waits: the number of waits
     """
 
     def __init__(self):
@@ -89,7 +89,7 @@ class TestLooking(MonitorsTestCase):
 class TestRunning(MonitorsTestCase):
 
     def run_monitors(self):
-        """Until the test is over."""
+        """Run the monitors until the test ends."""
         stopping = threading.Event()
         thread = threading.Thread(
             target=self.monitors.run, args=[stopping], daemon=True)
@@ -153,7 +153,7 @@ class TestNotPushed(MonitorsTestCase):
 
 
 class Controllers(monitors.Monitor):
-    """One that fences hosts, and takes its time."""
+    """A slow monitor that fences hosts."""
 
     def __init__(self, says=True):
         self.says = says

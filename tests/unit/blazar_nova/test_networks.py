@@ -29,7 +29,7 @@ load_tests = databases.load_tests
 
 
 class NetworkTestCase(base.LeaseTestCase):
-    """Two VLANs and a VXLAN are enrolled."""
+    """Two enrolled VLANs and a VXLAN."""
 
     def more_types(self):
         self.network = fake_network.FakeNetwork(self.clock)
@@ -74,7 +74,7 @@ class NetworkTestCase(base.LeaseTestCase):
         return reserved
 
     def only(self):
-        """The one network that there is."""
+        """Return the only network."""
         one, = self.network.made.values()
         return one
 
@@ -141,7 +141,7 @@ class TestEnd(NetworkTestCase):
         self.assertEqual('TERMINATING', self.status(lease))
         self.assertIn('has 1 port in use: delete the servers, or detach port '
                       'of a server', self.reason(lease))
-        # Nothing was done to the rest, but it is not used any more.
+        # The rest was not changed, but the network is disabled.
         self.assertEqual(3, len(self.network.ports(self.only().id)))
         self.assertEqual({self.only().id}, self.network.disabled)
         self.network.of_network[self.only().id].remove(SERVER)
@@ -151,7 +151,7 @@ class TestEnd(NetworkTestCase):
             self.status(lease), self.network.made))
 
     def with_server(self, **request):
-        """A lease of a network and a server, and the server."""
+        """Lease a network and a server; return the lease and the server."""
         lease = self.reserve(
             0, 100, self.wanted(), self.places(),
             request=self.request(0, 100, **request))

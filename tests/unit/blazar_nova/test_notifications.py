@@ -19,8 +19,8 @@ from tests.unit import base
 
 NOW = base.NOW
 
-#: Of each object, as it is released. Who changes its fields changes its
-#: version too: the first number if readers of the one before would fail.
+#: Fingerprints of each released object. A change of its fields needs another
+#: version: of the first number if readers of the former one would fail.
 FINGERPRINTS = {
     'BookingChangePayload': '1.0-005634c8d62ac1970cf3d3072326e346',
     'ConditionPayload': '1.0-71c9e39ea3bacf267ee8d12c869a3cb5',
@@ -36,7 +36,7 @@ SAMPLES = os.path.join(
     os.path.dirname(__file__), '..', '..', '..', 'doc', 'source', 'reference',
     'samples')
 
-#: A lease of two servers of which one has another host, as the core describes
+#: A lease of two servers, one of which has another host, as the core describes
 #: it.
 LEASE = {
     'id': 'cf5a1b8e-0b4d-4c0c-9d1f-0d6f3a1f5b11', 'name': 'nightly',
@@ -71,7 +71,7 @@ EXCHANGED = [{
     'server_id': LEASE['reservations'][0]['servers'][0],
     'before': 'compute1', 'after': 'compute2'}]
 
-#: By file, the type of an event and what it is of.
+#: By file, the type of an event and its object.
 EVENTS = {
     'lease-update': ('lease.update', {
         **LEASE, 'changed': ['end_date'], 'reason': 'Requested'}),
@@ -100,7 +100,7 @@ class NotificationsTest(base.TestCase):
             base.FakeType()))
 
     def notify(self, form, event_type, of):
-        """What is sent of an event in a form."""
+        """Return the notifications of an event in a form."""
         self.sent.clear()
         notifications.Notifications(
             form, self.words, lambda *told: self.sent.append(told),
@@ -108,7 +108,7 @@ class NotificationsTest(base.TestCase):
         return dict(self.sent)
 
     def data(self, event_type, of):
-        """The fields of the first versioned notification of an event."""
+        """Return the fields of an event's first versioned notification."""
         sent = self.notify('versioned', event_type, of)
         return sent[f'blazar.{event_type}']['blazar_object.data']
 
@@ -141,9 +141,9 @@ class NotificationsTest(base.TestCase):
             *self.notify('versioned', 'lease.update', of)])
         sent = self.notify('both', 'lease.update', of)
         self.assertEqual(['lease.update', 'blazar.lease.update'], [*sent])
-        # What is said of why is not in the form that Blazar's listeners know.
+        # The reason is not in the form that Blazar's listeners know.
         self.assertEqual(self.words.payload(LEASE), sent['lease.update'])
-        # Once, in whatever form.
+        # Counted once, in any form.
         self.assertEqual(['lease.update'] * 3, self.counted)
 
     def test_an_event_of_a_user_may_have_the_name_of_another_one(self):
@@ -209,7 +209,7 @@ class NotificationsTest(base.TestCase):
 
 
 def _names(payload):
-    """The objects within a notification."""
+    """Return the objects within a notification."""
     yield payload['blazar_object.name']
     for value in payload['blazar_object.data'].values():
         for one in value if isinstance(value, list) else [value]:
@@ -218,7 +218,7 @@ def _names(payload):
 
 
 class ListenerTest(base.TestCase):
-    """What our own listener does about them."""
+    """The plugin's own listener and these notifications."""
 
     def test_leases_in_either_form_wake_it_and_nothing_else_disturbs_it(self):
         woken = []

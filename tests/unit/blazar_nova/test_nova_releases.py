@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""What has another name in another release of Nova."""
+"""Names that differ between releases of Nova."""
 
 from unittest import mock
 
@@ -23,7 +23,7 @@ class ReleasesTest(base.TestCase):
         objects.register_all()
 
     def only(self, module, name, other, stand_in):
-        """Of two names a module has one, whichever is installed."""
+        """Leave a module one of two names, whichever is installed."""
         if hasattr(module, other):
             self.useFixture(fixtures.MonkeyPatch(
                 f'{module.__name__}.{other}', fixtures.MonkeyPatch.delete))

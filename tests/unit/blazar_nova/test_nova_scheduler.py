@@ -22,7 +22,7 @@ class TestPlugins(base.BaseTestCase):
                 (False, spec({'hw:x': '1'}, scheduler_hints=None)),
                 (True, spec({}, scheduler_hints={'reserved': ['True']})),
                 (True, spec(reserved, scheduler_hints={})),
-                # Nobody has asked what its hints are.
+                # Its hints have not been loaded.
                 (True, spec({}))):
             self.assertIs(wanted, nova_scheduler.may_be_leased(one))
 
@@ -56,7 +56,7 @@ class TestPlugins(base.BaseTestCase):
         amounts = {'MEMORY_MB': 512, 'DISK_GB': 20}
         self.assertEqual({'VCPU': 3, **amounts},
                          nova_scheduler.takes([self.host()], self.spec()))
-        # Hosts that know no such CPUs are taken as well, by VCPU.
+        # Hosts without such CPUs are used as well, by VCPU.
         pinned = self.spec(**{'hw:cpu_policy': 'dedicated'})
         for hosts in ([{'VCPU': 3, **amounts}], [{'PCPU': 3, **amounts}]):
             self.assertEqual({'PCPU': 3, **amounts},

@@ -16,7 +16,7 @@ from tests.unit import base
 
 
 class Spec(dict):
-    """A request, as far as it is asked about here."""
+    """A request, with the parts that are used here."""
 
     __getattr__ = dict.__getitem__
 
@@ -30,7 +30,7 @@ class TestInstall(base.TestCase):
             nova_scheduler, '_novas', autospec=True, return_value=True)).mock
         self.useFixture(fixtures.MockPatchObject(
             utils, 'request_is_rebuild', return_value=False))
-        # What stands there is put back after the test.
+        # The function is restored after the test.
         self.useFixture(fixtures.MonkeyPatch(
             'nova.scheduler.utils.claim_resources', utils.claim_resources))
         self.cleanup = self.useFixture(fixtures.MockPatchObject(
@@ -67,7 +67,7 @@ class TestInstall(base.TestCase):
             nova_scheduler.CLAIMS, result='granted')
 
     def test_on_the_hosts_of_a_lease_they_are_asked_once_more(self):
-        """It may have ended since; what Nova has granted is given back."""
+        """It may have ended since; Nova's claim is removed."""
         client = mock.create_autospec(
             report.SchedulerReportClient, instance=True)
         within = {'blazar:host_reservation': 'reservation'}
@@ -84,7 +84,7 @@ class TestInstall(base.TestCase):
         client.delete_allocation_for_instance.assert_not_called()
 
     def test_what_fails_with_others_is_taken_back_with_them(self):
-        """Of several servers of one request another found no host."""
+        """Another server of the same request has found no host."""
         self.claim()
         scheduler = mock.create_autospec(manager.SchedulerManager)
         for _time in range(2):
@@ -95,7 +95,7 @@ class TestInstall(base.TestCase):
         self.undo.assert_called_once_with()
 
     def select(self, why):
-        """What is said where there is no host."""
+        """Return the message when there is no host."""
         spec = types.SimpleNamespace(instance_uuid='server')
         if why is not None:
             nova_scheduler.explain(spec, why)

@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""The plug-in of the openstack client, through the shell that users type in.
+"""The plug-in of the openstack client, through the shell of the client.
 
-The shell is the real one, with the real python-blazarclient beside the plug-in
-or without it; the cloud is an HTTP server that answers what it is told, and
-keeps what it was asked.
+The shell is the real one, with or without the real python-blazarclient; the
+cloud is an HTTP server with preset answers that records requests.
 """
 
 import datetime
@@ -22,8 +21,8 @@ from tests.unit.blazar_nova import osc_base
 
 ID = '0f3d5c1a-7b52-4a0e-8a53-6f1d2f7d9b10'
 OTHER = '5a0f7f6e-1d0c-4a4b-9df7-2f6e3c8b7a21'
-#: Prints the packages that our commands load, beside Python's own and those
-#: that the client has loaded when it takes a command's name.
+#: Prints the packages that our commands load, except Python's own and those
+#: that the client has loaded when it looks up a command.
 LOADED = """
 import importlib, pkgutil, sys
 from openstackclient import shell
@@ -39,7 +38,7 @@ print(*sorted({name.partition('.')[0] for name in set(sys.modules) - before}
 
 
 class ListTest(osc_base.OscTestCase):
-    """Leases with their servers and what is left of them."""
+    """Leases with their servers and remaining time."""
 
     def listed(self, *words, **lease):
         self.cloud.sees('GET /leases',
@@ -100,7 +99,7 @@ class ListTest(osc_base.OscTestCase):
 
 
 class PluginTest(osc_base.OscTestCase):
-    """Beside other plug-ins of the client, and without them."""
+    """With and without other plug-ins of the client."""
 
     OURS = ['accept', 'acknowledge', 'add server', 'adopt', 'availability',
             'calendar', 'delete', 'hand over', 'interruptible list',
@@ -143,7 +142,7 @@ class PluginTest(osc_base.OscTestCase):
             'availability', *osc_base.SIZE))
 
     def test_it_loads_nothing_that_the_client_does_not_load_itself(self):
-        """The client loads the modules of all commands, whichever is typed."""
+        """The client loads the modules of all commands for each command."""
         done = subprocess.run(
             [sys.executable, '-c', LOADED], capture_output=True, text=True,
             cwd=imports.ROOT, timeout=120)
@@ -299,7 +298,7 @@ class OutputTest(osc_base.OscTestCase):
 class WaitTest(osc_base.OscTestCase):
 
     def goes(self, *statuses, **values):
-        """Say how the lease will be seen, one look after the other."""
+        """Set the statuses of the lease, one for each request."""
         self.cloud.sees(f'GET /leases/{ID}', *(
             (200, {'lease': osc_base.a_lease(status=status, **values)})
             for status in statuses))
@@ -408,7 +407,7 @@ class WaitTest(osc_base.OscTestCase):
 
 
 class TroubleTest(osc_base.OscTestCase):
-    """Where something else than the lease API answers, or nothing."""
+    """Another service than the lease API answers, or none."""
 
     def test_there_is_no_lease_api_in_this_cloud(self):
         self.cloud.services.remove('reservation')

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Commands that ask what is free, and for offers."""
+"""Commands for availability, quotes and offers."""
 
 import io
 import json
@@ -82,7 +82,7 @@ class AvailabilityTest(osc_base.OscTestCase):
             'availability', *self.SIZE)[-1]['more'])
 
     def flavors(self):
-        """A Nova that has the flavor m1.small with the ID 42."""
+        """Set up a Nova that has the flavor m1.small with the ID 42."""
         self.cloud.answers.update({
             'GET /v2.1': [(200, {'version': {
                 'id': 'v2.1', 'status': 'CURRENT', 'version': '2.100',
@@ -289,7 +289,7 @@ class OfferTest(osc_base.OscTestCase):
 
 
 class RecurringTest(osc_base.OscTestCase):
-    """A lease that recurs, and its occurrences."""
+    """A recurring lease and its occurrences."""
 
     def request(self, *words):
         return ('request', 'lease1', *WINDOW, '--reservation', INSTANCE,

@@ -81,7 +81,7 @@ class ImageTest(base.BaseTestCase):
         for one, (_name, _status, start, end) in zip(
                 self.bars(drawing(*wanted).svg()), wanted, strict=True):
             x, width = (float(one.get(key)) for key in ('x', 'width'))
-            # A thousandth of a pixel, of which an hour has ten.
+            # A thousandth of a pixel; an hour has ten.
             self.assertAlmostEqual(start, (x - 240) / 10, 3)
             self.assertAlmostEqual(end, (x + width - 240) / 10, 3)
 

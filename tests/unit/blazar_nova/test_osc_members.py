@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Commands about who may use a lease, and whose it is."""
+"""Commands for the servers, hosts and owners of a lease."""
 
 from tests.unit.blazar_nova import osc_base
 
@@ -11,7 +11,7 @@ INSTANCE = ('resource_type=virtual:instance,vcpus=2,memory_mb=2048,'
 
 
 class MembersTest(osc_base.OscTestCase):
-    """Servers that run come under leases, and leave them."""
+    """Adding running servers to leases, and removing them."""
 
     def setUp(self):
         super().setUp()
@@ -31,7 +31,7 @@ class MembersTest(osc_base.OscTestCase):
         self.cloud.sees('POST /leases', (201, {'lease': osc_base.a_lease()}))
 
     def told(self):
-        """What was asked of the lease API."""
+        """Return the bodies of requests to the lease API."""
         return [one.body for one in self.cloud.requests if one.body]
 
     def test_a_server_gets_a_lease(self):

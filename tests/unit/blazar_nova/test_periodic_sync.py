@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Several listeners, of which one at a time compares."""
+"""Several listeners, one of which runs the periodic sync."""
 
 import functools
 import threading
@@ -18,7 +18,7 @@ load_tests = databases.load_tests
 
 
 class Mirror:
-    """Counts comparisons; ``during`` is called in the next one."""
+    """Counts syncs; ``during`` is called in the next one."""
 
     def __init__(self):
         self.missed = threading.Event()
@@ -102,20 +102,20 @@ class ComparisonTest(base.DatabaseTestCase):
 
         def freeze(go_on):
             self.assertTrue(go_on())
-            # Nothing was heard of it in this time.
+            # It has not reported in this time.
             self.clock.advance(60)
             self.other.look()
             self.wait_for(lambda: self.clock.advance(1) and not go_on())
             seen.append(go_on())
 
-        # As if its thread had stood still, too.
+        # As if its thread had been frozen, too.
         keep, self.one._beat = self.one._beat, 61
         self.mirrors[0].during = freeze
         self.one.look()
         self.one._beat = keep
         self.assertEqual(([False], [1], [0, 1]),
                          (seen, self.more, self.compared()))
-        # Nor is the other one's turn given away.
+        # Nor is the leadership of the other one lost.
         self.look()
         self.assertEqual([0, 1], self.compared())
 
@@ -137,7 +137,7 @@ class ComparisonTest(base.DatabaseTestCase):
             self.look()
             self.clock.advance(300)
         self.assertEqual([0, 2], self.compared())
-        # One who is alone tries again.
+        # A listener that is alone tries again.
         self.mirrors[0].reaches = True
         self.clock.advance(3600)
         self.one.look()
@@ -160,7 +160,7 @@ class ComparisonTest(base.DatabaseTestCase):
                 self.assertLess(self.clock.now(), until)
                 at = self.turn_until()
                 self.clock.advance(20)
-                # It is extended once more, or not any more.
+                # It is extended once more, or no longer.
                 threading.Event().wait(0.05)
                 if self.turn_until() == at:
                     self.other.look()
@@ -200,7 +200,7 @@ class ComparisonTest(base.DatabaseTestCase):
         self.stopping.clear()
         self.other.look()
         self.assertEqual([0, 1], self.compared())
-        # And when it was done, at its time.
+        # After a completed sync the next one is only due at its time.
         self.stopping.set()
         self.other.run()
         self.stopping.clear()
@@ -211,7 +211,7 @@ class ComparisonTest(base.DatabaseTestCase):
 
 
 class WaitedClock(driven.ManualClock):
-    """Time passes when somebody waits, and only then."""
+    """A clock that advances only during waits."""
 
     def wait(self, event, until):
         self.advance(max(0, until - self.now()))

@@ -19,10 +19,10 @@ from tests.unit import base
 
 HERE = {'project_id': 'here'}
 ELSEWHERE = {'project_id': 'elsewhere'}
-#: Tokens of keystone have the roles that a role implies.
+#: Tokens of keystone include implied roles.
 ROLES = ['reader', 'member', 'manager', 'admin']
 
-#: By rule, the least role that is enough on one's own project.
+#: By rule, the lowest sufficient role on one's own project.
 LEAST = {
     'blazar:leases:get': 'reader',
     'blazar:leases:get_all_projects': 'admin',
@@ -62,7 +62,7 @@ LEAST = {
 
 
 def user(role, **values):
-    """Who has a role, and those that it implies."""
+    """Return the context of a user with a role and the implied roles."""
     roles = ROLES[:ROLES.index(role) + 1] if role in ROLES else [role]
     return nova_context.RequestContext(**{
         'user_id': 'user', 'project_id': 'here', 'roles': roles,
@@ -78,7 +78,7 @@ class PolicyTestCase(base.TestCase):
             self.useFixture(fixtures.TempDir()).path, 'policy.yaml')
 
     def write(self, text):
-        """Put something into the file that we share with Nova."""
+        """Write a text into the policy file that is shared with Nova."""
         with open(self.path, 'w') as file:
             file.write(textwrap.dedent(text))
 
@@ -94,7 +94,7 @@ class PolicyTestCase(base.TestCase):
         return policy.Policy(conf)
 
     def allowed(self, who, target, rules=None):
-        """What somebody may do."""
+        """Return the rules that allow a user something."""
         rules = rules or self.policy()
         return {rule for rule in LEAST if rules.allows(who, rule, target)}
 
@@ -111,7 +111,7 @@ OF_BLAZAR = {
 
 
 class TestRulesOfBlazar(PolicyTestCase):
-    """An operator of Blazar brings its file."""
+    """The policy file of an operator of Blazar."""
 
     def test_each_of_them_is_known(self):
         self.addCleanup(cfg.CONF.reset)
@@ -258,7 +258,7 @@ class TestFile(PolicyTestCase):
             user('other'), HERE, rules))
 
     def touch(self):
-        """Within one tick of the file system's clock no change is seen."""
+        """Within one tick of the file system's clock no change is detected."""
         later = os.stat(self.path).st_mtime + 10
         os.utime(self.path, (later, later))
 
@@ -295,7 +295,7 @@ class TestBesideNova(PolicyTestCase):
     DELETE = 'os_compute_api:servers:delete'
 
     def nova(self):
-        """What Nova lets somebody do, with the file as it is."""
+        """Return Nova's own check, with the current file."""
         cfg.CONF([], project='nova', default_config_files=[],
                  default_config_dirs=[])
         self.addCleanup(cfg.CONF.reset)
@@ -306,7 +306,7 @@ class TestBesideNova(PolicyTestCase):
             who, rule, HERE, do_raise=False))
 
     def all_of(self, nova):
-        """What each role may do of all that there is in Nova."""
+        """Return what each role may do of all of Nova's rules."""
         return {(role, rule.name): nova(user(role), rule.name)
                 for role in (*ROLES, 'lessor')
                 for rule in nova_policies.list_rules()}
@@ -318,7 +318,7 @@ class TestBesideNova(PolicyTestCase):
     def test_what_stands_there_for_nova_changes_nothing_of_ours(self):
         self.write('{}')
         before = {role: self.allowed(user(role), HERE) for role in ROLES}
-        # What Nova's own rules refer to is not in our enforcer.
+        # Aliases of Nova's own rules are not in the plugin's enforcer.
         self.write(f'''
             context_is_admin: role:lessor
             project_reader_api: "!"
@@ -354,7 +354,7 @@ class TestBesideNova(PolicyTestCase):
 class TestSample(base.TestCase):
 
     def sample(self):
-        """What oslopolicy-sample-generator writes."""
+        """Return the output of oslopolicy-sample-generator."""
         manager = stevedore.extension.ExtensionManager.make_test_instance([
             stevedore.extension.Extension(
                 'blazar_nova', None, None, policy.list_rules())])
@@ -392,5 +392,5 @@ class TestSample(base.TestCase):
         known = set(policy.get_enforcer().registered_rules)
         self.assertEqual({rule.name for rule in policy.list_rules()},
                          {name for name in known if name.startswith('blazar')})
-        # They are in no sample: Nova has some of the same names.
+        # These are in no sample: Nova has some of the same names.
         self.assertIn('admin_or_owner', known)

@@ -28,7 +28,7 @@ from tests.unit import base
 load_tests = databases.load_tests
 
 NOW = base.NOW
-#: Seconds that a host needs to be back: its boot and the margin.
+#: Seconds until a host is back: its boot time and the margin.
 LEAD = 780
 State = states.Power
 
@@ -53,7 +53,7 @@ class PowerTestCase(base.LeaseTestCase):
             60)
 
     def another(self, **values):
-        """What switches the machines in another listener."""
+        """Return the switcher of another listener."""
         return machines.switcher(
             self.books.connect(), self.clock, self.machines,
             lambda event, payload: self.told.append(
@@ -72,7 +72,7 @@ class PowerTestCase(base.LeaseTestCase):
         self.power.look(self.leader)
 
     def pass_(self, seconds, step=60):
-        """Let some time pass, in which a listener looks now and then."""
+        """Let time pass, with a listener that checks at intervals."""
         until = self.clock.now() + seconds
         while self.clock.now() < until:
             self.look(min(step, until - self.clock.now()))
@@ -87,13 +87,13 @@ class PowerTestCase(base.LeaseTestCase):
         self.assertEqual(dict.fromkeys(self.names, State.OFF), self.states())
 
     def wants(self, start, end=None, **demand):
-        """A lease of servers that come later, on enrolled hosts."""
+        """Create a lease of slots on enrolled hosts."""
         return self.reserve(
             start, start + 3600 if end is None else end,
             self.places(among=model.HostPool.ENROLLED, **demand))
 
     def outage(self, name):
-        """Until when a host is booked for being off, seconds from now."""
+        """Return the end of a host's power booking in seconds from now."""
         with self.database.reader() as session:
             found = session.scalar(sa.select(models.Booking.end_date).join(
                 models.Host, models.Host.id == models.Booking.host_id).where(
@@ -131,7 +131,7 @@ class TestSwitching(PowerTestCase):
         self.wants(exc.refusal.next_start - NOW)
 
     def _ago(self, seconds):
-        """A start that is so many seconds from now."""
+        """Return a start that is that many seconds from now."""
         return self.clock.now() - NOW + seconds
 
     def test_it_is_on_before_its_lease_starts(self):
@@ -160,7 +160,7 @@ class TestSwitching(PowerTestCase):
         return name
 
     def test_one_at_the_last_moment_is_not_late(self):
-        """Nor has its host to be exchanged for another one."""
+        """Nor does its host have to be replaced."""
         self.all_off()
         exc = self.assertRaises(errors.Refused, self.wants, self._ago(1))
         start = exc.refusal.next_start - NOW
@@ -189,7 +189,7 @@ class TestSwitching(PowerTestCase):
         self.assertEqual([120] * 5, times)
         self.all_off()
         self.pass_(600)
-        # The floor and the margin.
+        # The minimum and the margin.
         self.assertTrue(300 <= self.outage('one') <= 480, self.outage('one'))
 
     def test_what_is_needed_soon_stays_on(self):
@@ -202,7 +202,7 @@ class TestSwitching(PowerTestCase):
         self.assertEqual([], self.machines.commands(*name))
 
     def test_one_that_is_booked_at_that_moment_stays_on(self):
-        """By a process that has read nothing of the lease."""
+        """By a process that has not read the lease yet."""
         decided = self.power.hosts()
         self.wants(1800, amount=2, affinity=False)
         for seen in self.power._survey():
@@ -239,7 +239,7 @@ class TestSpare(PowerTestCase):
             [State.OFF] * 2 + [''],
             sorted((one or '' for one in self.states().values()),
                    reverse=True))
-        # One that is used is followed by another one.
+        # A host that is used is replaced by another spare one.
         self.pass_(1800)
         self.reserve(self.clock.now() - NOW, self.clock.now() - NOW + 9000,
                      self.places(among=model.HostPool.ENROLLED))
@@ -248,7 +248,7 @@ class TestSpare(PowerTestCase):
 
 
 class TestRefusing(PowerTestCase):
-    """What is used or belongs to somebody else is left alone."""
+    """A host that is used or was disabled by others is not switched."""
 
     names = ('one',)
 
@@ -321,8 +321,8 @@ class TestRefusing(PowerTestCase):
         self.assertEqual({'one': None}, self.states())
 
     def test_maintenance_of_one_that_is_off(self):
-        """It is not switched while somebody works on it, and counts as
-        available from its boot time after that.
+        """It is not switched during the maintenance, and counts as available
+        from its boot time after that.
         """
         self.pass_(20, 10)
         self.new_maintenance().announce('one', model.Window(
@@ -383,7 +383,7 @@ class TestFailing(PowerTestCase):
         self.assertIsNone(self.machines.get('one')['reason'])
 
     def test_one_that_says_it_is_off_while_it_runs(self):
-        """Nova hears of the host all the same."""
+        """The host still reports to Nova."""
         with fixtures.MonkeyPatch('tests.machines.Machines.is_on',
                                   lambda *_names: False):
             self.pass_(300)
@@ -458,7 +458,7 @@ class TestFailing(PowerTestCase):
         self.assertEqual({'one': None}, self.states())
 
 
-#: A process that dies at a point of its work.
+#: A process that dies at a fault point.
 DIES = """
 import os, signal, sys
 from blazar_core.db import api, leader_election
@@ -482,7 +482,7 @@ machines.switcher(database, clock, machines.Machines(path, clock)).look(
 
 
 class TestDeaths(PowerTestCase):
-    """Another listener goes on where one has died."""
+    """Another listener continues after one has died."""
 
     scenarios = databases.SQL
     names = ('one',)
@@ -509,7 +509,7 @@ class TestDeaths(PowerTestCase):
             self.back()
 
     def back(self):
-        """It is on again, as if nothing had been."""
+        """Switch the host on again, and reset the history."""
         self.machines.change('one', excluded='x')
         self.pass_(400)
         self.assertEqual({'one': None}, self.states())
@@ -547,7 +547,7 @@ class TestOnce(PowerTestCase):
     names = ('one',)
 
     def test_of_listeners_one_sends_a_command(self):
-        """Though both believe that they are the one that decides."""
+        """Both consider themselves the leader."""
         both = [self.another(), self.another()]
         barrier = threading.Barrier(2)
 
@@ -570,7 +570,7 @@ class TestOnce(PowerTestCase):
             seen.host, False, 'so'))
         self.pass_(100, 10)
         self.assertEqual([], self.machines.commands())
-        # One that stood still comes too late.
+        # The command of a delayed process is too late.
         self.pass_(20, 10)
         self.assertEqual(['off'], self.machines.commands())
         self.back_on()

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""What switches hosts, against BMCs that answer, hang, fail and lie."""
+"""Power drivers, with BMCs that answer, hang, fail and lie."""
 
 import datetime
 import ipaddress
@@ -95,7 +95,7 @@ class TestRedfish(PowerTestCase):
             identity = {uuid.upper()}
             ''')
         self.assertEqual('', right.mismatch('two', 'two'))
-        # A name that is expected is not beside that of the host.
+        # An expected name replaces that of the host.
         wrong = self.hosts(f'''
             [one]
             driver = redfish
@@ -355,7 +355,7 @@ def _certificate():
 
 
 def _runs(pid):
-    """Whether a process is there, and no zombie."""
+    """Return whether a process exists, and is no zombie."""
     try:
         with open(f'/proc/{pid}/stat') as file:
             return file.read().rpartition(')')[2].split()[0] != 'Z'

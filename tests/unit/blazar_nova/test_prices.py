@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Costs of what was reserved and used."""
+"""Costs of reserved and used capacity."""
 
 import decimal
 import os
@@ -83,7 +83,7 @@ class TestCosts(PricesTestCase):
         self.record('used', 0, 2 * HOUR, 2)
         self.assertEqual({(): {'VCPU': '0.160000', 'flat': '0.250000'}},
                          self.costs(0, 2 * HOUR))
-        # The fee belongs to its beginning.
+        # The fee belongs to the start.
         self.assertEqual({(): {'VCPU': '0.080000'}},
                          self.costs(HOUR, 2 * HOUR))
 

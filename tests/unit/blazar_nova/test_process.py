@@ -29,7 +29,7 @@ from tests.unit import base
 class TestNotificationListener(base.TestCase):
 
     def test_it_does_not_wake_up_all_the_time_after_a_message(self):
-        """What is set for that is private to oslo.messaging."""
+        """The attribute that is set for it is private to oslo.messaging."""
         waited = []
 
         def consume(timeout):
@@ -54,7 +54,7 @@ class TestNotify(base.TestCase):
 
     def test_it_does_not_wait_until_a_message_bus_is_back(self):
         with socket.socket() as taken:
-            # Bound, and nobody listens.
+            # Bound, but not listening.
             taken.bind(('127.0.0.1', 0))
             conf = cfg.ConfigOpts()
             conf([])
@@ -73,7 +73,7 @@ class TestNotify(base.TestCase):
 
 
 class TestOutbox(base.TestCase):
-    """Events go out beside those who tell them."""
+    """Events are sent in a thread of their own."""
 
     def setUp(self):
         super().setUp()
@@ -130,7 +130,7 @@ class TestOutbox(base.TestCase):
         read, write = os.pipe()
         child = os.fork()
         if not child:
-            # Nothing of the test may go on here.
+            # The child must not continue with the test.
             try:
                 self.bus.set()
                 self.sent.clear()
@@ -197,7 +197,7 @@ class TestQuiet(base.TestCase):
 
 
 class TestLostAfter(base.TestCase):
-    """Nobody may be at work on a build that is taken to be lost."""
+    """No process may still be building what is considered lost."""
 
     def conf(self, seconds, longest=1800):
         return types.SimpleNamespace(

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 
 
-"""How a lease recurs, as users write it."""
+"""The recurrence of a lease, as users write it."""
 
 import datetime
 import json
@@ -88,7 +88,7 @@ class TestLocalized(base.BaseTestCase):
                 end='2027-03-28 02:30')))
 
     def test_the_hour_that_is_there_twice(self):
-        """With the offsets that tell which is which, or without."""
+        """With offsets that distinguish the two, or without."""
         for start, end, found in (
                 ('02:30+02:00', '02:30+01:00', '02:30-31 02:30'),
                 ('02:30+01:00', '02:45+01:00', '02:30-31 02:45'),

@@ -30,7 +30,7 @@ connection = sqlite:///{folder}/main
 allow_untested_nova = {allow}
 """
 BIN = os.path.dirname(sys.executable)
-#: What an operator starts, and the end of it that is tested here.
+#: The commands of operators; of nova-api the import that is tested here.
 PROCESSES = {
     'nova-api': [sys.executable, '-c', 'import nova.wsgi.osapi_compute'],
     'nova-scheduler': [f'{BIN}/nova-scheduler'],
@@ -51,7 +51,7 @@ class RefusalTest(base.TestCase):
     def setUp(self):
         super().setUp()
         self.folder = self.useFixture(fixtures.TempDir()).path
-        # What nova-api and nova-scheduler look at before they load us.
+        # Databases that nova-api and nova-scheduler need before they load us.
         for name, models in (('api', api_models), ('main', main_models)):
             engine = sa.create_engine(f'sqlite:///{self.folder}/{name}')
             models.BASE.metadata.create_all(engine)
@@ -68,7 +68,7 @@ class RefusalTest(base.TestCase):
                 f'sqlite:///{self.folder}/blazar', encryption.new_key()))
 
     def start(self, name, *words, **environ):
-        """Run a process to its end; returns its code and what it printed."""
+        """Run a process to its end; return its code and its output."""
         command = [*PROCESSES[name], *([] if name == 'nova-api' else [
             '--config-file', f'{self.folder}/nova.conf']), *words]
         done = subprocess.run(
@@ -89,7 +89,7 @@ class RefusalTest(base.TestCase):
         return said
 
     def assert_no_more(self, said):
-        """The sentence; Nova 33 has a word to say of threads before."""
+        """Check for the message; Nova 33 warns of threads before it."""
         self.assertTrue(said.splitlines()[-1].startswith(
             'Leases cannot run'), said)
         self.assertNotIn('Traceback', said)
@@ -132,7 +132,7 @@ class RefusalTest(base.TestCase):
                       nova['details'])
 
     def test_an_unknown_release(self):
-        # What is compared is the table of the installed one.
+        # The table of the installed release is compared.
         unknown = check.installed().split('.')[0] + '.9.0'
         for process in ('nova-scheduler', 'blazar-listener'):
             found, said = self.start(process, NOVA_VERSION=unknown)
@@ -143,7 +143,7 @@ class RefusalTest(base.TestCase):
                           '= True', said, process)
         self.configure(allow=True)
         found, said = self.start('blazar-listener', NOVA_VERSION=unknown)
-        # The next thing that is missing.
+        # The next missing part is reported.
         self.assertEqual(1, found, said)
         self.assertIn('Run: blazar-nova-manage db sync', said)
         self.assertNotIn(unknown, said)
@@ -152,7 +152,7 @@ class RefusalTest(base.TestCase):
 class TestFirst(base.TestCase):
 
     def test_what_others_load_imports_the_check_first(self):
-        """Else it may fail at another import, with no sentence."""
+        """Otherwise another import may fail, without a message."""
         for path in ('api/app.py', 'api/rest.py', 'scheduler/filters.py',
                      'scheduler/weights.py'):
             first = next(name for name in code.imports(f'blazar_nova/{path}')

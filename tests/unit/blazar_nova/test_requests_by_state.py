@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""What may be asked of a lease in each state: the table of the documentation.
+"""Allowed requests for a lease in each state: the table of the documentation.
 """
 
 import os
@@ -23,7 +23,7 @@ from tests.unit import base
 NOW = base.NOW
 DOCUMENT = os.path.join(imports.ROOT, 'doc', 'source', 'reference',
                         'states.rst')
-#: What may be asked, by the names of methods below.
+#: The requests, by the names of methods below.
 REQUESTS = ('rename', 'prolong', 'shorten', 'move', 'grow', 'accept',
             'hand_over', 'delete')
 
@@ -31,7 +31,7 @@ load_tests = databases.load_tests
 
 
 def table():
-    """What the documentation says, by state and request."""
+    """Return the documented answers, by state and request."""
     with open(DOCUMENT, encoding='utf-8') as file:
         text = file.read().split('.. list-table:: ')[1]
     rows = re.split(r'\n   \* - ', text.split('\n\n', 2)[1])
@@ -54,7 +54,7 @@ class TestRequests(base.LeaseTestCase):
         self.engine = self.new_engine()
 
     def full(self):
-        """A lease that has all capacity for a while."""
+        """Create a lease that has all capacity for a while."""
         return self.reserve(0, 1000, self.places(1, 4))
 
     # -- a lease in each state -----------------------------------------------
@@ -103,7 +103,7 @@ class TestRequests(base.LeaseTestCase):
         self.lifecycle.lease_start.give_up(lease['id'], states.EventType.START)
         return lease
 
-    # -- what is asked of it -------------------------------------------------
+    # -- the requests --------------------------------------------------------
 
     def change(self, lease, **values):
         self.leases.updates.update(lease['id'], updates.LeaseChange(**values))
@@ -143,7 +143,7 @@ class TestRequests(base.LeaseTestCase):
             getattr(self, self.request_name)(lease)
         except errors.BlazarError as exc:
             answer = str(error_answers.code_of(exc)[0])
-            # It says why, and has changed nothing.
+            # The message has a reason, and nothing has changed.
             self.assertRegex(str(exc), r'\.$')
             self.assertEqual(before, self.everything())
         self.assertEqual(table()[self.state][self.request_name], answer)

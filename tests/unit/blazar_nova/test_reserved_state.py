@@ -20,7 +20,7 @@ load_tests = databases.load_tests
 
 
 class TestChanging(base.TestCase):
-    """Two who change a held server at the same time."""
+    """Concurrent changes of a reserved server."""
 
     scenarios = [one for one in databases.EACH if one[0] != 'sqlite']
 
@@ -61,7 +61,7 @@ class TestChanging(base.TestCase):
         self.assertEqual({'mine': '1', 'other': '1'}, self.now().metadata)
 
     def test_what_was_given_is_in_the_build(self):
-        """The start has read it before, and waits."""
+        """The start has read it before the change, and waits."""
         build = objects.BuildRequest.get_by_instance_uuid(
             self.context(), uuids.server)
         with reserved_state.changing(self.context(), uuids.server) as request:
@@ -74,7 +74,7 @@ class TestChanging(base.TestCase):
         self.assertEqual('building', self.now().vm_state)
 
     def test_a_name_that_comes_late_leaves_it_held(self):
-        """The start was given up, and it waits again, meanwhile."""
+        """The start has failed meanwhile, and the build is deferred again."""
         reserved_state.unmark(objects.BuildRequest.get_by_instance_uuid(
             self.context(), uuids.server))
         building = self.now()
@@ -108,7 +108,7 @@ class TestChanging(base.TestCase):
             self.context(), uuids.server))
         build = objects.BuildRequest.get_by_instance_uuid(
             self.context(), uuids.server)
-        # As it is where it was just written.
+        # As on a record that was just written.
         build.updated_at = None
         reserved_state.show_as_build(build)
         reserved_state.mark(build, unless_changed=True)

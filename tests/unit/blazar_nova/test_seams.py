@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""The table of what is relied on in Nova, and its check."""
+"""The table of seams in Nova, and its check."""
 
 import ast
 import inspect
@@ -22,7 +22,7 @@ CHANGES = ('removed', 'renamed', 'swapped', 'required', 'optional')
 
 
 def seams(*kinds: entry.Kind) -> list[entry.Seam]:
-    """The entries that are compared with the Nova that is installed."""
+    """Return the entries that are compared with the installed Nova."""
     release = '.'.join(check.installed().split('.')[:2])
     return [seam for seam in check.TABLE if release in seam.releases and
             (not kinds or seam.kind in kinds)]
@@ -39,12 +39,12 @@ class TestTable(base.TestCase):
             (seam.kind, seam.name, seam.detail) for seam in check.TABLE}))
 
     def test_each_entry_is_used(self):
-        """By its name, somewhere: a method may belong to any object."""
+        """By its name, anywhere: a method may belong to any object."""
         text = '\n'.join(
             open(path).read() for path in code.sources('blazar_nova')
             if '/seams/' not in path)
         words = {*re.findall(r'\w+', text), '__init__', '__getitem__'}
-        # What Nova itself calls, and what the check itself asks for.
+        # Names that Nova itself calls, and that the check itself uses.
         words |= {'_create_instance', 'resize', '_schedule',
                   'pipeline_factory_v21', 'version_string'}
         self.assertEqual([], [
@@ -97,7 +97,7 @@ class TestEachRemoved(base.TestCase):
 
 def changed(parameters: list[inspect.Parameter], how: str,
             ) -> list[inspect.Parameter] | None:
-    """Other parameters; None where there is nothing to change so."""
+    """Return changed parameters; None if the change is impossible."""
     new = inspect.Parameter('new', inspect.Parameter.POSITIONAL_OR_KEYWORD)
     plain = [one for one in parameters if one.kind is new.kind]
     rest = parameters[len(plain):]
@@ -113,13 +113,13 @@ def changed(parameters: list[inspect.Parameter], how: str,
             len(plain) > 1) else None
     if how == 'required':
         return [*required, new, *plain[len(required):], *rest]
-    # In front of *args and **kwargs it would not be at the end.
+    # Before *args and **kwargs it would not be at the end.
     return None if rest else [*plain, new.replace(default=None)]
 
 
 def function(parameters: list[inspect.Parameter]) -> ty.Any:
     def stand_in() -> None:
-        """Takes what it is said to take."""
+        """Accept the given parameters."""
     stand_in.__module__ = 'nova'
     stand_in.__signature__ = inspect.Signature(parameters)
     return stand_in
@@ -176,7 +176,7 @@ class TestReleases(base.TestCase):
 
 
 class TestUses(base.TestCase):
-    """What the code of compat names is in the table."""
+    """The table has all names of Nova in the code of compat."""
 
     def test_all_are(self):
         paths = [path for path in code.sources('blazar_nova/compat')
@@ -214,7 +214,7 @@ class TestUses(base.TestCase):
 
 
 def uses(tree: ast.Module) -> ty.Iterator[str]:
-    """The dotted names of Nova in a module."""
+    """Return the dotted names of Nova in a module."""
     known = _imported(tree)
     for node in tree.body:
         if isinstance(node, ast.Assign | ast.AnnAssign) and node.value:
@@ -236,7 +236,7 @@ def uses(tree: ast.Module) -> ty.Iterator[str]:
 
 
 def _imported(tree: ast.Module) -> dict[str, str]:
-    """What names of a module stand for that are Nova's."""
+    """Return Nova's names that a module has imported."""
     known = {}
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and node.module and (
@@ -251,7 +251,7 @@ def _imported(tree: ast.Module) -> dict[str, str]:
 
 
 def _name_of(node: ast.AST, known: ty.Mapping[str, str]) -> str | None:
-    """A chain of attributes of something that is Nova's."""
+    """Return the dotted name of attributes of an object of Nova."""
     if isinstance(node, ast.Name):
         return known.get(node.id)
     if isinstance(node, ast.Attribute):
@@ -272,10 +272,10 @@ _LOGGING = ('log_dir', 'log_file', 'use_journal')
 
 
 def is_missing(name: str) -> bool:
-    """Whether a name of Nova is neither in the table, nor leads to what is,
-    nor belongs to something in it that is of another library.
+    """Return whether a name of Nova is missing in the table: it is not an
+    entry, does not lead to one, and belongs to none of another library.
     """
-    # All fields of an object, or columns of a table, are those entries.
+    # An entry covers all fields of an object, or columns of a table.
     name = re.sub(r'\.(fields|__table__(\.c)?)\b', '', name)
     if name in _NAMES or any(
             one.startswith(f'{name}.') for one in _NAMES):

@@ -12,18 +12,18 @@ from tests.unit import base
 
 
 class TestNextStep(base.TestCase):
-    """What follows upon deletions that were asked for."""
+    """The next step after requested deletions."""
 
     def step(self, *asked, cell='cell', state=('error', None),
              request_id='req-blazar-1', started=0):
-        """The next one.
+        """Return the next step.
 
-        :param asked: deletions, the last one first: whether it failed, who
-            asked, and how many seconds ago
-        :param state: that of the server, and its task
-        :param request_id: that of all deletions
-        :param started: how many seconds ago they were asked for, where they
-            were changed since
+        :param asked: deletions, the last one first: whether it failed, the
+            user, and how many seconds ago
+        :param state: the state of the server, and its task
+        :param request_id: the id of all deletions
+        :param started: how many seconds ago they were requested, if they were
+            updated since
         """
         now = timeutils.utcnow()
 
@@ -59,7 +59,7 @@ class TestNextStep(base.TestCase):
                 (False, 'user', 61), state=state))
 
     def test_a_clock_of_nova_that_is_ahead_delays_nothing(self):
-        """What this process has written itself says when it was asked."""
+        """An action of this process has its own time of the request."""
         for started, seconds in ((0, 60), (40, 20), (61, 0)):
             step = self.step((False, 'user', -3600), started=started,
                              state=('active', 'deleting'))

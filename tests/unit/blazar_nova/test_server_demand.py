@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""What nova-api judges a demand by is what nova-scheduler judges it by."""
+"""nova-api and nova-scheduler judge a demand by the same prefilters."""
 
 import inspect
 import re

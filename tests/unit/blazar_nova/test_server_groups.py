@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a server group adds to a demand."""
+"""The effect of a server group on a demand."""
 
 import types
 from unittest import mock
@@ -16,8 +16,8 @@ EVERY = frozenset({'uuid-1', 'uuid-2', 'uuid-3'})
 class TestGroups(base.TestCase):
 
     def in_group(self, policy, running, booked=(), window=None, per_host=1):
-        """The demand of a server in a group with servers that run, and with
-        some that are booked.
+        """Return the demand of a server in a group with servers that run, and
+        with some that are booked.
         """
         group = server_demand.Group(
             policy, per_host, [*running, *dict(booked)], running)
@@ -73,7 +73,7 @@ class TestGroups(base.TestCase):
                   'both': ('uuid-1', model.Window(5, 12))}
         for window, hosts in (
                 (model.Window(0, 10), {'uuid-1'}),
-                # Until the third goes, either of two will do.
+                # Until the third ends, either of two fits.
                 (model.Window(0, 12), {'uuid-1'}),
                 (model.Window(10, 12), {'uuid-1', 'uuid-2'}),
                 (model.Window(0, 13), set())):

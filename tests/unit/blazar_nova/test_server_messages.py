@@ -78,7 +78,7 @@ class TestMetadata(base.LeaseTestCase):
 
 
 class TestAsking(base.LeaseTestCase):
-    """Books that do not answer are left alone for a while."""
+    """A database that does not answer is not queried for a while."""
 
     def setUp(self):
         super().setUp()
@@ -99,7 +99,7 @@ class TestAsking(base.LeaseTestCase):
 
             with mock.patch.object(self.leases.lookup, 'held', fail):
                 self.assertEqual((False, False), self.is_told())
-            # It would be told, and is not asked for.
+            # It would answer now, but is not queried.
             self.assertEqual((False, False), self.is_told())
             self.clock.advance(29)
             self.assertEqual((False, False), self.is_told())

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Which hosts are looked at again."""
+"""The hosts that are synced again."""
 
 import types
 
@@ -65,7 +65,7 @@ class TestTrim(base.DatabaseTestCase):
                 for one in (now - idempotency.KEEP - 1, now))
         server_sync.ServerSync(types.SimpleNamespace(
             database=self.database, clock=self.clock), lambda: None).trim()
-        # The newest of the old ones tells that the database is the same.
+        # The newest old one proves that the database is the same.
         self.assertEqual([old[1], now], sorted(
             self.scalars(models.Change.created_at)))
         self.assertEqual([now], self.scalars(models.RequestKey.created_at))
@@ -122,10 +122,10 @@ class TestCompare(base.DatabaseTestCase):
         uuids = [one.uuid for one in self.hosts]
         self.silent = uuids
         self.mirror.compare_all()
-        # Some were asked about at the same time.
+        # Some were requested concurrently.
         self.assertIn(len(self.asked), range(3, 7))
         self.assertEqual([len(self.asked)], self.compared)
-        # One that does not answer is none of its neighbors.
+        # A host without an answer does not affect others.
         del self.asked[:]
         self.silent = uuids[::10]
         self.mirror.compare_all()
@@ -190,7 +190,7 @@ class TestMissed(base.DatabaseTestCase):
 
 
 class TestTwoListeners(base.DatabaseTestCase):
-    """Whoever asked first is the last one to write."""
+    """The listener that asks placement first writes its answer last."""
 
     def test_what_has_left_meanwhile_does_not_come_again(self):
         uuid = uuidutils.generate_uuid()

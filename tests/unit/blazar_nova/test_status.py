@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""blazar-nova-status, in a process of its own, as an operator types it."""
+"""blazar-nova-status, in a process of its own, as an operator runs it."""
 
 import json
 import os
@@ -18,7 +18,7 @@ from tests import databases
 from tests import samples
 from tests.unit import base
 
-#: What is not in the sample nova.conf.
+#: Options that the sample nova.conf lacks.
 MORE = """\
 [DEFAULT]
 transport_url = fake:/
@@ -26,9 +26,9 @@ transport_url = fake:/
 auth_type = password
 """
 
-#: An instant that does not come while the tests run.
+#: A time after the end of all tests.
 FAR = 2 ** 32
-#: Of Nova's api-paste.ini, what leases change.
+#: The parts of Nova's api-paste.ini that leases change.
 _NOVA = """[composite:osapi_compute]
 use = call:nova.api.openstack.urlmap:urlmap_factory
 [app:osapi_compute_app_v21]
@@ -74,14 +74,14 @@ class StatusTest(base.TestCase):
 
     @staticmethod
     def listen(database, worker, until):
-        """As a listener does when it compares hosts."""
+        """Record a leader as a listener does during a sync."""
         with database.writer() as session:
             session.merge(models.Turn(
                 name='comparison', worker=worker, claimed_until=until,
                 due_at=until))
 
     def type(self, *words):
-        """Type the command; returns its code and what it printed."""
+        """Run the command; return its code and its output."""
         done = subprocess.run(
             [sys.executable, *self.start, '--config-file',
              os.path.join(self.folder, 'nova.conf'), 'upgrade', 'check',
@@ -101,7 +101,7 @@ class StatusTest(base.TestCase):
         self.write()
         self.listen(self.make_books(), 'listener', FAR)
         results = self.results()
-        # There is no keystone here, and the command says so.
+        # There is no keystone here, which is reported.
         code, details = results.pop('Keystone')
         self.assertEqual(1, code)
         self.assertIn('No service user is configured', details)
@@ -139,7 +139,7 @@ class StatusTest(base.TestCase):
                       'blazar_nova.scheduler.weights.LeaseWeigher ', text)
 
     def test_books_that_cannot_be_opened(self):
-        """Services start then; who asks for it is told why."""
+        """Services start without it; requests that need it are refused."""
         self.url = f'sqlite:///{self.folder}'
         self.write()
         code, details = self.results()['Database']
@@ -183,7 +183,7 @@ class StatusTest(base.TestCase):
                       'one.', details)
 
     def test_what_is_wrong_in_the_books_and_who_is_exempt(self):
-        """Each start of the command takes seconds: all of it at once."""
+        """Each start of the command takes seconds: test all of it at once."""
         self.write('[blazar]\n'
                    'default_reservation_exempt_project_ids = service\n'
                    '[scheduler]\n'

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""What a request for usage says."""
+"""Parameters of a request for usage."""
 
 import zoneinfo
 

@@ -31,7 +31,7 @@ project_domain_id = default
 
 
 class CredentialsTestCase(base.TestCase):
-    """Against what keystone was seen to answer (tests/integration)."""
+    """A keystone with answers as seen in tests/integration."""
 
     def setUp(self):
         super().setUp()
@@ -45,7 +45,7 @@ class CredentialsTestCase(base.TestCase):
             auth_token='users-token')
 
     def conf(self, text):
-        """A configuration with this in its file."""
+        """Return a configuration from a file with this text."""
         path = os.path.join(
             self.useFixture(fixtures.TempDir()).path, 'nova.conf')
         with open(path, 'w') as file:
@@ -55,7 +55,7 @@ class CredentialsTestCase(base.TestCase):
         return conf
 
     def token(self, request, context):
-        """What POST /v3/auth/tokens answers."""
+        """Return the answer to POST /v3/auth/tokens."""
         scope = request.json()['auth'].get('scope', {})
         who = 'trust' if 'OS-TRUST:trust' in scope else 'service'
         if who in self.refused:
@@ -86,7 +86,7 @@ class TestPlace(CredentialsTestCase):
 class TestDelegate(CredentialsTestCase):
 
     def made(self):
-        """The trusts that were asked for."""
+        """Return the requested trusts."""
         return [request.json()['trust'] for request in
                 self.web.request_history if request.url == TRUSTS]
 
@@ -129,7 +129,7 @@ class TestDelegate(CredentialsTestCase):
             as_owner=False))
         for what_to_do in 'by your password', 'let the lease start now':
             self.assertIn(what_to_do, said)
-        # Keystone lets no application credential make trusts.
+        # With keystone no application credential can create trusts.
         self.assertNotIn('--unrestricted', said)
 
     def test_a_keystone_that_fails_is_not_the_users_fault(self):
@@ -150,7 +150,7 @@ class TestDelegate(CredentialsTestCase):
 
 
 class TestWithoutTrust(CredentialsTestCase):
-    """Where it may make none, our own token will do."""
+    """If a user may not create a trust, the service user is used."""
 
     def setUp(self):
         super().setUp()
@@ -281,7 +281,7 @@ class TestAccess(CredentialsTestCase):
             errors.TrustUnavailable, self.trusts.access, 'the-trust')))
 
     def test_when_the_service_user_cannot_log_in_it_is_not_the_user(self):
-        """It is an operator's to mend, and then the lease can start."""
+        """An operator has to correct it, and then the lease can start."""
         self.refused.update(trust=401, service=401)
         self.assertIn('service refused', str(self.assertRaises(
             errors.CloudUnavailable, self.trusts.access, 'the-trust')))

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""What functional tests share: a Nova of their own, clients, waiting."""
+"""Base class of functional tests: a Nova of their own, clients, waiting."""
 
 import collections
 import contextlib
@@ -36,7 +36,7 @@ BOOT_TABLES = {
 
 
 class Recorder:
-    """Collect the notifications of a topic, and wait for them.
+    """Collects the notifications of a topic, and waits for them.
 
     Uses a listener pool of its own, and so takes nothing from the plugin's
     listener.

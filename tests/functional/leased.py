@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""What tests of leases share: a listener without threads, and its clock."""
+"""Base class of tests of leases: a listener without threads, and its clock."""
 
 import contextlib
 import json

@@ -3,9 +3,9 @@
 """For any request the middleware acts on what Nova then calls.
 
 Generated requests are sent to Nova's own API application, unmodified, and to
-the one that operators load. Of the first, the tests record which function of
-which controller is called, with which arguments; of the second also what the
-middleware does before.
+the application that operators load. Of the first, the tests record which
+function of which controller is called, with which arguments; of the second
+also what the middleware does before.
 
 ``BLAZAR_ROUTED_REQUESTS`` sets the number of requests, by default 2,000.
 """

@@ -325,7 +325,7 @@ class TestMoves(api_base.ApiTestCase):
         self.assertNotIn(self.evacuate(first), hosts)
 
     def test_apart_into_a_free_place(self):
-        """The server whose slot is taken gets the slot of the moved one."""
+        """The free slot of the new host is moved to the old one."""
         first, = self.reserved(1, amount=3, affinity=False)
         self.migrate(first)
         self.assertEqual([1, 1, 1], sorted(self.booked_on().values()))

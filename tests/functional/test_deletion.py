@@ -191,7 +191,7 @@ class TrustsTest(api_base.ApiTestCase, DeletionTestCase):
         return self.ask('PUT', f'/leases/{lease["id"]}', what, client, code)
 
     def until(self):
-        """Return the trustors, each with the expiry in seconds from now."""
+        """Return the trustors, each with the expiry in s after ``began``."""
         return [(user, until - self.began)
                 for user, until in self.trusts.values()]
 
@@ -441,7 +441,7 @@ class WithoutTrustTest(api_base.ApiTestCase, DeletionTestCase):
     needs none.
     """
 
-    #: What Nova creates at the build, owned by the owner of the token.
+    #: Objects that Nova creates at the build, owned by the token's owner.
     MADE = ({'imageRef': '', 'block_device_mapping_v2': [{
         'boot_index': 0, 'uuid': base.IMAGE, 'source_type': 'image',
         'destination_type': 'volume', 'volume_size': 1}]},

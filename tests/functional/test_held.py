@@ -149,7 +149,7 @@ class ReservedTest(leased.LeasedTestCase):
 
 
 class HeldTest(leased.LeasedTestCase):
-    """What a reserved server has and lacks."""
+    """The resources and restrictions of a reserved server."""
 
     #: A topic that blazar-listener does not read.
     more_conf = ('[notifications]\nversioned_notifications_topics = '

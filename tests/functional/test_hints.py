@@ -368,7 +368,7 @@ class OtherHintsTest(HintsTestCase):
         for policy, same in (('anti-affinity', False), ('affinity', True)):
             group = self.group(policy)
             other = self.boot_active('plain', hints={'group': group})
-            # What a nova-api that is connected to cell0 sees.
+            # As in a nova-api that is connected to cell0.
             with mock.patch.object(objects.InstanceGroup, 'get_hosts',
                                    return_value=[]):
                 server = self.hold_in(group)

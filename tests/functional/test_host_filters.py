@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""What placement does not model is reported, or refused, before the start."""
+"""Requirements that placement does not model: reported before the start."""
 
 from unittest import mock
 

@@ -413,7 +413,7 @@ class TestUnderWay(AlternatesTestCase):
                 functools.partial(build_request,
                                   unbuilt_servers.build_request)):
             self.assertEqual(set(), host_servers.under_way())
-        # More than one query is needed only if the metadata leave a doubt.
+        # Ambiguous metadata cost more than one query.
         self.assertEqual([server['id']], asked)
 
     def test_those_that_no_conductor_has_taken_up_are_waited_for(self):

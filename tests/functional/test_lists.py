@@ -73,7 +73,7 @@ class ListTest(leased.LeasedTestCase):
         return ids
 
     def ids(self, search, context, filters, **how):
-        """Return the ids that a search finds; or the marker is unknown."""
+        """Return the ids that a search finds, or 'no such marker'."""
         how = {name: [*value] if isinstance(value, list) else value
                for name, value in how.items()}
         try:

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""What the plug-in needs is unavailable; the cloud keeps running.
+"""Outages of services that the plug-in needs: the cloud keeps running.
 
 The reservation database is a file here: in an outage it cannot be opened.
 """

@@ -10,7 +10,7 @@ import testtools
 
 from tests.functional import base
 
-#: What differs between any two runs: ids, times, and who is asked.
+#: Values that differ between any two runs: ids, times and addresses.
 _CHANGING = [
     (re.compile(r'[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}'), 'UUID'),
     (re.compile(r'req-UUID'), 'REQUEST'),

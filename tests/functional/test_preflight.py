@@ -15,7 +15,7 @@ HOUR = 3600
 
 
 class PreflightTestCase(leased.LeasedTestCase):
-    """What existed at the boot is missing an hour before the start."""
+    """Objects of a boot that are missing an hour before the start."""
 
     def setUp(self):
         super().setUp()

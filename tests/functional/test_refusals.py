@@ -356,7 +356,7 @@ class NoRoomTest(RefusedTestCase):
 
 
 class NothingLeftTest(RefusedTestCase):
-    """What create() has done in other services is undone."""
+    """Changes of create() in other services are undone."""
 
     def test_in_the_server_group(self):
         group = self.alice.post_server_groups(

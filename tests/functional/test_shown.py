@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""What Nova shows of a reserved server, and what its user may set."""
+"""The data that Nova shows of a reserved server, and changes of its user."""
 
 import json
 from unittest import mock
@@ -208,7 +208,7 @@ class AsBuildTest(ShownTestCase):
 
 
 class GivenTest(ShownTestCase):
-    """What users may set on a reserved server."""
+    """Changes of a reserved server by its user."""
 
     def test_what_is_set_arrives_in_the_guest(self):
         server = self.hold(metadata={'color': 'blue', 'size': 'big'})

@@ -22,7 +22,7 @@ class UnplacedTestCase(leased.LeasedTestCase):
             microversion='2.99').get_servers(detail=True)}
 
     def look(self):
-        """Sync with Nova, and carry out events that are due later."""
+        """Sync with Nova, and carry out what is due within 300 s."""
         self.fill_books()
         self.clock.advance(300)
         self.run_due()

@@ -734,7 +734,7 @@ class CommandTest(VerifyTestCase):
         return code, out.getvalue().splitlines(), error.getvalue()
 
     def test_stdout_has_the_answer_alone(self):
-        """Run in a process of its own, including what libraries log."""
+        """Run in a process of its own; logs of libraries are not shown."""
         done = subprocess.run(
             [os.path.join(os.path.dirname(sys.executable),
                           'blazar-nova-manage'), '--config-file',

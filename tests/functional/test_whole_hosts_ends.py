@@ -130,7 +130,7 @@ class TestEnds(whole_hosts_base.HostsTestCase):
 
 
 class TestAfterwards(whole_hosts_base.HostsTestCase):
-    """What operators may run between two leases of a host."""
+    """Commands of operators between two leases of a host."""
 
     more_conf = '[blazar]\non_end = delete,recycle,shelve,release\n'
 

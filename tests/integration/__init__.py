@@ -4,5 +4,5 @@
 
 import os
 
-# Before anything can import Nova, which decides then.
+# Nova selects native threads or eventlet when it is imported.
 os.environ.setdefault('OS_NOVA_DISABLE_EVENTLET_PATCHING', '1')

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""What integration tests share: one stack, its clients, and waiting.
+"""Base class of integration tests: one stack, its clients, and waiting.
 
 The stack is started for the first test and stopped at the end of the
-process. BLAZAR_STACK=FOLDER names one that keeps running (it is created if
-it does not exist): then tests start at once.
+process. BLAZAR_STACK=FOLDER names a stack to keep (it is created if it does
+not exist): then tests start at once.
 BLAZAR_STACK_DATABASE=postgresql selects that instead of MariaDB,
 BLAZAR_STACK_API=uwsgi selects that, behind nginx, instead of waitress.
 """

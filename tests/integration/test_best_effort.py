@@ -10,7 +10,7 @@ from tests.integration import test_hosts
 from tests.integration import test_retrying
 from tests.integration import test_tour
 
-#: What the hosts have that serve leases only.
+#: A property of the hosts that serve leases only.
 GPU = '["==", "$gpu", "A100"]'
 
 

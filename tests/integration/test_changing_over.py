@@ -167,7 +167,7 @@ class ChangingOverTest(base.IntegrationTestCase):
     def make_leases(self) -> None:
         """Create an active and a pending lease of each kind, with servers.
 
-        Blazar admits no ``flavor:instance`` together with other kinds.
+        Blazar admits no ``flavor:instance`` where there is another kind.
         """
         for number, name in enumerate(HOSTS):
             self.ask_blazar(self.admin, '/os-hosts', {

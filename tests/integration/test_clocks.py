@@ -9,7 +9,7 @@ import requests
 from tests.integration import test_crash
 
 Step = test_crash.Step
-#: What the log of a process says whose clock is wrong.
+#: The log message of a process whose clock is wrong.
 WRONG = 'The clock of this host is at least'
 
 

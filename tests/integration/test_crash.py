@@ -53,9 +53,9 @@ def steps_of(prefix):
 
 
 class CrashTestCase(base.IntegrationTestCase):
-    """Start processes that die or freeze.
+    """A test of processes that die or freeze.
 
-    :cvar OPTIONS: of the listeners that a test starts itself
+    :cvar OPTIONS: options of the listeners that a test starts itself
     :ivar clock: the file with the seconds by which the clocks of processes
         that die or freeze are ahead
     """

@@ -9,7 +9,7 @@ import typing as ty
 from tests.integration import base
 from tests.integration import test_tour
 
-#: Seconds for which a lease lasts.
+#: The duration of leases in seconds.
 LASTS = 25
 #: By status, the action that results in it; None if none is needed.
 KINDS = {'ACTIVE': None, 'SHUTOFF': 'os-stop', 'PAUSED': 'pause',

@@ -8,7 +8,7 @@ from tests.integration import base
 from tests.integration import test_lease_api as lease_api
 from tests.integration import test_tour
 
-#: More of the configuration of nova-api.
+#: Additional configuration of nova-api.
 EVERY = '''
 [blazar]
 default_reservation = on

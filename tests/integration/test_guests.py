@@ -10,7 +10,7 @@ from tests.integration import base
 USER_DATA = '#!/bin/sh\necho "grüße"\n'
 FILES = [{'path': '/etc/motd', 'contents': base.encoded('welcome\n')},
          {'path': '/root/ä.txt', 'contents': base.encoded('ünïcode\n')}]
-#: What differs from one server to the next, whatever was asked for.
+#: Fields that differ between any two servers.
 OWN = {
     'id', 'links', 'created', 'updated', 'hostId',
     'OS-SRV-USG:launched_at', 'OS-EXT-SRV-ATTR:host',

@@ -9,7 +9,7 @@ import time
 from tests.integration import base
 from tests.integration import test_tour
 
-#: Seconds for which an occurrence lasts; the next begins an hour after it.
+#: Duration of an occurrence in seconds; the next starts an hour after it.
 LASTS = 60
 
 

@@ -7,7 +7,8 @@ import typing as ty
 
 from tests.integration import base
 
-#: All of the stack. epmd only tells RabbitMQ's commands where it is.
+#: All services of the stack, except epmd, with which RabbitMQ's commands find
+#: RabbitMQ.
 SERVICES = (
     'database', 'rabbitmq', 'keystone', 'placement', 'glance', 'neutron',
     'nova-conductor', 'nova-compute-1', 'nova-compute-2', 'nova-computes',

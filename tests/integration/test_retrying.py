@@ -8,8 +8,8 @@ from tests.integration import test_hosts
 from tests.integration import test_lease_api as lease_api
 from tests.integration import test_tour
 
-#: Seconds until what has fallen free is given to who waits for it, and what
-#: is made ready for him then.
+#: Seconds until free capacity is given to a waiting lease, and the lease is
+#: ACTIVE.
 SOON = 120
 
 

@@ -42,8 +42,8 @@ def git(*words: str) -> str:
 
 def commit_before() -> str | None:
     """Return the newest commit that has only the first of the present
-    migrations, unchanged; otherwise the oldest one that has all of them.
-    None if git knows none.
+    migrations, unchanged; otherwise the oldest commit with all of them. None
+    if git knows none.
     """
     if named := os.environ.get('BLAZAR_STACK_FROM'):
         return named

@@ -66,7 +66,7 @@ class InstallingTest(testtools.TestCase):
             file.write(f'[blazar_database]\nconnection = {url}\n')
         made.do('blazar-nova-manage', '--config-file', conf, 'db', 'sync')
         self.check_files(json.loads(made.python(_DATA)))
-        # An extra is named after the path of a package.
+        # The name of an extra follows the path of the package.
         made.install(f'{package}[osc]')
         made.imports(['blazar_nova.osc.plugin', 'blazar_nova.osc.commands'])
 

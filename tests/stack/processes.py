@@ -3,7 +3,7 @@
 """Processes that outlive the command that started them.
 
 The record of a process has a file of its own, ``run/NAME.json``, so that
-another command finds it. All output of a process goes to ``log/NAME.log``.
+another command finds it. All output of a process is in ``log/NAME.log``.
 """
 
 import collections.abc
@@ -172,7 +172,7 @@ class Process:
             os.remove(self._record)
 
     def _members(self) -> list[int]:
-        """Return its session, and their children in sessions of their own.
+        """Return its session's processes and their children in other sessions.
 
         While any process of a session is left, no other gets its number.
         """

@@ -269,7 +269,7 @@ class JudgingTest(JudgingTestCase):
         found = self.refusals()
         self.assertEqual([ids[0]], [*found])
         self.assertIn(f'lease {ids[1]} has reserved it at that', found[ids[0]])
-        # An active lease is before all others.
+        # An active lease precedes all others.
         self.lease(-10, 16, '1', created_at=NOW, status='ACTIVE')
         self.assertEqual({*ids[:2]}, {*self.refusals()})
 

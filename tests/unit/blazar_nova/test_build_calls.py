@@ -10,7 +10,7 @@ from blazar_nova.compat import build_calls
 
 
 class MakesWhatIsTheUsersTest(base.BaseTestCase):
-    """Whether a build needs the token of its user."""
+    """Builds that need the token of their user."""
 
     def makes(self, extra_specs=(), properties=(), devices=(), networks=()):
         flavor = types.SimpleNamespace(extra_specs=dict.fromkeys(

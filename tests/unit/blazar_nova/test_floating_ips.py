@@ -249,7 +249,7 @@ class TestCrash(FloatingIPTestCase):
 
 
 class TestMembers(FloatingIPTestCase):
-    """What the owner of a floating IP may do to keep it."""
+    """Attempts of the owner of a floating IP to keep it."""
 
     def check_released(self, *tags):
         lease = self.started(1, FIRST)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""How long an enrollment waits for other servers."""
+"""The time that an enrollment waits for other servers."""
 
 import types
 

@@ -8,9 +8,9 @@ from blazar_nova.schemas import host_schema
 from tests import examples
 from tests.unit import base
 
-#: What is no object.
+#: JSON values that are no objects.
 NONE = (None, [], [{}], 'name', 1, True, 0.5)
-#: What is neither true nor false.
+#: JSON values that are no booleans.
 NEITHER = (1, 0, 0.5, 'perhaps', '', 'None', [], {})
 
 

@@ -37,7 +37,7 @@ load_tests = databases.load_tests
 EXAMPLES = os.path.join(imports.ROOT, 'etc', 'nova-leases', 'monitoring')
 
 
-#: What CloudKitty does with its metrics.yml when it starts.
+#: Loads a metrics.yml as CloudKitty does when it starts.
 _CLOUDKITTY = """
 import json, sys, yaml
 from cloudkitty.collector import prometheus

@@ -73,7 +73,7 @@ class TestGroups(base.TestCase):
                   'both': ('uuid-1', model.Window(5, 12))}
         for window, hosts in (
                 (model.Window(0, 10), {'uuid-1'}),
-                # Until the third ends, either of two fits.
+                # Without 'early', either host fits until 'both' ends.
                 (model.Window(0, 12), {'uuid-1'}),
                 (model.Window(10, 12), {'uuid-1', 'uuid-2'}),
                 (model.Window(0, 13), set())):

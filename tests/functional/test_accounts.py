@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Usage, costs and the calendar: who may see what, and how it looks.
+"""Usage, costs and the calendar: permissions, and the view in a browser.
 
-What a browser shows is kept as pictures, in ``.test-results/calendar``.
+Screenshots are kept in ``.test-results/calendar``.
 """
 
 import os
@@ -26,8 +26,8 @@ currency = "EUR"
 flat = 0.5
 VCPU = {reserved = 0.01}
 """
-#: Each bar with its lease: where it begins and ends on the screen; the first
-#: and the last line of the axis; and colours, as they are shown.
+#: Returns each bar with its lease and its start and end on the screen; the
+#: first and the last line of the axis; and the displayed colours.
 _SEEN = """
 const box = one => one.getBoundingClientRect();
 const middle = one => (box(one).left + box(one).right) / 2;
@@ -106,7 +106,7 @@ class TestWhoMaySee(AccountsTestCase):
             error = self.usage(self.bob, 403, **more,
                                project_id=self.alice.who.project)
             self.assertIn('Leave project_id out.', error['error_message'])
-        # A row to go on after that is another project's.
+        # A marker that is a row of another project.
         page = self.usage(self.admin, group_by='project', limit=1)
         (marker,) = parse.parse_qs(parse.urlsplit(
             page['usage_links'][0]['href']).query)['marker']
@@ -119,7 +119,7 @@ class TestWhoMaySee(AccountsTestCase):
         found = self.calendar(self.bob)
         self.assertEqual(['other'], [
             one['lease_name'] for one in found['calendar']['bars']])
-        # Levels, and no amounts or names.
+        # Free capacity is shown as levels, without amounts or names.
         self.assertEqual(set(), {
             level for one in found['calendar']['free']
             for level in one['levels'].values()} - {0, 1, 2, 3, 4})
@@ -152,7 +152,7 @@ class TestBrowser(AccountsTestCase):
         self.browser.start()
 
     def seen(self, rows, scheme):
-        """What a browser shows of the calendar."""
+        """Return the calendar as a browser shows it."""
         answer = self.ask('GET', '/calendar', client=self.admin, code=200,
                           rows=rows, **self.time)['calendar']
         with open(os.path.join(self.folder, 'it.html'), 'w') as file:
@@ -176,8 +176,8 @@ class TestBrowser(AccountsTestCase):
             for scheme in ('light', 'dark'):
                 seen = self.seen(rows, scheme)
                 left, right = seen['axis']
-                # Five days are a thousand pixels; a browser knows some of
-                # the digits.
+                # Five days are a thousand pixels; the browser rounds
+                # positions.
                 scale = (end - begin) / (right - left)
                 self.assertEqual(len(wanted), len(seen['bars']))
                 for lease_id, *places in seen['bars']:
@@ -196,12 +196,12 @@ class TestBrowser(AccountsTestCase):
         for ground in (seen['ground'], seen['even']):
             self.assertLess(7, _contrast(seen['text'], ground))
             for colour in seen['colours']:
-                # What graphics need by WCAG 2.
+                # The contrast that WCAG 2 requires of graphics.
                 self.assertLess(3, _contrast(colour, ground), seen)
 
 
 def _light(colour):
-    """How light a colour of CSS is, as WCAG 2 has it."""
+    """Return the relative luminance of a CSS colour by WCAG 2."""
     parts = [int(one) / 255 for one in re.findall(r'\d+', colour)[:3]]
     red, green, blue = (
         one / 12.92 if one <= 0.04045 else ((one + 0.055) / 1.055) ** 2.4

@@ -73,7 +73,7 @@ class ListTest(leased.LeasedTestCase):
         return ids
 
     def ids(self, search, context, filters, **how):
-        """Return the ids that a search finds, or 'no such marker'."""
+        """Return the ids that a search finds, or a text if it fails."""
         how = {name: [*value] if isinstance(value, list) else value
                for name, value in how.items()}
         try:

@@ -112,7 +112,7 @@ class Browser:
             'return document.querySelectorAll(arguments[0]).length', css))
 
     def prefer(self, scheme: str) -> None:
-        """Have pages ask for ``light`` or ``dark`` colours."""
+        """Set the colour scheme that pages query: ``light`` or ``dark``."""
         self._send('POST', '/goog/cdp/execute', {
             'cmd': 'Emulation.setEmulatedMedia', 'params': {'features': [{
                 'name': 'prefers-color-scheme', 'value': scheme}]}})

@@ -175,7 +175,7 @@ class TestReplay(ForecastTestCase):
         self.assertEqual((2, 0, 0), self.replayed(0)[0])
         self.clock.advance(25)
         self.lifecycle.lease_end.delete(lease['id'])
-        # From then on. It stays so when nothing of it is booked any more.
+        # Its capacity is free from then on, also without its bookings.
         self.assertEqual([(2, 1, 1), (2, 2, 2)], self.replayed(1))
 
     def test_whole_hosts_take_all_of_theirs(self):
@@ -186,7 +186,7 @@ class TestReplay(ForecastTestCase):
                     model.Window(NOW + window[0], NOW + window[1])))
             refused_demands.count(self.database, exc, 'p', NOW)
         self.refuse(0, 200, self.places(17, 1))
-        # The real ones do not serve whole hosts, but servers.
+        # The real hosts serve servers, not leases of whole hosts.
         self.assertEqual([(3, 0, 0), (3, 1, 1), (3, 2, 18), (3, 3, 19)],
                          self.replayed(3))
 

@@ -56,7 +56,7 @@ class Terminal(io.StringIO):
 class ManageTest(base.TestCase):
 
     now = NOW
-    #: Further lines of [blazar].
+    #: Additional lines of [blazar].
     more = ''
 
     def setUp(self):
@@ -293,7 +293,7 @@ class ManageTest(base.TestCase):
         code, text = self.manage('forecast', '--refused', '--format', 'csv')
         self.assertEqual((0, [
             'day,project_id,reason,demand,start,end,tries',
-            # No project has such an id.
+            # No project has an id of this form.
             '2027-01-15,,no_room,,,,1',
             '2027-01-15,p,no_room,2 x VCPU 1,2027-01-15T08:00:00,'
             '2027-01-15T08:01:00,1']), (code, text.splitlines()))

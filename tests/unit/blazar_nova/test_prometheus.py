@@ -24,8 +24,8 @@ from tests.unit.blazar_nova import test_metrics
 
 load_tests = databases.load_tests
 
-#: A listener: serves its metrics, counts what a process of nova-api or
-#: nova-scheduler would, and reads the values of the cloud again and again.
+#: A listener: serves its metrics, counts like a process of nova-api or
+#: nova-scheduler, and reads the values of the cloud repeatedly.
 LISTENER = """
 import sys, threading, time, types
 from unittest import mock
@@ -73,7 +73,7 @@ with mock.patch.object(aggregates, 'zones', return_value={}):
 
 class PrometheusTest(base.LeaseTestCase):
 
-    # The others differ in nothing that matters here.
+    # The other databases differ in nothing that matters here.
     scenarios = ()
     kind = 'mariadb'
 
@@ -87,7 +87,7 @@ class PrometheusTest(base.LeaseTestCase):
         self.folder = self.useFixture(fixtures.TempDir()).path
 
     def process(self, *command, **values):
-        """A process that ends with the test."""
+        """Start a process that ends with the test."""
         process = subprocess.Popen(
             command, cwd=imports.ROOT, text=True, stdout=subprocess.PIPE,
             stdin=subprocess.PIPE, **values)
@@ -98,14 +98,14 @@ class PrometheusTest(base.LeaseTestCase):
         return process
 
     def listeners(self):
-        """Start three; returns where they serve."""
+        """Start three listeners; return their addresses."""
         started = [self.process(
             sys.executable, '-W', 'ignore', '-c', LISTENER, self.books.url,
             str(self.clock.now()), str(self.begun), name) for name in 'abc']
         return [f'127.0.0.1:{int(one.stdout.readline())}' for one in started]
 
     def scrape(self, targets):
-        """Start a Prometheus that asks them all the time."""
+        """Start a Prometheus that scrapes them continuously."""
         path = os.path.join(self.folder, 'prometheus.yml')
         with open(path, 'w') as file:
             yaml.safe_dump({
@@ -122,7 +122,7 @@ class PrometheusTest(base.LeaseTestCase):
                 f'--web.listen-address=127.0.0.1:{port}', stderr=log)
 
     def ask(self, query):
-        """The values of a query; none while Prometheus starts."""
+        """Return the values of a query; none while Prometheus starts."""
         try:
             answer = requests.get(
                 self.url, params={'query': query}, timeout=20)
@@ -135,7 +135,7 @@ class PrometheusTest(base.LeaseTestCase):
                 for one in answer.json()['data']['result']]
 
     def carry_out(self):
-        """What a listener does, and counts, after some time."""
+        """Carry out due events later, and write the counters."""
         self.lease(10, 90_000)
         self.clock.advance(17)
         one = self.new_engine()
@@ -171,6 +171,6 @@ class PrometheusTest(base.LeaseTestCase):
             self.wait_for(lambda query=query: any(
                 math.isfinite(one) for one in self.ask(query)),
                 f'data of {query}')
-        # Each of the three says something of itself.
+        # Each of the three has a value of its own.
         self.assertEqual([1, 1, 1], self.ask('blazar_database_up'))
         self.assertTrue(engine.LATENESS in ''.join(queries))

@@ -211,7 +211,7 @@ class Index:
                 self._refresh(now, connection)
                 self._asked = asked
             assert self._timeline is not None
-            self.stale_index.keep_guests()
+            self.stale_index.keep_unrecorded()
             yield self._timeline
         finally:
             self._lock.release()

@@ -28,7 +28,7 @@ LOG = logging.getLogger(__name__)
 ALONE = 300
 
 
-class _Guest(ty.NamedTuple):
+class _Unrecorded(ty.NamedTuple):
     """Amounts that count on a host although the database lacks them."""
 
     host_id: int
@@ -53,7 +53,7 @@ class StaleIndex:
         #: When a decision was last made without the database (None: the
         #: database is available), and what was admitted meanwhile.
         self._alone: float | None = None
-        self._guests: list[_Guest] = []
+        self._unrecorded: list[_Unrecorded] = []
 
     @contextlib.contextmanager
     def timeline(self) -> ty.Iterator[timelines.Timeline | None]:
@@ -92,15 +92,15 @@ class StaleIndex:
 
         :returns: a function that undoes this
         """
-        guest = _Guest(host_id, amounts)
-        self._guests.append(guest)
-        self._count_guests([guest])
+        amount = _Unrecorded(host_id, amounts)
+        self._unrecorded.append(amount)
+        self._count_unrecorded([amount])
 
         def take_back() -> None:
             with self._lock:
-                self._guests = [
-                    one for one in self._guests if one is not guest]
-                self._count_guests([guest])
+                self._unrecorded = [
+                    one for one in self._unrecorded if one is not amount]
+                self._count_unrecorded([amount])
 
         return take_back
 
@@ -115,31 +115,31 @@ class StaleIndex:
                 if self._alone is not None:
                     self._end_alone()
 
-    def keep_guests(self) -> None:
+    def keep_unrecorded(self) -> None:
         """Count what was admitted on the state that has just been read, which
         lacks it. The caller holds the lock.
         """
         if self._alone is not None:
             if self._clock.elapsed() >= self._alone + ALONE:
                 self._end_alone()
-            self._count_guests(self._guests)
+            self._count_unrecorded(self._unrecorded)
 
     def _end_alone(self) -> None:
-        """Stop counting guests: the periodic sync finds their servers."""
+        """Stop counting what is unrecorded: the periodic sync finds it."""
         LOG.warning('Servers are checked against the reservation database '
-                    'again; %s were placed without it', len(self._guests))
-        guests, self._guests, self._alone = self._guests, [], None
-        self._count_guests(guests)
+                    'again; %s were placed without it', len(self._unrecorded))
+        unrecorded, self._unrecorded, self._alone = self._unrecorded, [], None
+        self._count_unrecorded(unrecorded)
 
-    def _count_guests(self, changed: ty.Iterable[_Guest]) -> None:
-        """Set the usage of the hosts of some guests to what it is now."""
+    def _count_unrecorded(self, changed: ty.Iterable[_Unrecorded]) -> None:
+        """Set the usage of the hosts of some amounts to what it is now."""
         known, timeline, _read = self._last()
         for host_id in {one.host_id for one in changed} & known.hosts.keys():
             host = known.hosts[host_id]
             usage = collections.Counter(host.usage)
-            for guest in self._guests:
-                if guest.host_id == host_id:
-                    usage.update(guest.amounts)
+            for amount in self._unrecorded:
+                if amount.host_id == host_id:
+                    usage.update(amount.amounts)
             if timeline is not None:
                 timeline.set_host(host_id, host.capacity, dict(usage),
                                   host.uuid, host.providers)

@@ -403,7 +403,7 @@ class Evacuation:
                 return set()
             kind = self._types.of_row(booking.reservation)
             reserved = resource_types.context_of(session, booking.reservation)
-        there = set(kind.guests(reserved, one.uuid))
+        there = set(kind.hosted_servers(reserved, one.uuid))
         with self._database.reader() as session:
             return there.difference(session.scalars(sa.select(
                 models.Booking.server_id).where(models.Booking.server_id.in_(

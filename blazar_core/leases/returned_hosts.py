@@ -110,7 +110,7 @@ def _empty(one: _Shrinking, names: ty.Collection[str]) -> frozenset[int]:
         if len(empty) == one.number:
             break
         there = {*one.inside.get(host.id, ()),
-                 *one.kind.guests(one.reserved, host.uuid)}
+                 *one.kind.hosted_servers(one.reserved, host.uuid)}
         if not there:
             empty.append(host)
             continue

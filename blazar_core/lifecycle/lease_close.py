@@ -54,18 +54,18 @@ _OVER = sa.select(
 class Closed(ty.NamedTuple):
     """The obstacles to closing a lease.
 
-    :ivar guests: hosted servers, which have to be deleted first
+    :ivar hosted_servers: hosted servers, which have to be deleted first
     :ivar again: other reasons, with the time of the next attempt
     :ivar why: why reservations cannot be closed, in sentences
     """
 
-    guests: list[str]
+    hosted_servers: list[str]
     again: list[retries.RetryAfter]
     why: list[str]
 
     @property
     def done(self) -> bool:
-        return not self.guests and not self.again
+        return not self.hosted_servers and not self.again
 
     @property
     def soonest(self) -> retries.RetryAfter:
@@ -112,7 +112,7 @@ class LeaseClose:
                 continue
             try:
                 one = self.shut(kind, reserved)
-                closed.guests.extend(one.guests)
+                closed.hosted_servers.extend(one.hosted_servers)
                 closed.again.extend(one.again)
             except errors.CloudUnavailable as exc:
                 closed.again.append(FAILED)
@@ -132,8 +132,8 @@ class LeaseClose:
 
         :raises Exception: what the resource type raises
         """
-        closed = Closed([*kind.guests(reserved)], [], [])
-        if closed.guests:
+        closed = Closed([*kind.hosted_servers(reserved)], [], [])
+        if closed.hosted_servers:
             self._cleaning.mark_dirty(kind, reserved)
         elif (again := self._cleaning.clean(kind, reserved)) is not None:
             closed.again.append(again)
@@ -154,7 +154,7 @@ class LeaseClose:
         """
         found = {}
         for kind, reserved in self._returned(lease_id):
-            used = [one for one in reserved.hosts if kind.guests(
+            used = [one for one in reserved.hosts if kind.hosted_servers(
                 reserved, one)]
             if used:
                 found[reserved.id] = _only(reserved, used)

@@ -79,7 +79,8 @@ class ServerEnds:
         for _step in range(len(its) + 1):
             seen = self._cloud.look(ended.server_id)
             self._reconciler.observe(ended.server_id, seen)
-            if asked is None and its != last and not its[-1].for_guests and (
+            if asked is None and its != last and (
+                    not its[-1].for_hosted_servers) and (
                     seen.state is not cloud_api.ServerState.RUNNING):
                 # There is nothing to keep.
                 return self._carry_out(ended, last)
@@ -252,7 +253,7 @@ class LeaseEnd:
         fault_points.fault_point(fault_points.FaultPoint.END_BEGUN, lease_id)
         closed = self._closer.close(lease_id, bool(begun.servers))
         ends_of = begun.servers | {
-            one: begun.others for one in closed.guests}
+            one: begun.others for one in closed.hosted_servers}
         if ends_of and begun.grace > 0:
             self._give_grace(lease_id)
             return retries.RetryAfter(
@@ -267,18 +268,18 @@ class LeaseEnd:
                        credential), its)) is not None}
         if waiting:
             why = next(filter(None, waiting.values()), '')
-            if closed.guests or why:
-                self._database.retried(
-                    self._explain, lease_id,
-                    lease_conditions.refused(why) if why else
-                    lease_conditions.LEFT if begun.others[-1].for_guests else
-                    conditions.Type.END_DELAYED)
+            if closed.hosted_servers or why:
+                self._database.retried(self._explain, lease_id,
+                                       lease_conditions.refused(why) if why
+                                       else lease_conditions.LEFT
+                                       if begun.others[-1].for_hosted_servers
+                                       else conditions.Type.END_DELAYED)
             return retries.RetryAfter(
                 retries.AGAIN, 'not ended yet: '
                 f'{words.count(len(waiting), "server")}: '
                 f'{", ".join([*waiting][:_SHOWN])}',
                 retries.LONGEST_PAUSE
-                if begun.others[-1].for_guests else
+                if begun.others[-1].for_hosted_servers else
                 # No notification tells what users do to them meanwhile.
                 retries.LONGEST_WAIT)
         if begun.servers:
@@ -359,10 +360,11 @@ class LeaseEnd:
             session.execute(sa.delete(models.HeldBuild).where(
                 models.HeldBuild.lease_id == lease_id))
             its = end_policies.steps_of(name, self._policies)
-            return _Begun({one: last if its[-1].for_guests else its for one in
-                           lease_status.servers(lease)}, end_policies.moving(
-                               its, self._policies) if its[-1].stays else its,
-                          lease.name, lease.project_id, lease.end_date +
+            return _Begun({one: last if its[-1].for_hosted_servers else its
+                           for one in lease_status.servers(lease)},
+                          end_policies.moving(its, self._policies)
+                          if its[-1].stays else its, lease.name,
+                          lease.project_id, lease.end_date +
                           lease.grace_period - now if when_due and
                           lease.deleted_at is None else 0)
 
@@ -383,7 +385,7 @@ class LeaseEnd:
         """
         limit = self._limit or (
             IN_VAIN if self._is_in_vain(session, lease) else 0)
-        if not limit or its[-1].for_guests or (
+        if not limit or its[-1].for_hosted_servers or (
                 lease.status != states.Lease.TERMINATING) or (
                     its == [self._policies[end_policies.DELETE]]) or (
                         now < limit + max(

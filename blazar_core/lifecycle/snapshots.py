@@ -87,7 +87,7 @@ class Snapshots:
             parts = self._types.reserved(session, lease)
         try:
             for kind, reserved in parts:
-                servers += kind.guests(reserved)
+                servers += kind.hosted_servers(reserved)
         except errors.CloudUnavailable as exc:
             return self._again(event, [str(exc)])
         waiting = []

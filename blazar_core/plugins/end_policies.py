@@ -48,7 +48,7 @@ class EndPolicy(abc.ABC):
 
     #: Whether it is only for servers on whole hosts, which have no bookings of
     #: their own, and has no time limit; all other servers are deleted.
-    for_guests: ty.ClassVar[bool] = False
+    for_hosted_servers: ty.ClassVar[bool] = False
     #: Order among several policies; at most one of each rank is applied.
     rank: ty.ClassVar[int] = 2
     #: Whether the server then stays on its host, which needs its capacity
@@ -99,7 +99,7 @@ class Recycle(EndPolicy):
     lease gets its host until then.
     """
 
-    for_guests = True
+    for_hosted_servers = True
 
     def ask(self, cloud: cloud_api.Cloud, ended: EndedServer) -> None:
         """Do nothing."""
@@ -214,7 +214,8 @@ def ordered(names: ty.Collection[str], policies: Policies) -> str:
             raise errors.InvalidLeaseParams(
                 f'"on_end" cannot be both {one} and {other}: a server has '
                 'only one end policy. Write one of them.')
-    if len(names) > 1 and any(policies[one].for_guests for one in names):
+    if len(names) > 1 and any(policies[one].for_hosted_servers for one in
+                              names):
         raise errors.InvalidLeaseParams(
             f'"on_end" cannot be {", ".join(names)} together. Write one of '
             f'them.')

@@ -143,8 +143,8 @@ class BaseResourceType(abc.ABC):
     def end(self, reserved: ReservationContext) -> None:
         """Make a reservation unusable when it ends."""
 
-    def guests(self, reserved: ReservationContext, host: str | None = None,
-               ) -> ty.Collection[str]:
+    def hosted_servers(self, reserved: ReservationContext,
+                       host: str | None = None) -> ty.Collection[str]:
         """Return the servers on hosts that only this reservation may use,
         without bookings of their own. They are removed before it ends.
 
@@ -152,10 +152,10 @@ class BaseResourceType(abc.ABC):
         """
         return ()
 
-    def hosted(self, service_hosts: ty.Collection[str],
-               ) -> ty.Collection[HostedServer]:
+    def servers_on(self, service_hosts: ty.Collection[str],
+                   ) -> ty.Collection[HostedServer]:
         """Return the servers on hosts of a reservation, for the API: unlike
-        :meth:`guests`, without those that are still migrating there.
+        :meth:`hosted_servers`, without those that are still migrating there.
 
         :raises CloudUnavailable: if the cloud does not answer
         """
@@ -171,7 +171,8 @@ class BaseResourceType(abc.ABC):
 
     def clean(self, reserved: ReservationContext, hosts: ty.Collection[str],
               deadline: cloud_api.Deadline) -> ty.Collection[str]:
-        """Clean hosts for the next lease; no server of :meth:`guests` is left.
+        """Clean hosts for the next lease; no server of :meth:`hosted_servers`
+        is left.
 
         Called again, after a pause, for the hosts that are not ready yet.
 
@@ -211,7 +212,8 @@ class BaseResourceType(abc.ABC):
 
     def servers_of(self, reserved: ReservationContext) -> ty.Collection[str]:
         """Return the servers of the reservation's project that use it only
-        because the project owns it: of :meth:`guests`, and shelved ones.
+        because the project owns it: of :meth:`hosted_servers`, and shelved
+        ones.
         """
         return ()
 

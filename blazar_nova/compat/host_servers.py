@@ -28,8 +28,8 @@ from blazar_nova.compat import pool
 from blazar_nova.compat import reserved_state
 from blazar_nova.compat import stranded_builds
 
-__all__ = ['Occupant', 'everybody', 'guests', 'of', 'on', 'running', 'shelved',
-           'strangers', 'under_way']
+__all__ = ['Occupant', 'everybody', 'of', 'of_reservation', 'on', 'running',
+           'shelved', 'strangers', 'under_way']
 
 
 R = ty.TypeVar('R')
@@ -57,8 +57,8 @@ class Occupant(ty.NamedTuple):
             project_id is not None and project_id == self.project_id)
 
 
-def guests(members: ty.Collection[pool.Member], reservation_id: str,
-           ) -> list[str]:
+def of_reservation(members: ty.Collection[pool.Member], reservation_id: str,
+                   ) -> list[str]:
     """Return the ids of the servers of a reservation that are on hosts or
     about to be.
 

@@ -120,15 +120,15 @@ class PhysicalHosts(resource_types.ResourceType):
     def changed(self, reserved: resource_types.ReservationContext) -> None:
         self.start(reserved)
 
-    def guests(self, reserved: resource_types.ReservationContext,
-               host: str | None = None) -> ty.Collection[str]:
-        return host_servers.guests({
+    def hosted_servers(self, reserved: resource_types.ReservationContext,
+                       host: str | None = None) -> ty.Collection[str]:
+        return host_servers.of_reservation({
             one for one in (*_members(reserved),
                             *pool.members_of(reserved.id))
             if host in (None, one.uuid)}, reserved.id)
 
-    def hosted(self, service_hosts: ty.Collection[str],
-               ) -> ty.Collection[resource_types.HostedServer]:
+    def servers_on(self, service_hosts: ty.Collection[str],
+                   ) -> ty.Collection[resource_types.HostedServer]:
         return host_servers.running(service_hosts)
 
     def servers_of(
@@ -136,7 +136,8 @@ class PhysicalHosts(resource_types.ResourceType):
             reserved: resource_types.ReservationContext) -> ty.Collection[str]:
         if reserved.project_id in reserved.params.get('projects', ()):
             return ()
-        return {*host_servers.of(self.guests(reserved), reserved.project_id),
+        return {*host_servers.of(self.hosted_servers(reserved),
+                                 reserved.project_id),
                 *host_servers.shelved(reserved.id, reserved.project_id)}
 
     def belongs(self, reserved: resource_types.ReservationContext) -> None:

@@ -103,7 +103,7 @@ class HostLeases:
             hosts = hosted_servers.booked(session, [one for one, _kind in
                                                     mine])
         others = [one.project_id for its_id, kind in mine
-                  for one in kind.hosted({
+                  for one in kind.servers_on({
                       host.service_host for host in hosts.get(its_id, ())})
                   if one.project_id != lease['project_id']]
         if others:
@@ -132,7 +132,7 @@ class HostLeases:
         found: dict[str, list[str]] = {}
         try:
             for kind in set(kinds.values()):
-                for one in kind.hosted(sorted({
+                for one in kind.servers_on(sorted({
                         host.service_host for its_id, its in hosts.items()
                         for host in its if kinds[its_id] is kind})):
                     found.setdefault(one.service_host, []).append(one.id)

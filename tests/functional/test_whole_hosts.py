@@ -140,7 +140,7 @@ class TestLife(whole_hosts_base.HostsTestCase):
                      client=self.bob)
         self.ask('PUT', f'/leases/{lease["id"]}', {'reservations': [
             {'id': reservation_id, 'projects': [uuids.other]}]}, code=200)
-        server = self.within('guest', reservation_id, client=self.bob)
+        server = self.within('hosted', reservation_id, client=self.bob)
         self.wait_for_status(server['id'], 'ACTIVE')
         self.assertEqual('host1', self.host_of(server))
         self.assertNotEqual(

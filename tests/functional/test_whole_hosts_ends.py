@@ -106,7 +106,7 @@ class TestEnds(whole_hosts_base.HostsTestCase):
             raise errors.CloudUnavailable('placement is away')
 
         with fixtures.MonkeyPatch(
-                'blazar_nova.compat.host_servers.guests', silent):
+                'blazar_nova.compat.host_servers.of_reservation', silent):
             self.end(lease)
             self.wait_until_gone(server['id'])
             self.run_until(self.clock.now() + 600)

@@ -374,12 +374,12 @@ class ThreeOfTenTest(FailuresTestCase):
         hint = {'reservation': hosts['reservations'][0]['id']}
         (on_places,), (on_whole,) = (
             self.hosts_of(places), self.hosts_of(whole))
-        guest, leased = (self.boot(
+        hosted, leased = (self.boot(
             hints, client=self.admin, host=host)['server']['id']
             for hints, host in ((hint, 'host2'),
                                 (self.lease_hints(), 'host1')))
         held = self.reserve(SOON)
-        for server_id, host in ((guest, 'host2'), (leased, 'host1')):
+        for server_id, host in ((hosted, 'host2'), (leased, 'host1')):
             self.wait_for_server(server_id)
             self.assertEqual(host, self.assert_built_once(server_id)['host'])
 
@@ -392,13 +392,13 @@ class ThreeOfTenTest(FailuresTestCase):
         for host in failing:
             self.addCleanup(self.force_down, host, False)
             self.force_down(host)
-        for server_id in (guest, leased):
+        for server_id in (hosted, leased):
             self.wait_for(lambda: self.server(server_id)[
                 'OS-EXT-SRV-ATTR:host'] not in failing,
                 f'{server_id} has left')
             self.wait_for_server(server_id)
             self.assertEqual(1, len(self.evacuations(server_id)))
-        self.assertIn(self.server(guest)['OS-EXT-SRV-ATTR:host'],
+        self.assertIn(self.server(hosted)['OS-EXT-SRV-ATTR:host'],
                       self.hosts_of(hosts))
         self.wait_for(lambda: not self.lacks(hosts),
                       'the lease of hosts is whole')
@@ -412,7 +412,7 @@ class ThreeOfTenTest(FailuresTestCase):
         for host in failing:
             self.force_down(host, False)
         self.wait_until_back()
-        for server_id in (guest, leased, held):
+        for server_id in (hosted, leased, held):
             self.wait_for_server(server_id)
             self.wait_for(lambda: len(self.guests(server_id)) == 1,
                           'it has one guest')

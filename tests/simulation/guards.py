@@ -143,7 +143,7 @@ GUARDS: dict[str, tuple[str, ty.Any]] = {
                lambda self, reservation_id: True),
     'clean': ('blazar_core.lifecycle.lease_close.Cleaning.clean',
               lambda self, kind, reserved: None),
-    'guests': ('tests.simulation.whole.Hosts.guests',
+    'hosted': ('tests.simulation.whole.Hosts.hosted_servers',
                lambda self, reserved: ()),
     'room': ('blazar_core.lifecycle.server_removal.ServerRemoval._has_room',
              lambda self, session, booking: True),

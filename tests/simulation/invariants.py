@@ -137,9 +137,9 @@ class Always:
                 continue
             key = f'{event["id"]}@{event["time"]}'
             for server in self._world.cloud.servers.values():
-                is_guest = server.host is not None and (
+                is_hosted = server.host is not None and (
                     server.within in own & server.host.opened)
-                if (server.id in booked or is_guest) and (
+                if (server.id in booked or is_hosted) and (
                         server.state is clouds.State.RUNNING and
                         not server.soft_deleted and
                         server.rest is not cloud_api.RestingState.SHELVED and

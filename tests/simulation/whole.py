@@ -85,20 +85,20 @@ class Hosts(base.WholeType):
         return [host for host in self._cloud.hosts.values()
                 if reservation_id in host.opened]
 
-    def guests(self, reserved: resource_types.ReservationContext,
-               only: str | None = None) -> ty.Collection[str]:
+    def hosted_servers(self, reserved: resource_types.ReservationContext,
+                       only: str | None = None) -> ty.Collection[str]:
         """Return the hosted servers.
 
         As Nova's cells have them, and from placement those being built.
         """
-        self._port.call('guests')
+        self._port.call('hosted_servers')
         hosts = [host for host in self._cloud.hosts.values()
                  if only in (None, host.uuid) and (
                      host.uuid in reserved.hosts or
                      reserved.id in host.opened)]
         found = {server.id for server in self._cloud.servers.values()
                  if server.host in hosts and server.is_there}
-        self._cloud.baton.point('guests in placement')
+        self._cloud.baton.point('hosted_servers in placement')
         found.update(*(host.allocations for host in hosts))
         return sorted(one for one in found if
                       self._cloud.servers[one].within == reserved.id)

@@ -352,8 +352,8 @@ class TestCleaning(whole_hosts_base.WholeHostsTestCase):
         first, second = self.uuids
         self.machines.dirty = {second}
         self.run_at(100)
-        guest = uuidutils.generate_uuid()
-        self.machines.full[reservation_id] = [guest]
+        hosted = uuidutils.generate_uuid()
+        self.machines.full[reservation_id] = [hosted]
         self.run_at(110)
         self.machines.full.clear()
         self.machines.dirty.clear()
@@ -421,23 +421,23 @@ class TestCleaning(whole_hosts_base.WholeHostsTestCase):
             cleaning_time=60, grace_period=30)
         self.assertEqual({NOW + 190}, {*self.scalars(
             models.Booking.end_date)})
-        guest = uuidutils.generate_uuid()
-        self.cloud.servers[guest] = cloud_api.ObservedServer(
+        hosted = uuidutils.generate_uuid()
+        self.cloud.servers[hosted] = cloud_api.ObservedServer(
             base.State.RUNNING)
-        self.machines.full[reservation_id] = [guest]
+        self.machines.full[reservation_id] = [hosted]
         self.run_at(100)
         self.run_at(129)
         self.assertEqual([], self.cloud.deleted)
         self.assertEqual(lease_conditions.GRACE.message, self.reason(lease))
         self.run_at(130)
-        self.assertEqual([guest], self.cloud.deleted)
+        self.assertEqual([hosted], self.cloud.deleted)
 
     def test_a_host_may_wait_until_its_servers_are_gone(self):
         lease, reservation_id = self.started(on_end='recycle')
-        guest = uuidutils.generate_uuid()
-        self.cloud.servers[guest] = cloud_api.ObservedServer(
+        hosted = uuidutils.generate_uuid()
+        self.cloud.servers[hosted] = cloud_api.ObservedServer(
             base.State.RUNNING)
-        self.machines.full[reservation_id] = [guest]
+        self.machines.full[reservation_id] = [hosted]
         self.run_at(100)
         self.run_at(10_000)
         self.assertEqual('TERMINATING', self.status(lease))
@@ -449,10 +449,10 @@ class TestCleaning(whole_hosts_base.WholeHostsTestCase):
 
     def test_who_comes_next_gets_another_host_where_there_is_one(self):
         lease, reservation_id = self.started(on_end='recycle')
-        guest = uuidutils.generate_uuid()
-        self.cloud.servers[guest] = cloud_api.ObservedServer(
+        hosted = uuidutils.generate_uuid()
+        self.cloud.servers[hosted] = cloud_api.ObservedServer(
             base.State.RUNNING)
-        self.machines.full[reservation_id] = [guest]
+        self.machines.full[reservation_id] = [hosted]
         second = self.reserve_machines(100, 1000)
         self.run_at(100)
         self.host('three', VCPU=1)
@@ -466,15 +466,15 @@ class TestCleaning(whole_hosts_base.WholeHostsTestCase):
     def test_who_deletes_his_lease_has_no_servers_any_more(self):
         lease, reservation_id = self.started(
             on_end='recycle', grace_period=1000)
-        guest = uuidutils.generate_uuid()
-        self.cloud.servers[guest] = cloud_api.ObservedServer(
+        hosted = uuidutils.generate_uuid()
+        self.cloud.servers[hosted] = cloud_api.ObservedServer(
             base.State.RUNNING)
-        self.machines.full[reservation_id] = [guest]
+        self.machines.full[reservation_id] = [hosted]
         self.run_at(100)
         self.assertEqual([], self.cloud.deleted)
         self.lifecycle.lease_end.delete(lease['id'])
         driven.run_due(self.engine)
-        self.assertEqual([guest], self.cloud.deleted)
+        self.assertEqual([hosted], self.cloud.deleted)
 
     def test_it_is_nothing_that_whoever_deletes_a_lease_waits_for(self):
         """Cleaning may take as long as the operator's command does."""

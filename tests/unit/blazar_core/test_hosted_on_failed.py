@@ -238,15 +238,15 @@ class TestLodgers(whole_hosts_base.WholeHostsTestCase):
 
     def test_when_the_host_is_there_again_nobody_leaves(self):
         self.fail('one')
-        guests = self.machines.guests
+        hosted_servers = self.machines.hosted_servers
 
         def late(*args):
             self.fail()
             self.clock.advance(1)
             self.fail()
-            return guests(*args)
+            return hosted_servers(*args)
 
-        self.machines.guests = late
+        self.machines.hosted_servers = late
         self.assertEqual([], self.evacuated())
 
     def test_for_those_that_are_many_there_is_not_all_the_time(self):

@@ -240,12 +240,12 @@ class TestImages(CopyingTestCase):
     def test_who_is_on_whole_hosts_is_copied_too(self):
         lease = self.reserve(0, 100, request=self.request(
             0, 100, events=self.at(50)), active=True)
-        self.cloud.servers['guest'] = cloud_api.ObservedServer(
+        self.cloud.servers['hosted'] = cloud_api.ObservedServer(
             base.State.RUNNING, 'one')
-        self.places_type.guests = lambda _reserved: ['guest']
+        self.places_type.hosted_servers = lambda _reserved: ['hosted']
         self.run_at(50)
-        self.assertEqual([('guest', 'mine')], self.images())
-        self.places_type.guests = self.away
+        self.assertEqual([('hosted', 'mine')], self.images())
+        self.places_type.hosted_servers = self.away
         self.run_at(55)
         self.assertIn('away', self.reason(lease))
 

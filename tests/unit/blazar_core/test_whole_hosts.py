@@ -276,13 +276,13 @@ class TestHolding(whole_hosts_base.WholeHostsTestCase):
 
     def test_the_servers_that_are_there_come_to_their_end_first(self):
         lease, reservation_id = self.started()
-        guest = uuidutils.generate_uuid()
-        self.cloud.servers[guest] = cloud_api.ObservedServer(
+        hosted = uuidutils.generate_uuid()
+        self.cloud.servers[hosted] = cloud_api.ObservedServer(
             base.State.RUNNING)
-        self.machines.full[reservation_id] = [guest]
+        self.machines.full[reservation_id] = [hosted]
         self.lifecycle.lease_end.delete(lease['id'])
         driven.run_due(self.engine)
-        self.assertEqual([guest], self.cloud.deleted)
+        self.assertEqual([hosted], self.cloud.deleted)
         self.assertEqual({reservation_id: (self.uuid,)}, self.machines.doors)
         self.machines.full.clear()
         self.clock.advance(300)

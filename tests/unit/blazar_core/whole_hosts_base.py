@@ -51,8 +51,8 @@ class Machines(base.WholeType):
     def start(self, reserved: resource_types.ReservationContext) -> None:
         self.doors[reserved.id] = reserved.hosts
 
-    def guests(self, reserved: resource_types.ReservationContext,
-               host: str | None = None) -> ty.Collection[str]:
+    def hosted_servers(self, reserved: resource_types.ReservationContext,
+                       host: str | None = None) -> ty.Collection[str]:
         return [*self.full.get(reserved.id, ()), *(
             server for one in reserved.hosts if host in (None, one)
             for server in self.there.get(one, ()))]

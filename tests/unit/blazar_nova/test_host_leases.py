@@ -27,7 +27,7 @@ class Machines(base.WholeType):
         return model.Demand(model.WHOLE, params['max'], least=params['min'],
                             among=model.HostPool.COMMON)
 
-    def hosted(self, service_hosts):
+    def servers_on(self, service_hosts):
         if self.servers is None:
             raise errors.CloudUnavailable('A cell does not answer.')
         return [one for one in self.servers

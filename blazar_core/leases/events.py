@@ -112,7 +112,7 @@ def changed(session: orm.Session, lease: models.Lease,
     lease has started.
     """
     if lease.status not in states.BEGUN or not any(
-            one.whole or types.of_row(one).minds_changes
+            one.whole or types.of_row(one).handles_changes
             for one in reservations):
         return
     _again(session, lease, states.EventType.CHANGED, now)
@@ -124,7 +124,7 @@ def handed_over(session: orm.Session, lease: models.Lease,
     started.
     """
     if lease.status in states.BEGUN and any(
-            types.of_row(one).minds_owner for one in lease.reservations):
+            types.of_row(one).handles_transfer for one in lease.reservations):
         _again(session, lease, states.EventType.CHANGED, now)
 
 

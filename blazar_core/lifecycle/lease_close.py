@@ -239,7 +239,7 @@ class LeaseClose:
         """
         there: dict[str, resource_types.BaseResourceType] = {}
         for kind in self._types.named.values() if kinds is None else kinds:
-            there |= dict.fromkeys(kind.opened() or (), kind)
+            there |= dict.fromkeys(kind.open_reservations() or (), kind)
         if not there:
             return []
         with self._database.reader() as session:

@@ -70,7 +70,7 @@ class Notices:
         of_type, own, name = event_type.rpartition(':')
         minding = [
             (kind, reserved) for kind, reserved in parts
-            if kind.minds_events and (
+            if kind.handles_events and (
                 event_type == states.EventType.BEFORE_END or
                 own and of_type == names[reserved.id])]
         if minding and described['status'] != states.Lease.ACTIVE:
@@ -79,7 +79,7 @@ class Notices:
                 retries.LONGEST_WAIT)
         self._notify(f'lease.event.{event_type}', described)
         for kind, reserved in minding:
-            kind.happens(name, reserved)
+            kind.on_event(name, reserved)
         if minding:
             self._close_if_over(lease_id)
         return None
@@ -108,7 +108,7 @@ class Notices:
                 parts = [
                     (kind, reserved) for kind, reserved in
                     self._types.reserved(session, lease)
-                    if kind.minds_changes or kind.minds_owner]
+                    if kind.handles_changes or kind.handles_transfer]
             # Repeat for changes by other workers, one of which may have
             # stalled.
             hosts = {reserved.id: (reserved.project_id, reserved.hosts)
@@ -124,8 +124,9 @@ class Notices:
             # A host that has a server again stays in the reservation.
             occupied = self._closer.occupied(lease_id) if whole else {}
             for kind, reserved in parts:
-                kind.belongs(reserved)
-                kind.changed(_with(reserved, occupied.get(reserved.id)))
+                kind.transferred(reserved)
+                kind.bookings_changed(
+                    _with(reserved, occupied.get(reserved.id)))
             told = hosts
         else:
             return retries.RetryAfter(retries.AGAIN,

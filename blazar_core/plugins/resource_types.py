@@ -190,25 +190,26 @@ class BaseResourceType(abc.ABC):
         """
         return False
 
-    def changed(self, reserved: ReservationContext) -> None:
+    def bookings_changed(self, reserved: ReservationContext) -> None:
         """Handle other bookings of a reservation that has started: other
         hosts, another number, or none at all.
         """
 
     @property
-    def minds_changes(self) -> bool:
-        """Return whether :meth:`changed` is implemented."""
-        return type(self).changed is not BaseResourceType.changed
+    def handles_changes(self) -> bool:
+        """Return whether :meth:`bookings_changed` is implemented."""
+        return (type(self).bookings_changed is not
+                BaseResourceType.bookings_changed)
 
-    def belongs(self, reserved: ReservationContext) -> None:
+    def transferred(self, reserved: ReservationContext) -> None:
         """Transfer a reservation that has started to its project from
         whichever had it before.
         """
 
     @property
-    def minds_owner(self) -> bool:
-        """Return whether :meth:`belongs` is implemented."""
-        return type(self).belongs is not BaseResourceType.belongs
+    def handles_transfer(self) -> bool:
+        """Return whether :meth:`transferred` is implemented."""
+        return type(self).transferred is not BaseResourceType.transferred
 
     def servers_of(self, reserved: ReservationContext) -> ty.Collection[str]:
         """Return the servers of the reservation's project that use it only
@@ -223,15 +224,15 @@ class BaseResourceType(abc.ABC):
         """
         return {}
 
-    def happens(self, event_type: str, reserved: ReservationContext) -> None:
+    def on_event(self, event_type: str, reserved: ReservationContext) -> None:
         """Handle an event between start and end: ``before_end_lease``, or one
         of :meth:`events`, by its name.
         """
 
     @property
-    def minds_events(self) -> bool:
-        """Return whether :meth:`happens` is implemented."""
-        return type(self).happens is not BaseResourceType.happens
+    def handles_events(self) -> bool:
+        """Return whether :meth:`on_event` is implemented."""
+        return type(self).on_event is not BaseResourceType.on_event
 
 
 class ResourceType(BaseResourceType):
@@ -253,7 +254,7 @@ class ResourceType(BaseResourceType):
         """
 
     @abc.abstractmethod
-    def wanted(self, asking: ty.Any, params: Values) -> Requirements:
+    def requirements(self, asking: ty.Any, params: Values) -> Requirements:
         """Return what these parameters need of hosts.
 
         :param asking: has the ``project_id`` and ``user_id`` of the request
@@ -261,16 +262,16 @@ class ResourceType(BaseResourceType):
         :raises Refused: if no host may be used
         """
 
-    def beside(self, asking: ty.Any, reservation_id: str,
-               demand: model.Demand) -> model.Demand:
+    def with_existing(self, asking: ty.Any, reservation_id: str,
+                      demand: model.Demand) -> model.Demand:
         """Return a demand limited to hosts that are compatible with those that
         the reservation may already have.
 
-        :param asking: see :meth:`wanted`
+        :param asking: see :meth:`requirements`
         """
         return demand
 
-    def written(self, params: ty.Mapping[str, ty.Any]) -> Values:
+    def as_request(self, params: ty.Mapping[str, ty.Any]) -> Values:
         """Return the request that would yield these parameters."""
         return {key: value for key, value in params.items()
                 if key in self.parameters}
@@ -280,7 +281,7 @@ class ResourceType(BaseResourceType):
         that all have.
 
         :param reservation: its ``id``, ``status`` and ``params``, and
-            ``spec`` as returned by :meth:`wanted`
+            ``spec`` as returned by :meth:`requirements`
         """
         return dict(reservation['params'])
 
@@ -297,9 +298,9 @@ class ResourceType(BaseResourceType):
     #: are not shown.
     shows_hosts: ty.ClassVar[str] = ''
 
-    def examined(self, known: ty.Sequence[model.HostFacts],
-                 holders: ty.Mapping[str, ty.Collection[str]],
-                 ) -> ty.Iterable[model.HostFacts]:
+    def refreshed(self, known: ty.Sequence[model.HostFacts],
+                  holders: ty.Mapping[str, ty.Collection[str]],
+                  ) -> ty.Iterable[model.HostFacts]:
         """Return the current inventory of hosts that an operator enrolls one
         by one; called like :meth:`hosts`, if that returns None.
 
@@ -317,7 +318,7 @@ class ResourceType(BaseResourceType):
         :raises InvalidLeaseParams: if it may not; says why
         """
 
-    def opened(self) -> ty.Collection[str] | None:
+    def open_reservations(self) -> ty.Collection[str] | None:
         """Return the ids of all reservations that are usable in the cloud now;
         None: the cloud does not represent them.
         """
@@ -344,10 +345,10 @@ class _MissingType(BaseResourceType):
     def end(self, reserved: ReservationContext) -> None:
         raise errors.CloudUnavailable(self._why)
 
-    def changed(self, reserved: ReservationContext) -> None:
+    def bookings_changed(self, reserved: ReservationContext) -> None:
         raise errors.CloudUnavailable(self._why)
 
-    def belongs(self, reserved: ReservationContext) -> None:
+    def transferred(self, reserved: ReservationContext) -> None:
         raise errors.CloudUnavailable(self._why)
 
 

@@ -37,7 +37,7 @@ from blazar_nova.compat import providers
 
 __all__ = ['Member', 'close', 'for_each', 'forget', 'give_to', 'join',
            'joined', 'leave', 'leave_after_lease', 'list_opts', 'members_of',
-           'open_to', 'opened', 'problems']
+           'open_to', 'problems', 'reservations_open']
 
 LOG = logging.getLogger(__name__)
 
@@ -297,7 +297,7 @@ def _given_back(aggregate: ty.Any, freepool: ty.Any,
     _left(aggregate, members, freepool)
 
 
-def opened() -> set[str]:
+def reservations_open() -> set[str]:
     """Return the ids of all reservations of hosts that have an aggregate.
 
     Leaves out Blazar's aggregates of reservations of servers.

@@ -122,7 +122,7 @@ class HostSync:
         known = [enrollment.facts_of(row) for row in rows.values()]
         if not known:
             return
-        for host in kind.examined(known, holders):
+        for host in kind.refreshed(known, holders):
             if host == enrollment.facts_of(rows[host.uuid]):
                 continue
             LOG.warning('%s: %s has the capacity %s from now on', name,

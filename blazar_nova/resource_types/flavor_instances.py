@@ -47,12 +47,12 @@ class FlavorInstances(server_slots.ServerSlots):
                     reservation['params']['source_flavor_id'], flavor)),
                 **super().show(reservation)}
 
-    def written(self, params: ty.Mapping[str,
-                                         ty.Any]) -> resource_types.Values:
-        return {**super().written(params),
+    def as_request(self, params: ty.Mapping[str,
+                                            ty.Any]) -> resource_types.Values:
+        return {**super().as_request(params),
                 'flavor_id': params['source_flavor_id']}
 
-    def wanted(self, asking: ty.Any, params: resource_types.Values,
-               ) -> resource_types.Requirements:
+    def requirements(self, asking: ty.Any, params: resource_types.Values,
+                     ) -> resource_types.Requirements:
         return self._of_flavor(asking, flavors.facts_like(
             asking.context, params['source_flavor_id']), params)

@@ -135,8 +135,8 @@ class FloatingIPs(resource_types.ResourceType):
                 'The addresses of a started reservation are not taken from '
                 f'it: write an amount of at least {was["amount"]}.')
 
-    def wanted(self, asking: ty.Any,
-               params: Values) -> resource_types.Requirements:
+    def requirements(self, asking: ty.Any,
+                     params: Values) -> resource_types.Requirements:
         return resource_types.Requirements(_demand_of(params), {})
 
     def demand(self,
@@ -157,10 +157,11 @@ class FloatingIPs(resource_types.ResourceType):
         for address in sorted(wanted):
             self._allocate(reserved, address)
 
-    def changed(self, reserved: resource_types.ReservationContext) -> None:
+    def bookings_changed(self,
+                         reserved: resource_types.ReservationContext) -> None:
         self.start(reserved)
 
-    def belongs(self, reserved: resource_types.ReservationContext) -> None:
+    def transferred(self, reserved: resource_types.ReservationContext) -> None:
         self.start(reserved)
 
     def end(self, reserved: resource_types.ReservationContext) -> None:
@@ -173,7 +174,7 @@ class FloatingIPs(resource_types.ResourceType):
         for one in found.values():
             self._release(one, reserved, 'has ended')
 
-    def opened(self) -> ty.Collection[str] | None:
+    def open_reservations(self) -> ty.Collection[str] | None:
         if not self.network.is_configured():
             return None
         return {its_id for one in self.network.reserved()
@@ -220,9 +221,9 @@ class FloatingIPs(resource_types.ResourceType):
 
     # -- the pool ----------------------------------------------------------
 
-    def examined(self, known: ty.Sequence[model.HostFacts],
-                 holders: ty.Mapping[str, ty.Collection[str]],
-                 ) -> ty.Iterable[model.HostFacts]:
+    def refreshed(self, known: ty.Sequence[model.HostFacts],
+                  holders: ty.Mapping[str, ty.Collection[str]],
+                  ) -> ty.Iterable[model.HostFacts]:
         taken: dict[tuple[str, str], str | None] = {}
         subnets: set[tuple[str, str]] = set()
         for network_id in {str(one.properties[NETWORK]) for one in known}:

@@ -101,8 +101,8 @@ class Networks(resource_types.ResourceType):
                 asked[key] = inputs.text(values[key], key)
         return asked
 
-    def wanted(self, asking: ty.Any,
-               params: Values) -> resource_types.Requirements:
+    def requirements(self, asking: ty.Any,
+                     params: Values) -> resource_types.Requirements:
         return resource_types.Requirements(_demand_of(params), {})
 
     def demand(self,
@@ -119,10 +119,11 @@ class Networks(resource_types.ResourceType):
         for segment in wanted:
             self._create(reserved, segment)
 
-    def changed(self, reserved: resource_types.ReservationContext) -> None:
+    def bookings_changed(self,
+                         reserved: resource_types.ReservationContext) -> None:
         self.start(reserved)
 
-    def belongs(self, reserved: resource_types.ReservationContext) -> None:
+    def transferred(self, reserved: resource_types.ReservationContext) -> None:
         self.start(reserved)
 
     def end(self, reserved: resource_types.ReservationContext) -> None:
@@ -135,7 +136,7 @@ class Networks(resource_types.ResourceType):
         for one in found.values():
             self._take_apart(one, reserved)
 
-    def opened(self) -> ty.Collection[str] | None:
+    def open_reservations(self) -> ty.Collection[str] | None:
         if not self.network.is_configured():
             return None
         return {its_id for one in self.network.reserved_networks()

@@ -84,13 +84,13 @@ class PhysicalHosts(resource_types.ResourceType):
     def show(self, reservation: ty.Mapping[str, ty.Any]) -> Values:
         return {'before_end': 'default', **reservation['params']}
 
-    def wanted(self, asking: ty.Any,
-               params: Values) -> resource_types.Requirements:
+    def requirements(self, asking: ty.Any,
+                     params: Values) -> resource_types.Requirements:
         return resource_types.Requirements(
             self._demand_of(params, asking.placement, asking.later), {})
 
-    def beside(self, asking: ty.Any, reservation_id: str,
-               demand: model.Demand) -> model.Demand:
+    def with_existing(self, asking: ty.Any, reservation_id: str,
+                      demand: model.Demand) -> model.Demand:
         return _beside(asking.placement, reservation_id, demand)
 
     def demand(self,
@@ -117,7 +117,8 @@ class PhysicalHosts(resource_types.ResourceType):
     def start(self, reserved: resource_types.ReservationContext) -> None:
         pool.open_to(reserved.id, reserved.project_id, _members(reserved))
 
-    def changed(self, reserved: resource_types.ReservationContext) -> None:
+    def bookings_changed(self,
+                         reserved: resource_types.ReservationContext) -> None:
         self.start(reserved)
 
     def hosted_servers(self, reserved: resource_types.ReservationContext,
@@ -140,7 +141,7 @@ class PhysicalHosts(resource_types.ResourceType):
                                  reserved.project_id),
                 *host_servers.shelved(reserved.id, reserved.project_id)}
 
-    def belongs(self, reserved: resource_types.ReservationContext) -> None:
+    def transferred(self, reserved: resource_types.ReservationContext) -> None:
         pool.give_to(reserved.id, reserved.project_id)
 
     @property
@@ -169,8 +170,8 @@ class PhysicalHosts(resource_types.ResourceType):
                 flavors.release(server_id)
         pool.close(reserved.id)
 
-    def opened(self) -> ty.Collection[str]:
-        return pool.opened()
+    def open_reservations(self) -> ty.Collection[str]:
+        return pool.reservations_open()
 
 
 def _beside(placement: server_demand.Placement, reservation_id: str,

@@ -74,7 +74,7 @@ class Asking:
         given = _without_nothing(given, kind, str(name))
         inputs.check_keys(given, dict(kind.parameters),
                           f'a reservation of {name}')
-        before = kind.written(old['params']) if old else {}
+        before = kind.as_request(old['params']) if old else {}
         params = kind.read(before | given)
         if old:
             kind.check_change(old, params)
@@ -90,8 +90,8 @@ class Asking:
             *before.get('projects', ()), *self.projects}
         self.check_projects(new)
         self.projects.update(new)
-        wanted = kind.wanted(self, params)
-        demand = wanted.demand if old is None else kind.beside(
+        wanted = kind.requirements(self, params)
+        demand = wanted.demand if old is None else kind.with_existing(
             self, old['id'], wanted.demand)
         return creation.NewReservation(
             demand, resource_type=ty.cast(str, name), params=params,

@@ -58,13 +58,13 @@ class ServerSlots(resource_types.ResourceType):
         blazar_freepool.ensured()
         flavors.open_reservation(reserved)
 
-    def belongs(self, reserved: resource_types.ReservationContext) -> None:
+    def transferred(self, reserved: resource_types.ReservationContext) -> None:
         flavors.give_reservation(reserved)
 
     def end(self, reserved: resource_types.ReservationContext) -> None:
         flavors.close_reservation(reserved.id)
 
-    def opened(self) -> ty.Collection[str]:
+    def open_reservations(self) -> ty.Collection[str]:
         return flavors.reservations_open()
 
     def show(self, reservation: ty.Mapping[str, ty.Any]) -> Values:

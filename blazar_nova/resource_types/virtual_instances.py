@@ -30,7 +30,7 @@ class Instances(server_slots.ServerSlots):
                 inputs.needed(values, key), key, least)
         return asked
 
-    def wanted(self, asking: ty.Any, params: resource_types.Values,
-               ) -> resource_types.Requirements:
+    def requirements(self, asking: ty.Any, params: resource_types.Values,
+                     ) -> resource_types.Requirements:
         return self._of_flavor(asking, flavors.facts_of(
             params['vcpus'], params['memory_mb'], params['disk_gb']), params)

@@ -21,10 +21,10 @@ def differences(parts: wiring.Parts) -> ty.Iterator[findings.Difference]:
     """
     there, telling = set[str](), set[str]()
     for name, kind in parts.types.named.items():
-        opened = kind.opened()
-        if opened is not None:
+        usable = kind.open_reservations()
+        if usable is not None:
             telling.add(name)
-            there |= set(opened)
+            there |= set(usable)
     with parts.database.reader() as session:
         # Includes types that are not installed here.
         begun = {row.id: row for row in session.execute(

@@ -117,7 +117,8 @@ class _Machines(base.WholeType):
     def start(self, reserved: resource_types.ReservationContext) -> None:
         pass
 
-    def changed(self, reserved: resource_types.ReservationContext) -> None:
+    def bookings_changed(self,
+                         reserved: resource_types.ReservationContext) -> None:
         pass
 
     def end(self, reserved: resource_types.ReservationContext) -> None:

@@ -217,7 +217,8 @@ class Users:
     def _hosts_of(self, least: int, most: int) -> creation.NewReservation:
         params = {'min': least, 'max': most}
         return creation.NewReservation(
-            self._world.types.named[whole.HOSTS].wanted(None, params).demand,
+            self._world.types.named[whole.HOSTS].requirements(
+                None, params).demand,
             resource_type=whole.HOSTS, params=params, spec={})
 
     def lease_hosts(self) -> None:

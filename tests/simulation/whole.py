@@ -59,7 +59,8 @@ class Hosts(base.WholeType):
         self._close(reserved.id, reserved.hosts)
         self._port.answer('hosts opened')
 
-    def changed(self, reserved: resource_types.ReservationContext) -> None:
+    def bookings_changed(self,
+                         reserved: resource_types.ReservationContext) -> None:
         self.start(reserved)
 
     def end(self, reserved: resource_types.ReservationContext) -> None:
@@ -70,7 +71,7 @@ class Hosts(base.WholeType):
         self._close(reserved.id, ())
         self._port.answer('hosts closed')
 
-    def opened(self) -> list[str]:
+    def open_reservations(self) -> list[str]:
         self._port.call('opened hosts')
         return sorted(set[str]().union(*(
             host.opened for host in self._cloud.hosts.values())))

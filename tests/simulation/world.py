@@ -104,18 +104,18 @@ class Places(base.FakeType):
         self._world.cloud.open[reserved.id] = reserved.project_id
         self._world.port.answer('opened')
 
-    def belongs(self, reserved: resource_types.ReservationContext) -> None:
-        self._world.port.call('belongs')
+    def transferred(self, reserved: resource_types.ReservationContext) -> None:
+        self._world.port.call('transferred')
         if reserved.id in self._world.cloud.open:
             self._world.cloud.open[reserved.id] = reserved.project_id
-        self._world.port.answer('belongs')
+        self._world.port.answer('transferred')
 
     def end(self, reserved: resource_types.ReservationContext) -> None:
         self._world.port.call('close')
         self._world.cloud.open.pop(reserved.id, None)
         self._world.port.answer('closed')
 
-    def opened(self) -> list[str]:
+    def open_reservations(self) -> list[str]:
         self._world.port.call('opened')
         return [*self._world.cloud.open]
 

@@ -313,8 +313,8 @@ class FakeType(resource_types.ResourceType):
     def read(self, values: resource_types.Values) -> resource_types.Values:
         return values
 
-    def wanted(self, asking: ty.Any, params: resource_types.Values,
-               ) -> resource_types.Requirements:
+    def requirements(self, asking: ty.Any, params: resource_types.Values,
+                     ) -> resource_types.Requirements:
         return resource_types.Requirements(model.Demand(
             {'VCPU': params['vcpus']}, params['amount']), {})
 
@@ -343,8 +343,8 @@ class WholeType(resource_types.ResourceType):
     def read(self, values: resource_types.Values) -> resource_types.Values:
         return values
 
-    def wanted(self, asking: ty.Any, params: resource_types.Values,
-               ) -> resource_types.Requirements:
+    def requirements(self, asking: ty.Any, params: resource_types.Values,
+                     ) -> resource_types.Requirements:
         return resource_types.Requirements(self.so_many(params), {})
 
     def demand(self,

@@ -54,8 +54,8 @@ class ParkingLots(resource_types.ResourceType):
         return {key: inputs.integer(inputs.needed(values, key), key, 1)
                 for key in self.parameters}
 
-    def wanted(self, asking: ty.Any, params: resource_types.Values,
-               ) -> resource_types.Requirements:
+    def requirements(self, asking: ty.Any, params: resource_types.Values,
+                     ) -> resource_types.Requirements:
         return resource_types.Requirements(
             self._demand(params), {'owner': asking.project_id})
 
@@ -77,20 +77,21 @@ class ParkingLots(resource_types.ResourceType):
             raise RuntimeError('the barrier is stuck')
         self.barrier.pop(reserved.id, None)
 
-    def changed(self, reserved: resource_types.ReservationContext) -> None:
+    def bookings_changed(self,
+                         reserved: resource_types.ReservationContext) -> None:
         self.start(reserved)
 
     def events(self, window: model.Window) -> ty.Mapping[str, int]:
         return {'sweep': (window.start + window.end) // 2}
 
-    def happens(self, event_type: str,
-                reserved: resource_types.ReservationContext) -> None:
+    def on_event(self, event_type: str,
+                 reserved: resource_types.ReservationContext) -> None:
         self.swept.append((event_type, reserved.id))
 
     def hosts(self) -> ty.Iterable[model.HostFacts]:
         return self.garages
 
-    def opened(self) -> ty.Collection[str]:
+    def open_reservations(self) -> ty.Collection[str]:
         return list(self.barrier)
 
 
@@ -123,7 +124,7 @@ class TestParkingLots(base.LeaseTestCase):
 
     def lots_of(self, amount=2, width=3):
         params = self.lots.read({'amount': str(amount), 'width': width})
-        wanted = self.lots.wanted(ASKING, params)
+        wanted = self.lots.requirements(ASKING, params)
         return creation.NewReservation(
             wanted.demand, resource_type='parking:lot', params=params,
             spec=wanted.spec)
@@ -253,7 +254,7 @@ class TestParkingLots(base.LeaseTestCase):
         lease = self.reserve(0, 1000, self.lots_of(2))
         driven.run_due(self.engine)
         self.resize(lease, 3)
-        changed, calls = self.lots.changed, []
+        changed, calls = self.lots.bookings_changed, []
 
         def late(reserved):
             if not calls:
@@ -262,7 +263,7 @@ class TestParkingLots(base.LeaseTestCase):
                 driven.run_due(self.engine)
             changed(reserved)
 
-        self.lots.changed = late
+        self.lots.bookings_changed = late
         self.assertIsNone(self.lifecycle.notices.changed(lease['id']))
         self.assertEqual([(self.garage,)], [*self.lots.barrier.values()])
 
@@ -270,7 +271,7 @@ class TestParkingLots(base.LeaseTestCase):
         lease = self.reserve(0, 1000, self.lots_of(2))
         driven.run_due(self.engine)
         amounts = itertools.cycle([3, 1])
-        self.lots.changed = lambda _reserved: self.resize(
+        self.lots.bookings_changed = lambda _reserved: self.resize(
             lease, next(amounts))
         later = self.lifecycle.notices.changed(lease['id'])
         self.assertEqual(retries.AGAIN, later.seconds)
@@ -453,7 +454,7 @@ class TestParkingLots(base.LeaseTestCase):
     def test_the_world_is_told_whatever_the_type_makes_of_it(self):
         self.reserve(0, 100, self.lots_of())
         driven.run_due(self.engine)
-        self.lots.happens = lambda *_args: 1 / 0
+        self.lots.on_event = lambda *_args: 1 / 0
         self.clock.advance(50)
         driven.run_due(self.engine)
         self.assertIn('lease.event.parking:lot:sweep',

@@ -224,7 +224,7 @@ class TestReturning(whole_hosts_base.WholeHostsTestCase):
             raise SystemExit
 
         self.shrink(2)
-        for step in ('changed', 'clean'):
+        for step in ('bookings_changed', 'clean'):
             with mock.patch.object(whole_hosts_base.Machines, step, die):
                 self.assertRaises(
                     SystemExit, self.lifecycle.notices.changed,

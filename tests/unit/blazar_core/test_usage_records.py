@@ -146,7 +146,7 @@ class TestRecords(UsageTestCase):
     def test_whole_hosts_are_used_from_the_first_server_on(self):
         params = {'min': 2, 'max': 2}
         lease = self.reserve(0, 300, creation.NewReservation(
-            self.machines.wanted(None, params).demand,
+            self.machines.requirements(None, params).demand,
             resource_type='machine', params=params, spec={}), active=True)
         self.clock.advance(30)
         self.assertEqual((24000, 24000, 0), self.vcpus())

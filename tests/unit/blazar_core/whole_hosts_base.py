@@ -64,7 +64,8 @@ class Machines(base.WholeType):
     def end(self, reserved: resource_types.ReservationContext) -> None:
         self.doors.pop(reserved.id, None)
 
-    def changed(self, reserved: resource_types.ReservationContext) -> None:
+    def bookings_changed(self,
+                         reserved: resource_types.ReservationContext) -> None:
         self.start(reserved)
 
     def clean(self, reserved: resource_types.ReservationContext,
@@ -96,7 +97,7 @@ class WholeHostsTestCase(base.LeaseTestCase):
     def machines_of(self, least=1, most=1):
         params = {'min': least, 'max': most}
         return creation.NewReservation(
-            self.machines.wanted(None, params).demand,
+            self.machines.requirements(None, params).demand,
             resource_type='machine', params=params, spec={})
 
     def reserve_machines(self, start=0, end=100, least=1, most=1):

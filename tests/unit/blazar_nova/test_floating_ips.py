@@ -112,7 +112,7 @@ class TestLife(FloatingIPTestCase):
         self.assertEqual('ACTIVE', self.status(lease))
         self.assertEqual(self.allocated(lease), self.network.addresses())
         self.assertEqual([lease['reservations'][0]['id']],
-                         [*self.kind.opened()])
+                         [*self.kind.open_reservations()])
         self.run_for(100)
         self.assertEqual(('TERMINATED', []), (
             self.status(lease), self.network.addresses()))
@@ -357,16 +357,16 @@ class TestTaken(FloatingIPTestCase):
         self.assertTrue(reservation['missing_resources'])
 
     def test_one_that_has_just_been_taken_out_stays_so(self):
-        examined = self.kind.examined
+        refreshed = self.kind.refreshed
 
         def late(known, holders):
             self.enrolled.remove(self.ids[FIRST])
-            return [*examined(known, holders)]
+            return [*refreshed(known, holders)]
 
         self.network.allocate(NETWORK, FIRST, 'other')
         self.sync()
         self.network.found.clear()
-        self.kind.examined = late
+        self.kind.refreshed = late
         self.sync()
         self.assertEqual([SECOND, THIRD], [
             one['floating_ip_address'] for one in self.enrolled.listed()])
@@ -419,7 +419,7 @@ class TestChanges(FloatingIPTestCase):
         with self.database.reader() as session:
             (kind, reserved), = self.types.reserved(
                 session, api.found(session, lease['id']))
-        kind.belongs(dataclasses.replace(reserved, project_id='other'))
+        kind.transferred(dataclasses.replace(reserved, project_id='other'))
         self.assertEqual(([], 2), (
             self.network.addresses(), len(self.network.addresses('other'))))
 

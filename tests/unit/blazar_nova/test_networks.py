@@ -90,7 +90,7 @@ class TestLife(NetworkTestCase):
              network_api.Segment('vxlan', None, 7), {reservation_id}),
             (self.only().name, self.only().project_id, self.only().segment,
              self.only().reservations))
-        self.assertEqual({reservation_id}, self.kind.opened())
+        self.assertEqual({reservation_id}, self.kind.open_reservations())
         self.run_for(100)
         self.assertEqual(('TERMINATED', {}), (
             self.status(lease), self.network.made))
@@ -266,7 +266,7 @@ class TestFailures(NetworkTestCase):
 
     def test_what_is_of_no_lease_is_closed_by_its_tag(self):
         self.started()
-        (its_id,) = self.kind.opened()
+        (its_id,) = self.kind.open_reservations()
         self.kind.end(resource_types.unknown(its_id))
         self.assertEqual({}, self.network.made)
 
@@ -276,9 +276,9 @@ class TestFailures(NetworkTestCase):
             self.reserved(lease), project_id='other')
         self.network.of_network[self.only().id] = [SERVER]
         self.assertRaises(
-            errors.CloudUnavailable, self.kind.belongs, reserved)
+            errors.CloudUnavailable, self.kind.transferred, reserved)
         self.network.of_network.clear()
-        self.kind.belongs(reserved)
+        self.kind.transferred(reserved)
         self.assertEqual('other', self.only().project_id)
         self.assertEqual('ACTIVE', views.get(
             self.database, lease['id'])['status'])

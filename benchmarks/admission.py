@@ -237,7 +237,7 @@ class Worker:
                 events=(), on_end='delete', starts_now=False),
             (creation.NewReservation(
                 model.Demand(self.dice.choice(SIZES)),
-                (uuidutils.generate_uuid(),)),)), 'sealed')
+                (uuidutils.generate_uuid(),)),)), 'encrypted')
 
     def work(self, seconds: float) -> dict[str, ty.Any]:
         """Admit for a number of seconds."""

@@ -99,7 +99,7 @@ def book(url: str, key: str, count: int, due: int,
     leasing = leases.Leases(
         database, clock, admissions.Admission(database, clock, strategy),
         kinds)
-    sealed = encryption.Encryption([key]).seal('call')
+    encrypted = encryption.Encryption([key]).encrypt('call')
     for number in range(count):
         leasing.creation.create(creation.NewLease(
             f'project{number % PROJECTS}', 'user', requests.LeaseRequest(
@@ -108,7 +108,7 @@ def book(url: str, key: str, count: int, due: int,
                 starts_now=False),
             (creation.NewReservation(
                 model.Demand({'VCPU': 1}, 1),
-                (uuidutils.generate_uuid(),)),)), sealed)
+                (uuidutils.generate_uuid(),)),)), encrypted)
     if clock.now() >= due:
         raise RuntimeError('The leases were due before all of them were made')
     database.engine.dispose()

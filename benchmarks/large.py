@@ -94,7 +94,7 @@ class Books:
                 model.Demand({'VCPU': vcpus}, count,
                              affinity=model.Affinity.DIFFERENT),
                 tuple(uuidutils.generate_uuid() for _one in range(count))),
-             )), 'sealed')
+             )), 'encrypted')
 
     def lifecycle(self, cloud: base.FakeCloud) -> handlers.Handlers:
         return handlers.Handlers(

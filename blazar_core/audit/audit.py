@@ -35,18 +35,18 @@ class Audit:
     """Finds inconsistencies in the reservation database.
 
     :param life: the handlers of the engine, by which differences are fixed
-    :param opens: decrypts a text
+    :param decrypt: decrypts a text
     :param late: seconds after which a due event should have been claimed
     """
 
     def __init__(self, database: api.Database, clock: clocks.Clock,
-                 life: handlers.Handlers, opens: ty.Callable[[str], str],
+                 life: handlers.Handlers, decrypt: ty.Callable[[str], str],
                  late: int) -> None:
         self._database = database
         self._clock = clock
         self._unfinished = unfinished.Unfinished(database, clock, life, late)
         self._remains = leftovers.Remains(database, clock)
-        self._sealed = leftovers.Sealed(database, life, opens)
+        self._encrypted = leftovers.EncryptedData(database, life, decrypt)
 
     def size(self) -> dict[str, int]:
         """Return the numbers of objects that are compared."""
@@ -66,7 +66,7 @@ class Audit:
         yield from self._unfinished.overdue()
         yield from self._remains.differences()
         yield from overbooked.overbooked(self._database, self._clock)
-        yield from self._sealed.differences()
+        yield from self._encrypted.differences()
 
     def overdue(self) -> ty.Iterator[Difference]:
         """Yield the events that no worker carries out."""
@@ -77,4 +77,4 @@ class Audit:
 
         :returns: to each credential the id, name and status of its lease
         """
-        return self._sealed.credentials()
+        return self._encrypted.credentials()

@@ -22,7 +22,7 @@ from blazar_core.db import models
 from blazar_core.leases import credentials
 from blazar_core.lifecycle import handlers
 
-__all__ = ['Remains', 'Sealed']
+__all__ = ['EncryptedData', 'Remains']
 
 
 class Remains:
@@ -158,18 +158,18 @@ class Remains:
 _BATCH = 100
 
 
-class Sealed:
+class EncryptedData:
     """Finds encrypted data that cannot be decrypted or is not needed.
 
     :param life: the handlers of the engine, by which differences are fixed
-    :param opens: decrypts a text
+    :param decrypt: decrypts a text
     """
 
     def __init__(self, database: api.Database, life: handlers.Handlers,
-                 opens: ty.Callable[[str], str]) -> None:
+                 decrypt: ty.Callable[[str], str]) -> None:
         self._database = database
         self._life = life
-        self._opens = opens
+        self._decrypt = decrypt
 
     def differences(self) -> ty.Iterator[Difference]:
         """Yield data that no key decrypts, and trusts of ended leases."""
@@ -179,9 +179,9 @@ class Sealed:
                 if row.id is None or row.status == states.Lease.TERMINATED:
                     if table is models.Credential:
                         yield self._unrevoked(row)
-                elif None in map(self._open, credentials.all_of(row)):
+                elif None in map(self._decrypted, credentials.all_of(row)):
                     yield Difference(
-                        ('sealed', table.__tablename__, row.lease_id),
+                        ('encrypted', table.__tablename__, row.lease_id),
                         f'{named(row.id, row.name)}: no key of [blazar] '
                         f'encryption_keys decrypts {what}.',
                         'add the key with which it was encrypted')
@@ -193,9 +193,9 @@ class Sealed:
             'still exists.', '--fix revokes and removes it',
             functools.partial(self._life.lease_close.revoke_of, row.lease_id))
 
-    def _open(self, sealed: str) -> str | None:
+    def _decrypted(self, encrypted: str) -> str | None:
         try:
-            return self._opens(sealed)
+            return self._decrypt(encrypted)
         except errors.DecryptionError:
             return None
 
@@ -204,7 +204,7 @@ class Sealed:
         """Yield the encrypted data that is still needed, with its lease."""
         replaced = (models.Credential.replaced if table is models.Credential
                     else sa.null().label('replaced'))
-        query = sa.select(table.lease_id, table.sealed, replaced,
+        query = sa.select(table.lease_id, table.encrypted, replaced,
                           models.Lease.id, models.Lease.name,
                           models.Lease.status).outerjoin(
             models.Lease, models.Lease.id == table.lease_id).where(
@@ -229,7 +229,7 @@ class Sealed:
 
         :returns: to each credential the id, name and status of its lease
         """
-        return {opened: (row.lease_id, row.name or '',
-                         row.status or states.Lease.TERMINATED)
+        return {plain: (row.lease_id, row.name or '',
+                        row.status or states.Lease.TERMINATED)
                 for row in self._rows(models.Credential)
-                if (opened := self._open(row.sealed)) is not None}
+                if (plain := self._decrypted(row.encrypted)) is not None}

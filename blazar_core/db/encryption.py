@@ -42,27 +42,27 @@ class Encryption:
                 '[blazar] encryption_keys has an invalid Fernet key. Use a '
                 'key that "blazar-nova-manage key create" prints.') from exc
 
-    def seal(self, text: str) -> str:
+    def encrypt(self, text: str) -> str:
         """Encrypt and sign a text."""
         return self._fernet.encrypt(text.encode()).decode()
 
-    def open(self, sealed: str) -> str:
+    def decrypt(self, encrypted: str) -> str:
         """Verify and decrypt a text.
 
         :raises DecryptionError: when none of the keys fits
         """
         try:
-            return self._fernet.decrypt(sealed.encode()).decode()
+            return self._fernet.decrypt(encrypted.encode()).decode()
         except fernet.InvalidToken as exc:
             raise errors.DecryptionError(_NO_KEY_FITS) from exc
 
-    def reseal(self, sealed: str) -> str:
+    def reencrypt(self, encrypted: str) -> str:
         """Encrypt a text again, with the first key.
 
         :raises DecryptionError: when none of the keys fits
         """
         try:
-            return self._fernet.rotate(sealed.encode()).decode()
+            return self._fernet.rotate(encrypted.encode()).decode()
         except fernet.InvalidToken as exc:
             raise errors.DecryptionError(_NO_KEY_FITS) from exc
 

@@ -501,7 +501,7 @@ class HeldBuild(Base):
 
     lease_id: orm.Mapped[str] = orm.mapped_column(
         sa.ForeignKey('leases.id'), primary_key=True)
-    sealed: orm.Mapped[str] = orm.mapped_column(Long)
+    encrypted: orm.Mapped[str] = orm.mapped_column(Long)
     only_if_lost: orm.Mapped[bool] = orm.mapped_column(default=False)
     created_at: orm.Mapped[int] = orm.mapped_column(sa.BigInteger)
 
@@ -533,7 +533,7 @@ class Credential(Base):
     # No foreign key: the lease may be purged first.
     lease_id: orm.Mapped[str] = orm.mapped_column(
         sa.String(36), primary_key=True)
-    sealed: orm.Mapped[str] = orm.mapped_column(sa.Text)
+    encrypted: orm.Mapped[str] = orm.mapped_column(sa.Text)
     #: Replaced credentials, which may still be in use.
     replaced: orm.Mapped[list[str] | None] = orm.mapped_column(sa.JSON)
     created_at: orm.Mapped[int] = orm.mapped_column(sa.BigInteger)
@@ -759,5 +759,5 @@ class SlotBuild(Base):
     server_id: orm.Mapped[str] = orm.mapped_column(
         sa.String(36), primary_key=True)
     apart: orm.Mapped[bool] = orm.mapped_column(sa.Boolean)
-    sealed: orm.Mapped[str] = orm.mapped_column(Long)
+    encrypted: orm.Mapped[str] = orm.mapped_column(Long)
     created_at: orm.Mapped[int] = orm.mapped_column(sa.BigInteger)

@@ -40,7 +40,7 @@ class Case(ty.NamedTuple):
     reservation: models.Reservation
     reserved: resource_types.ReservationContext
     lease: models.Lease
-    sealed: str | None
+    encrypted: str | None
     rows: list[models.Booking]
     staying: list[models.Booking]
 
@@ -104,7 +104,7 @@ class Alternatives:
         if not ids:
             return None
         demand = self._demands.of(
-            case.reservation, case.reserved, case.sealed)
+            case.reservation, case.reserved, case.encrypted)
         rows, staying = case.rows, case.staying
         if isinstance(demand, refusals.Refusal) or (
                 demand.affinity is not model.Affinity.SAME):
@@ -134,7 +134,7 @@ class Alternatives:
         :returns: None: it needs no whole hosts, or there are none for it
         """
         demand = self._demands.of(
-            case.reservation, case.reserved, case.sealed)
+            case.reservation, case.reserved, case.encrypted)
         if isinstance(demand, refusals.Refusal) or not demand.whole:
             return None
         return demand, self._window(case.lease)
@@ -177,7 +177,7 @@ class Alternatives:
                 'It belongs to a lease of the whole host.',
             ) if self._stays(outer, uuid) else {})
         demand = self._demands.of(
-            case.reservation, case.reserved, case.sealed)
+            case.reservation, case.reserved, case.encrypted)
         if isinstance(demand, refusals.Refusal):
             return found | {row.id: demand.sentence() for row in rows}
         staying = case.staying
@@ -216,8 +216,9 @@ class Alternatives:
         with self._database.reader() as session:
             found = session.scalars(_RESERVATIONS, {
                 'reservations': reservation_ids}).unique().all()
-            held = {lease_id: sealed for lease_id, sealed in session.execute(
-                _HELD, {'leases': {one.lease_id for one in found}}).tuples()}
+            held = dict(session.execute(
+                _HELD, {'leases': {one.lease_id for one in found}},
+            ).tuples().all())
             for one in found:
                 reserved = resource_types.context_of(session, one)
                 rows = [row for row in one.bookings if reassignment.may_move(
@@ -292,5 +293,5 @@ _RESERVATIONS = sa.select(models.Reservation).where(
     models.Reservation.id.in_(sa.bindparam('reservations', expanding=True)),
 ).options(orm.joinedload(models.Reservation.lease),
           orm.joinedload(models.Reservation.bookings))
-_HELD = sa.select(models.HeldBuild.lease_id, models.HeldBuild.sealed).where(
+_HELD = sa.select(models.HeldBuild.lease_id, models.HeldBuild.encrypted).where(
     models.HeldBuild.lease_id.in_(sa.bindparam('leases', expanding=True)))

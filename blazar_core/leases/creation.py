@@ -71,14 +71,15 @@ class LeaseCreation:
         return self._admission.starts.availability(
             demand, window, duration + demand.cleaning_time, most)
 
-    def create(self, new: NewLease, sealed: str | None,
+    def create(self, new: NewLease, encrypted: str | None,
                head_start: int | None = None) -> dict[str, ty.Any]:
         """Admit a lease: all of its servers, or none.
 
         A lease that does not fit is created without bookings if it has retries
         or a timeout and a listener can start it.
 
-        :param sealed: the encrypted call for its start; None: without a boot
+        :param encrypted: the encrypted call for its start; None: without a
+            boot
         :param head_start: seconds before a listener may start the lease, as
             the caller sends the call itself; None: a listener sends it
         :returns: the lease, see :func:`~blazar_core.leases.views.describe`
@@ -92,14 +93,14 @@ class LeaseCreation:
         may_wait = new.request.patience is not None and head_start is None
         with self._commits.committed(
                 [new], None if may_wait else self.check) as [committed]:
-            lease = self._create(committed, sealed, head_start, may_wait)
+            lease = self._create(committed, encrypted, head_start, may_wait)
         LOG.info('Lease %s (%s) of project %s: %s from %s to %s, servers %s',
                  lease['id'], lease['name'], new.project_id, lease['status'],
                  *map(clocks.iso, (lease['start_date'], lease['end_date'])),
                  ', '.join(new.server_ids) or 'come later')
         return lease
 
-    def _create(self, new: NewLease, sealed: str | None,
+    def _create(self, new: NewLease, encrypted: str | None,
                 head_start: int | None, may_wait: bool) -> dict[str, ty.Any]:
         why = self.why_wait(new) if may_wait else ''
         lease = None
@@ -108,14 +109,14 @@ class LeaseCreation:
                 lease = self._admission.admit(
                     new.demands, new.booked,
                     lambda connection, picked: self.write(
-                        connection, [(new, sealed, picked)], head_start)[0],
+                        connection, [(new, encrypted, picked)], head_start)[0],
                     new.host_bound)
             except errors.Refused as exc:
                 if not may_wait:
                     raise
                 why = str(exc)
         if lease is None:
-            lease = self._database.retried(self._wait, new, sealed, why)
+            lease = self._database.retried(self._wait, new, encrypted, why)
         return lease
 
     def write(self, connection: sa.Connection,
@@ -130,10 +131,10 @@ class LeaseCreation:
         :param head_start: see :meth:`create`
         """
         planned = []
-        for new, sealed, picked in wanted:
+        for new, encrypted, picked in wanted:
             rows = new_leases.rows_of(
                 new, picked, self._clock.now(), False, self._types)
-            _keep_secrets(rows, new, sealed, head_start is not None)
+            _keep_secrets(rows, new, encrypted, head_start is not None)
             if head_start is not None:
                 rows.events[0]['run_at'] = (
                     rows.lease['created_at'] + head_start)
@@ -147,7 +148,7 @@ class LeaseCreation:
         with self._database.reader() as session:
             return waiting.behind(session.connection(), new.project_id)
 
-    def _wait(self, new: NewLease, sealed: str | None,
+    def _wait(self, new: NewLease, encrypted: str | None,
               why: str) -> dict[str, ty.Any]:
         """Create a lease that waits for capacity, or has it freed."""
         now, request = self._clock.now(), new.request
@@ -166,7 +167,7 @@ class LeaseCreation:
             'retry_until': until if request.duration is not None
             else min(until, request.window.end),
             'duration': request.duration}
-        _keep_secrets(rows, new, sealed)
+        _keep_secrets(rows, new, encrypted)
         # Its other events happen only after its admission.
         for event in rows.events:
             event['run_at'] = model.FOREVER
@@ -277,10 +278,10 @@ class LeaseCreation:
             return views.describe(lease)
 
 
-def _keep_secrets(rows: new_leases.Rows, new: NewLease, sealed: str | None,
+def _keep_secrets(rows: new_leases.Rows, new: NewLease, encrypted: str | None,
                   only_if_lost: bool = False) -> None:
-    if sealed is not None:
-        rows.held = [{'lease_id': rows.lease['id'], 'sealed': sealed,
+    if encrypted is not None:
+        rows.held = [{'lease_id': rows.lease['id'], 'encrypted': encrypted,
                       'only_if_lost': only_if_lost,
                       'created_at': rows.lease['created_at']}]
     rows.keep_credential(new)

@@ -12,7 +12,7 @@ from blazar_core.common import states
 from blazar_core.db import api
 from blazar_core.db import models
 
-__all__ = ['Credentials', 'all_of', 'reseal']
+__all__ = ['Credentials', 'all_of', 'reencrypt']
 
 
 #: Maximum number of replaced credentials per lease. Each was current when
@@ -27,30 +27,30 @@ class Credentials:
         self._database = database
         self._clock = clock
 
-    def store(self, lease_id: str, sealed: str) -> list[str]:
+    def store(self, lease_id: str, encrypted: str) -> list[str]:
         """Store the credential of the owner of a lease.
 
-        :param sealed: the encrypted credential
+        :param encrypted: the encrypted credential
         :returns: replaced credentials that are not in use, encrypted, to be
             revoked now. Those that may be in use are revoked with the lease
         :raises NotFound: if the lease was purged
         """
-        return self._database.retried(self._store, lease_id, sealed)
+        return self._database.retried(self._store, lease_id, encrypted)
 
-    def _store(self, lease_id: str, sealed: str) -> list[str]:
+    def _store(self, lease_id: str, encrypted: str) -> list[str]:
         with self._database.writer() as session:
-            return self.put(session, api.locked(session, lease_id), sealed)
+            return self.put(session, api.locked(session, lease_id), encrypted)
 
-    def put(self, session: orm.Session, lease: models.Lease, sealed: str,
+    def put(self, session: orm.Session, lease: models.Lease, encrypted: str,
             ) -> list[str]:
         """Store a credential like :meth:`store` for a locked lease."""
         row = session.get(models.Credential, lease.id)
         if row is None:
             session.add(models.Credential(
-                lease_id=lease.id, sealed=sealed,
+                lease_id=lease.id, encrypted=encrypted,
                 created_at=self._clock.now()))
             return []
-        before, row.sealed = row.sealed, sealed
+        before, row.encrypted = row.encrypted, encrypted
         sent = session.scalar(_LAST_SENT, {'lease': lease.id}) or 0
         # A build is sent with the credential that its lease has at that
         # moment. A credential is unused if no build was sent since it was
@@ -75,10 +75,10 @@ def all_of(row: ty.Any) -> list[str]:
 
     :param row: a :class:`models.Credential`, or its columns
     """
-    return [row.sealed, *(row.replaced or [])]
+    return [row.encrypted, *(row.replaced or [])]
 
 
-def reseal(database: api.Database, again: ty.Callable[[str], str]) -> int:
+def reencrypt(database: api.Database, again: ty.Callable[[str], str]) -> int:
     """Encrypt all stored texts with another key; return their number."""
     def one(table: type[models.HeldBuild | models.Credential],
             lease_id: str) -> None:
@@ -86,7 +86,7 @@ def reseal(database: api.Database, again: ty.Callable[[str], str]) -> int:
             row = session.get(table, lease_id, with_for_update=True)
             if row is not None:
                 assert isinstance(row, models.HeldBuild | models.Credential)
-                row.sealed = again(row.sealed)
+                row.encrypted = again(row.encrypted)
                 if isinstance(row, models.Credential) and row.replaced:
                     row.replaced = [again(one) for one in row.replaced]
 
@@ -95,8 +95,8 @@ def reseal(database: api.Database, again: ty.Callable[[str], str]) -> int:
         models.HeldBuild, models.Credential)
     for table in tables:
         with database.reader() as session:
-            sealed = list(session.scalars(sa.select(table.lease_id)))
-        for lease_id in sealed:
+            lease_ids = list(session.scalars(sa.select(table.lease_id)))
+        for lease_id in lease_ids:
             database.retried(one, table, lease_id)
-        count += len(sealed)
+        count += len(lease_ids)
     return count

@@ -145,7 +145,7 @@ class Rows:
     def keep_credential(self, new: NewLease) -> None:
         if new.credential is not None:
             self.credentials = [{
-                'lease_id': self.lease['id'], 'sealed': new.credential,
+                'lease_id': self.lease['id'], 'encrypted': new.credential,
                 'created_at': self.lease['created_at']}]
 
     def owners(self) -> dict[str, usage_records.Owner]:

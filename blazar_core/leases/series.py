@@ -87,14 +87,14 @@ class Series:
 
     def create(self, recurrence_id: str, asked: requests.Recurrence,
                leases: ty.Sequence[creation.NewLease],
-               sealed: ty.Sequence[str | None],
+               encrypted: ty.Sequence[str | None],
                left_out: ty.Sequence[_Lease],
                kept: ty.Sequence[str] = ()) -> list[_Lease]:
         """Admit occurrences: all of them, or none.
 
         :param leases: occurrences of this series, which do not overlap and
             share the result of the limits
-        :param sealed: for each, the encrypted call for its start
+        :param encrypted: for each, the encrypted call for its start
         :param left_out: the occurrences that did not fit
         :param kept: servers that are kept from one occurrence to the next
         :returns: the leases
@@ -106,7 +106,7 @@ class Series:
         def write(connection: sa.Connection, picked: list[selection.Picked],
                   ) -> list[_Lease]:
             made = self._creator.write(connection, zip(
-                committed, sealed, picked, strict=True))
+                committed, encrypted, picked, strict=True))
             connection.execute(models.Recurrence.__table__.insert().values(
                 id=recurrence_id, rule=asked.rule, timezone=asked.timezone,
                 between_policy=asked.between, servers=list(kept),

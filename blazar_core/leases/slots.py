@@ -36,19 +36,20 @@ class Slots:
         self._clock = clock
 
     def take(self, reservation_id: str, project_id: str,
-             server_ids: ty.Sequence[str], sealed: str | None = None) -> bool:
+             server_ids: ty.Sequence[str],
+             encrypted: str | None = None) -> bool:
         """Assign slots of a reservation to servers that are about to be built.
 
         The servers are built by one call, so their hosts are of one kind.
 
-        :param sealed: the encrypted call, stored until :meth:`dispatch`
+        :param encrypted: the encrypted call, stored until :meth:`dispatch`
         :returns: whether these hosts serve leases only
         :raises NotFound: if it is not a reservation of the project
         :raises Conflict: if its lease is not ACTIVE
         :raises ReservationFull: if too few slots are free
         """
         return self._database.retried(
-            self._take, reservation_id, project_id, server_ids, sealed)
+            self._take, reservation_id, project_id, server_ids, encrypted)
 
     def dispatch(self, server_id: str) -> bool:
         """Take the permit to send the build of servers that have slots.
@@ -65,7 +66,7 @@ class Slots:
                 _DISPATCH, {'server': server_id}).rowcount)
 
     def _take(self, reservation_id: str, project_id: str,
-              server_ids: ty.Sequence[str], sealed: str | None) -> bool:
+              server_ids: ty.Sequence[str], encrypted: str | None) -> bool:
         lease_id = self._lease_of(reservation_id, project_id)
         with self._database.writer() as session:
             lease = api.locked(session, lease_id)
@@ -88,9 +89,9 @@ class Slots:
                     lease.end_date)
             record_first_use(lease, now)
             apart = _take(session, now, free, server_ids, lease.end_date)
-            if sealed is not None:
+            if encrypted is not None:
                 session.add(models.SlotBuild(
-                    server_id=server_ids[0], apart=apart, sealed=sealed,
+                    server_id=server_ids[0], apart=apart, encrypted=encrypted,
                     created_at=now))
             return apart
 

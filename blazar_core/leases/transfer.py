@@ -140,7 +140,7 @@ class Transfer:
                 session.delete(trust)
             events.charge(session, lease, now)
             session.flush()
-            sealed = credentials.all_of(trust) if trust else []
+            encrypted = credentials.all_of(trust) if trust else []
             if also is not None:
                 also(session)
             if before is not None and before != owner.project_id:
@@ -148,7 +148,7 @@ class Transfer:
                 events.handed_over(session, lease, self._types, now)
             session.flush()
             session.expire(lease)
-            return views.describe(lease), sealed
+            return views.describe(lease), encrypted
 
 
 def _changed(lease_id: str) -> errors.Conflict:

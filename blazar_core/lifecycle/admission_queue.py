@@ -52,19 +52,19 @@ _Demands: ty.TypeAlias = dict[str, model.Demand]
 class DeferredAdmission:
     """Admits leases that wait for capacity.
 
-    :param opens: decrypts a stored call
+    :param decrypt: decrypts a stored call
     :param notify: called with an event type and a lease
     """
 
     def __init__(self, database: api.Database, clock: clocks.Clock,
-                 admission: admissions.Admission, opens: ty.Callable[[
+                 admission: admissions.Admission, decrypt: ty.Callable[[
                      str], str], types: resource_types.ResourceTypes,
                  notify: ty.Callable[[str, lease_status.Lease], None]) -> None:
         self._database = database
         self._clock = clock
         self._admission = admission
         self._types = types
-        self._demands = demands.Demands(clock, opens, types)
+        self._demands = demands.Demands(clock, decrypt, types)
         self._notify = notify
 
     def forget(self) -> None:
@@ -131,13 +131,13 @@ class DeferredAdmission:
         """
         with self._database.reader() as session:
             held = session.get(models.HeldBuild, lease_id)
-            sealed = None if held is None else held.sealed
+            encrypted = None if held is None else held.encrypted
             asked = [(one, resource_types.context_of(session, one),
                       len(wanting(one)))
                      for one in api.found(session, lease_id).reservations]
         wanted: _Demands = {}
         for one, reserved, count in asked:
-            said = self._demands.of(one, reserved, sealed)
+            said = self._demands.of(one, reserved, encrypted)
             if isinstance(said, refusals.Refusal):
                 return said
             wanted[one.id] = dataclasses.replace(

@@ -21,13 +21,13 @@ AGAIN = 30
 class Demands:
     """Caches the demands that resource types determine for reservations.
 
-    :param opens: decrypts a stored call
+    :param decrypt: decrypts a stored call
     """
 
-    def __init__(self, clock: clocks.Clock, opens: ty.Callable[[str], str],
+    def __init__(self, clock: clocks.Clock, decrypt: ty.Callable[[str], str],
                  types: resource_types.ResourceTypes) -> None:
         self._clock = clock
-        self._opens = opens
+        self._decrypt = decrypt
         self._types = types
         #: By reservation, the answer of the cloud, and its time.
         self._asked: dict[tuple[str, int, bool], tuple[
@@ -43,11 +43,12 @@ class Demands:
                 self._asked.pop(one, None)
 
     def of(self, reservation: models.Reservation,
-           reserved: resource_types.ReservationContext, sealed: str | None,
+           reserved: resource_types.ReservationContext, encrypted: str | None,
            begun: bool = True) -> model.Demand | refusals.Refusal:
         """Return the demand of a reservation, or why there is no host for it.
 
-        :param sealed: for a boot: the encrypted call that builds its servers
+        :param encrypted: for a boot: the encrypted call that builds its
+            servers
         :param begun: False: as if it had not started, and had no hosts with
             which others have to be combined
         :raises CloudUnavailable: when the cloud does not answer, or did not
@@ -61,8 +62,8 @@ class Demands:
         said, when = self._asked.get(key, (None, 0))
         if said is None or now - when >= AGAIN:
             said = self._ask(reservation, dataclasses.replace(
-                reserved, call=None if sealed is None
-                else self._opens(sealed)))
+                reserved, call=None if encrypted is None
+                else self._decrypt(encrypted)))
             self._asked[key] = said, now
         if isinstance(said, errors.CloudUnavailable):
             raise said

@@ -164,26 +164,26 @@ def encrypted_call(session: orm.Session,
     """Return the encrypted calls of those leases that (still) have one."""
     return {lease_id: EncryptedCall(*found)
             for lease_id, *found in session.connection().execute(
-                _SEALED, {'leases': lease_ids})}
+                _ENCRYPTED, {'leases': lease_ids})}
 
 
 class Dispatch:
     """Sends the builds of servers, each once.
 
-    :param opens: decrypts a stored call
+    :param decrypt: decrypts a stored call
     :param notify: called with an event type and a lease
     """
 
     def __init__(self, database: api.Database, clock: clocks.Clock,
-                 cloud: cloud_api.Cloud, opens: ty.Callable[[str], str],
+                 cloud: cloud_api.Cloud, decrypt: ty.Callable[[str], str],
                  notify: ty.Callable[[str, lease_status.Lease], None]) -> None:
         self._database = database
         self._clock = clock
         self._cloud = cloud
-        self._opens = opens
+        self._decrypt = decrypt
         self._notify = notify
 
-    def send_waiting(self, lease: models.Lease, sealed: EncryptedCall,
+    def send_waiting(self, lease: models.Lease, encrypted: EncryptedCall,
                      when_due: bool) -> tuple[str, bool]:
         """Send the builds of the servers of a lease that wait for it.
 
@@ -206,13 +206,14 @@ class Dispatch:
             try:
                 deadline, begins, left = permit.surely(
                     self._take, lease_id, known, server_ids, when_due,
-                    sealed, permit)
+                    encrypted, permit)
             except (NotPermitted, errors.NotFound):
                 return None
             begun.extend(begins)
             return self._pass(lease_id, deadline)
 
-        why = self._send(lease_id, sealed, lease_status.waiting(lease), gate)
+        why = self._send(lease_id, encrypted, lease_status.waiting(lease),
+                         gate)
         # Only now: it may take long, and a build that is not sent in time is
         # considered lost.
         for described in begun:
@@ -225,7 +226,8 @@ class Dispatch:
 
     def _take(self, lease_id: str, known: list[models.Lease],
               server_ids: ty.Collection[str], when_due: bool,
-              sealed: EncryptedCall, permit: DispatchPermit) -> DispatchRight:
+              encrypted: EncryptedCall,
+              permit: DispatchPermit) -> DispatchRight:
         """Return the right to send the builds of servers, which is given once.
 
         Runs right before the cast. If a worker dies before it, the builds are
@@ -235,7 +237,7 @@ class Dispatch:
         :param known: the lease as it was read, removed by the first run. Later
             runs read it with a lock, so that concurrent changes do not make
             them fail again and again
-        :param sealed: what was read with it
+        :param encrypted: what was read with it
         :raises NotPermitted: when the builds must not be sent, or not by us
         :raises Outdated: when the lease was locked since it was read
         """
@@ -250,7 +252,7 @@ class Dispatch:
             lease = api.locked(session, lease_id)
             if (right := permit.had(session.connection(), lease_id)):
                 return right
-            _check_credential(session, lease_id, sealed)
+            _check_credential(session, lease_id, encrypted)
             return self._open(
                 session.connection(), lease, server_ids, when_due, permit)
 
@@ -342,17 +344,17 @@ class Dispatch:
             connection.execute(_STARTED, mine)
             return permit.give(deadline)
 
-    def send_again(self, lease_id: str, sealed: EncryptedCall,
+    def send_again(self, lease_id: str, encrypted: EncryptedCall,
                    sent: ty.Mapping[str, int | None]) -> None:
         """Send lost builds again.
 
         :param sent: the servers, with the time of their previous dispatch
         :raises CloudUnavailable: as :meth:`send_waiting`
         """
-        self._send(lease_id, sealed, list(sent), functools.partial(
-            self._gate_again, lease_id, sealed, sent))
+        self._send(lease_id, encrypted, list(sent), functools.partial(
+            self._gate_again, lease_id, encrypted, sent))
 
-    def _gate_again(self, lease_id: str, sealed: EncryptedCall,
+    def _gate_again(self, lease_id: str, encrypted: EncryptedCall,
                     sent: ty.Mapping[str, int | None],
                     server_ids: ty.Collection[str],
                     ) -> cloud_api.Deadline | None:
@@ -360,21 +362,21 @@ class Dispatch:
         permit = DispatchPermit(self._database, self._clock)
         try:
             right = permit.surely(
-                self._take_again, lease_id, sealed, {
+                self._take_again, lease_id, encrypted, {
                     server_id: sent[server_id] for server_id in server_ids},
                 permit)
         except (NotPermitted, errors.NotFound):
             return None
         return self._pass(lease_id, right.deadline)
 
-    def _take_again(self, lease_id: str, sealed: EncryptedCall,
+    def _take_again(self, lease_id: str, encrypted: EncryptedCall,
                     sent: ty.Mapping[str, int | None], permit: DispatchPermit,
                     ) -> DispatchRight:
         with self._database.writer() as session:
             lease = api.locked(session, lease_id)
             if (right := permit.had(session.connection(), lease_id)):
                 return right
-            _check_credential(session, lease_id, sealed)
+            _check_credential(session, lease_id, encrypted)
             deadline = cloud_api.Deadline(self._clock, SECONDS)
             if lease.status not in states.BEGUN:
                 raise NotPermitted
@@ -388,14 +390,14 @@ class Dispatch:
         fault_points.fault_point(fault_points.FaultPoint.START_TAKEN, lease_id)
         return deadline
 
-    def _send(self, lease_id: str, sealed: EncryptedCall,
+    def _send(self, lease_id: str, encrypted: EncryptedCall,
               servers: ty.Collection[str], gate: cloud_api.Gate) -> str:
         why = ''
         try:
             why = self._cloud.send(
-                self._opens(sealed.call),
-                None if sealed.credential is None else self._opens(
-                    sealed.credential), servers, gate)
+                self._decrypt(encrypted.call),
+                None if encrypted.credential is None else self._decrypt(
+                    encrypted.credential), servers, gate)
         except errors.TrustUnavailable as exc:
             self._database.retried(
                 self.never_started, lease_id, str(exc))
@@ -445,18 +447,19 @@ def _show_started(lease: lease_status.Lease) -> None:
 
 
 def _check_credential(session: orm.Session, lease_id: str,
-                      sealed: EncryptedCall) -> None:
+                      encrypted: EncryptedCall) -> None:
     """Make sure that the builds of a lease have its current credential.
 
     A credential that was replaced may be revoked already.
 
     :raises NotPermitted: when the lease has another one
     """
-    if session.scalar(_CREDENTIAL, {'lease': lease_id}) != sealed.credential:
+    if session.scalar(
+            _CREDENTIAL, {'lease': lease_id}) != encrypted.credential:
         raise NotPermitted
 
 
-_CREDENTIAL = sa.select(models.Credential.sealed).where(
+_CREDENTIAL = sa.select(models.Credential.encrypted).where(
     models.Credential.lease_id == sa.bindparam('lease'))
 _LEASE_ROWS = models.Lease.__table__
 _BEGUN = sa.update(_LEASE_ROWS).where(
@@ -477,9 +480,9 @@ _STARTED = sa.update(_EVENTS).where(
     _EVENTS.c.status == states.Event.UNDONE).values(
         status=states.Event.DONE, run_at=_EVENTS.c.time,
         updated_at=sa.bindparam('now'))
-_SEALED = sa.select(
-    models.HeldBuild.lease_id, models.HeldBuild.sealed,
-    models.Credential.sealed.label('credential'),
+_ENCRYPTED = sa.select(
+    models.HeldBuild.lease_id, models.HeldBuild.encrypted,
+    models.Credential.encrypted.label('credential'),
 ).outerjoin(
     models.Credential,
     models.Credential.lease_id == models.HeldBuild.lease_id,

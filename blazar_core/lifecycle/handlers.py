@@ -47,7 +47,7 @@ __all__ = ['Handlers', 'Integration']
 class Integration:
     """The cloud in which leases are carried out, and the operator's services.
 
-    :ivar opens: decrypts a stored call
+    :ivar decrypt: decrypts a stored call
     :ivar notify: publishes an event type and a lease, e.g. ``lease.create``
     :ivar granting: checks the limits for a lease that is extended
     :ivar budget: the operator's budget service, if it commits leases
@@ -57,7 +57,7 @@ class Integration:
     cloud: cloud_api.Cloud
     types: resource_types.ResourceTypes
     policies: end_policies.Policies
-    opens: ty.Callable[[str], str]
+    decrypt: ty.Callable[[str], str]
     notify: ty.Callable[[str, lease_status.Lease], None]
     granting: auto_extension.Granting = lambda _lease, _change: None
     budget: budget_events.Budget | None = None
@@ -74,18 +74,18 @@ class Handlers:
     def __init__(self, conf: cfg.ConfigOpts, database: api.Database,
                  clock: clocks.Clock, admission: admissions.Admission,
                  integration: Integration, lost_after: int) -> None:
-        options, cloud, types, policies, opens, notify = (
+        options, cloud, types, policies, decrypt, notify = (
             conf.blazar, integration.cloud, integration.types,
-            integration.policies, integration.opens, integration.notify)
+            integration.policies, integration.decrypt, integration.notify)
         self.lease_close = lease_close.LeaseClose(
-            database, clock, cloud, opens, notify, types, integration.later)
+            database, clock, cloud, decrypt, notify, types, integration.later)
         self.server_removal = server_removal.ServerRemoval(
             database, clock, cloud, notify, self.lease_close)
         self.reconciliation = reconciliation.Reconciliation(
             database, clock, cloud, notify, self.lease_close,
             self.server_removal)
         self.dispatch = dispatch.Dispatch(
-            database, clock, cloud, opens, notify)
+            database, clock, cloud, decrypt, notify)
         self.lease_opening = lease_start.LeaseOpening(
             database, clock, notify, self.lease_close, types)
         self.lease_start = lease_start.LeaseStart(
@@ -109,7 +109,7 @@ class Handlers:
             options.no_show_notice, options.low_use_share,
             options.low_use_period)
         self.deferred_admission = admission_queue.DeferredAdmission(
-            database, clock, admission, opens, types, notify)
+            database, clock, admission, decrypt, types, notify)
         self.admission_queue = admission_queue.AdmissionQueue(
             database, clock, admission.index, notify, self.deferred_admission)
         self.best_effort = best_effort.BestEffort(

@@ -77,13 +77,13 @@ class Closed(ty.NamedTuple):
 class LeaseClose:
     """Closes leases that are over.
 
-    :param opens: decrypts a stored text
+    :param decrypt: decrypts a stored text
     :param notify: called with an event type and a lease
     :param later: runs what the end of a lease does not wait for
     """
 
     def __init__(self, database: api.Database, clock: clocks.Clock,
-                 cloud: cloud_api.Cloud, opens: ty.Callable[[str], str],
+                 cloud: cloud_api.Cloud, decrypt: ty.Callable[[str], str],
                  notify: ty.Callable[[str, lease_status.Lease], None],
                  types: resource_types.ResourceTypes,
                  later: background.Later = background.at_once) -> None:
@@ -93,7 +93,7 @@ class LeaseClose:
         self._database = database
         self._clock = clock
         self._cloud = cloud
-        self._opens = opens
+        self._decrypt = decrypt
         self._notify = notify
 
     def close(self, lease_id: str, has_servers: bool = False) -> Closed:
@@ -322,7 +322,7 @@ class LeaseClose:
         with self._database.reader() as session:
             row = session.get(models.Credential, lease_id)
         try:
-            return None if row is None else self._opens(row.sealed)
+            return None if row is None else self._decrypt(row.encrypted)
         except errors.DecryptionError as exc:
             if needed:
                 raise
@@ -340,9 +340,9 @@ class LeaseClose:
         if row is None:
             return
         done = True
-        for sealed in credentials.all_of(row):
+        for encrypted in credentials.all_of(row):
             try:
-                self._cloud.revoke(self._opens(sealed))
+                self._cloud.revoke(self._decrypt(encrypted))
             except Exception:
                 done = False
                 LOG.exception('Lease %s has ended, but the credential of its '
@@ -378,7 +378,7 @@ class LeaseClose:
             kept = [one for row in session.scalars(
                 sa.select(models.Credential))
                 for one in credentials.all_of(row)]
-        return given - set(map(self._opens, kept)) if given else given
+        return given - set(map(self._decrypt, kept)) if given else given
 
 
 def _only(reserved: resource_types.ReservationContext,

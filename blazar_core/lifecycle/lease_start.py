@@ -41,7 +41,7 @@ class Read(ty.NamedTuple):
     """The data that the start of a lease needs.
 
     :ivar lease: with all its rows, of a session that is closed
-    :ivar sealed: the call that builds its servers; None: there is none (any
+    :ivar encrypted: the call that builds its servers; None: there is none (any
         longer)
     :ivar crowded: whether its host is not empty yet
     :ivar outside: why its servers may not start: the hosts of another lease
@@ -50,7 +50,7 @@ class Read(ty.NamedTuple):
     """
 
     lease: models.Lease
-    sealed: dispatch.EncryptedCall | None
+    encrypted: dispatch.EncryptedCall | None
     crowded: bool
     outside: str
 
@@ -196,7 +196,7 @@ class LeaseStart:
         now = self._clock.now()
         with self._database.reader() as session:
             leases = {one.id: one for one in api.whole(session, lease_ids)}
-            sealed = dispatch.encrypted_call(session, leases)
+            encrypted = dispatch.encrypted_call(session, leases)
             due = [one for one in leases.values()
                    if one.status in states.TO_START]
             crowded = self._crowded(session, {
@@ -206,7 +206,7 @@ class LeaseStart:
             outside = {one.id: _why_not_within(session, one) or (
                 exclusive.why_wait(session, one)) for one in due}
         return {lease_id: Read(
-            lease, sealed.get(lease_id), not crowded.isdisjoint(
+            lease, encrypted.get(lease_id), not crowded.isdisjoint(
                 booking.host_id for booking in lease.bookings)
             and now < lease.start_date + self._start_timeout,
             outside.get(lease_id, '')) for lease_id, lease in leases.items()}
@@ -225,16 +225,16 @@ class LeaseStart:
         read = read or self.read([lease_id]).get(lease_id)
         if read is None:
             raise errors.NotFound(f'Lease {lease_id} could not be found.')
-        lease, sealed, now = read.lease, read.sealed, self._clock.now()
+        lease, encrypted, now = read.lease, read.encrypted, self._clock.now()
         if lease.status not in states.TO_START or lease.end_date <= now:
             return None
         if when_due and lease.start_date > now:
             return retries.RetryAfter(lease.start_date - now,
                                       'its start was changed')
         waiting, kept = lease_status.waiting(lease), kept_servers.is_kept(
-            lease, sealed is not None)
+            lease, encrypted is not None)
         if not kept and lease_status.servers(lease) and (
-                sealed is None or not waiting):
+                encrypted is None or not waiting):
             return None
         if not kept and lease_status.is_building(lease):
             return retries.RetryAfter(
@@ -252,12 +252,12 @@ class LeaseStart:
                 retries.AWAY, read.outside, retries.LONGEST_WAIT)
         if kept:
             return self._kept.resume(lease_id, when_due)
-        if sealed is None:
+        if encrypted is None:
             return self._opening.begin(lease_id, when_due)
         fault_points.fault_point(fault_points.FaultPoint.START_READ, lease_id)
         try:
             why, all_sent = self._dispatcher.send_waiting(
-                lease, sealed, when_due)
+                lease, encrypted, when_due)
         except errors.CloudUnavailable as exc:
             # Temporary errors do not fail the lease, however long they last.
             LOG.warning('Lease %s cannot start yet: %s', lease_id, exc)

@@ -134,16 +134,17 @@ class LostBuilds:
             self, lease_id: str, late: ty.Mapping[str, cloud_api.BuildTrace],
             sent: ty.Mapping[str, int | None]) -> None:
         with self._database.reader() as session:
-            sealed = dispatch.encrypted_call(session, [lease_id]).get(lease_id)
-        again = {} if sealed is None else {
+            encrypted = dispatch.encrypted_call(
+                session, [lease_id]).get(lease_id)
+        again = {} if encrypted is None else {
             server_id: sent[server_id] for server_id, trace in late.items()
             if trace is cloud_api.BuildTrace.NONE}
         try:
-            if sealed is not None and again:
+            if encrypted is not None and again:
                 LOG.warning('Lease %s: builds were lost, sending them again: '
                             '%s',
                             lease_id, ', '.join(again))
-                self._dispatcher.send_again(lease_id, sealed, again)
+                self._dispatcher.send_again(lease_id, encrypted, again)
             for server_id in late.keys() - again.keys():
                 LOG.warning('Lease %s: no process is building server %s',
                             lease_id, server_id)
@@ -181,18 +182,18 @@ class AbandonedSlots:
     :param send: sends a call, if the gate permits it; its second argument is
         whether the servers are for hosts that serve leases only; see
         :meth:`blazar_core.plugins.cloud_api.Cloud.send`
-    :param opens: decrypts a stored call
+    :param decrypt: decrypts a stored call
     """
 
     def __init__(self, database: api.Database, clock: clocks.Clock,
                  taken: slots.Slots,
                  send: ty.Callable[[str, bool, cloud_api.Gate], None],
-                 opens: ty.Callable[[str], str]) -> None:
+                 decrypt: ty.Callable[[str], str]) -> None:
         self._database = database
         self._clock = clock
         self._places = taken
         self._send_call = send
-        self._opens = opens
+        self._decrypt = decrypt
 
     def send_left(self) -> None:
         """Send unsent builds; builds that cannot be sent now are retried
@@ -229,4 +230,4 @@ class AbandonedSlots:
                         ', '.join(server_ids))
             return deadline
 
-        self._send_call(self._opens(row.sealed), row.apart, gate)
+        self._send_call(self._decrypt(row.encrypted), row.apart, gate)

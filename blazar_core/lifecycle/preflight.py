@@ -53,20 +53,20 @@ class Preflight:
 
     Safe to run concurrently; some checks are then made twice.
 
-    :param opens: decrypts a stored call
+    :param decrypt: decrypts a stored call
     :param notify: called with an event type and a lease
     :param times: seconds before the start of a lease at which it is checked;
         empty: never
     """
 
     def __init__(self, database: api.Database, clock: clocks.Clock,
-                 cloud: cloud_api.Preflight, opens: ty.Callable[[str], str],
+                 cloud: cloud_api.Preflight, decrypt: ty.Callable[[str], str],
                  notify: ty.Callable[[str, lease_status.Lease], None],
                  times: ty.Sequence[int]) -> None:
         self._database = database
         self._clock = clock
         self._cloud = cloud
-        self._opens = opens
+        self._decrypt = decrypt
         self._notify = notify
         self._times = times
         #: By lease that could not be checked, the number of attempts, and when
@@ -163,8 +163,8 @@ class Preflight:
             if held is None or _as_seen(session, lease_id, seen) is None:
                 return
         lacks = self._cloud.preflight(
-            self._opens(held.sealed), None if credential is None else
-            self._opens(credential.sealed))
+            self._decrypt(held.encrypted), None if credential is None else
+            self._decrypt(credential.encrypted))
         with self._database.reader() as session:
             lease = _as_seen(session, lease_id, seen)
             if lease is None:

@@ -254,7 +254,7 @@ def _key_create(_conf: cfg.ConfigOpts) -> None:
 
 def _key_rotate(conf: cfg.ConfigOpts) -> None:
     secrets = encryption.Encryption(conf.blazar.encryption_keys)
-    count = credentials.reseal(api.Database(conf), secrets.reseal)
+    count = credentials.reencrypt(api.Database(conf), secrets.reencrypt)
     print(f'{count} deferred builds and trusts are encrypted with the first '
           f'key.')
 

@@ -97,12 +97,12 @@ class Listener:
         self.overbooking = overbooking.OverbookingCheck(
             self.parts.database, self.parts.clock, self.parts.admission,
             self.parts.leases.reassignment, demands.Demands(
-                self.parts.clock, self.parts.encryption.open,
+                self.parts.clock, self.parts.encryption.decrypt,
                 self.parts.types),
             self.parts.notify, conf.blazar.start_timeout)
         self.slots = lost_builds.AbandonedSlots(
             self.parts.database, self.parts.clock, self.parts.leases.slots,
-            self.parts.cloud.send_slots, self.parts.encryption.open)
+            self.parts.cloud.send_slots, self.parts.encryption.decrypt)
         self.evictions = eviction.Evictions(
             self.parts.database, self.parts.clock, self.parts.cloud,
             self.parts.notify, functools.partial(

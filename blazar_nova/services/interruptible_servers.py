@@ -121,7 +121,7 @@ class InterruptibleServers:
                     connection.execute(models.Credential.__table__.insert(), {
                         'lease_id': kept_as, 'replaced': None,
                         'created_at': self._clock.now(),
-                        'sealed': self._parts.encryption.seal(trust)})
+                        'encrypted': self._parts.encryption.encrypt(trust)})
 
         with lease_trusts.unless_reserved(self._parts, trust):
             self._database.retried(attempt)

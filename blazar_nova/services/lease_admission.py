@@ -168,7 +168,7 @@ class LeaseAdmission:
         try:
             apart = self._leases.slots.take(
                 reservation_id, call.context.project_id, call.server_ids,
-                self._encryption.seal(call.dump(with_token=True)))
+                self._encryption.encrypt(call.dump(with_token=True)))
         except errors.NotFound as exc:
             # Not a 404: the URL of the request exists.
             raise errors.Conflict(str(exc)) from exc
@@ -254,10 +254,10 @@ class LeaseAdmission:
         for keystone, as a trust is needed at the end only, unless the end
         policy requires one.
         """
-        sealed = self._encryption.seal(call.dump(with_token=True))
+        encrypted = self._encryption.encrypt(call.dump(with_token=True))
         with lease_trusts.for_end(self._parts, call.context, new) as new:
             lease = self._leases.creation.create(
-                new, sealed, dispatch.HEAD_START)
+                new, encrypted, dispatch.HEAD_START)
         return lease, functools.partial(
             self._begin, lease, call, new.credential is None)
 
@@ -289,7 +289,7 @@ class LeaseAdmission:
         if new.request.patience is None:
             # Do not ask keystone for a lease that will be refused.
             self._leases.creation.check(new)
-        sealed = self._encryption.seal(call.dump())
+        encrypted = self._encryption.encrypt(call.dump())
         trust = lease_trusts.given(
             self._parts, call.context, new.request.on_end, new.span.end,
             as_owner=call.makes_what_is_the_users or lease_trusts.needs_one(
@@ -298,8 +298,8 @@ class LeaseAdmission:
                                  servers)
         with lease_trusts.unless_reserved(self._parts, trust):
             lease = self._leases.creation.create(new if trust is None else (
-                dataclasses.replace(
-                    new, credential=self._encryption.seal(trust))), sealed)
+                dataclasses.replace(new, credential=self._encryption.encrypt(
+                    trust))), encrypted)
         fault_points.fault_point(fault_points.FaultPoint.CREATE_BOOKED,
                                  servers)
         return lease, functools.partial(

@@ -96,8 +96,9 @@ class LeaseSeries:
         leases = [
             _with_servers(new, () if part is None else part.server_ids)
             for new, part in paired]
+        encrypt = self._parts.encryption.encrypt
         leases, made = self._make(call.context, asked, leases, left_out, [
-            None if part is None else self._parts.encryption.seal(part.dump())
+            None if part is None else encrypt(part.dump())
             for _new, part in paired], ids, call.makes_what_is_the_users)
 
         def follow() -> None:
@@ -163,7 +164,7 @@ class LeaseSeries:
 
     def _make(self, context: ty.Any, asked: requests.Recurrence,
               leases: list[creation.NewLease], left_out: list[_Lease],
-              sealed: ty.Sequence[str | None], ids: tuple[str, ...],
+              encrypted: ty.Sequence[str | None], ids: tuple[str, ...],
               as_owner: bool = False,
               ) -> tuple[list[creation.NewLease], list[_Lease]]:
         """Reserve the occurrences.
@@ -180,7 +181,7 @@ class LeaseSeries:
                     else new.request.on_end, undone, as_owner)
                     for new in leases]
             made = self._all.create(
-                recurrence_id, asked, leases, sealed, left_out,
+                recurrence_id, asked, leases, encrypted, left_out,
                 ids if asked.keeps_servers else ())
             undone.pop_all()
         return leases, made
@@ -205,7 +206,7 @@ class LeaseSeries:
                     self._parts, context, on_end, until, as_owner)
         undone.enter_context(lease_trusts.unless_reserved(self._parts, trust))
         return new if trust is None else dataclasses.replace(
-            new, credential=self._parts.encryption.seal(trust))
+            new, credential=self._parts.encryption.encrypt(trust))
 
     # -- updates -----------------------------------------------------------
 

@@ -79,12 +79,12 @@ class LeaseTransfer:
             self._parts, {} if trust is None else {lease_id: trust}, None)
         with lease_trusts.unless_reserved(self._parts, trust):
             granted = self._granted(looked, owner)
-            lease, sealed = self._parts.leases.transfer.transfer(
+            lease, encrypted = self._parts.leases.transfer.transfer(
                 lease_id, looked.generation, owner, granted, keep,
                 also=keeping.write)
         if owner.project_id != before.project_id:
             self._check_again(looked, before, trust)
-        self._after(lease, before, sealed)
+        self._after(lease, before, encrypted)
         return lease
 
     def _check_again(self, looked: transfer.OwnerLookup,
@@ -110,15 +110,15 @@ class LeaseTransfer:
                 lease_trusts.take_back(self._parts, trust)
 
     def _after(self, lease: dict[str, ty.Any], before: transfer.Owner,
-               sealed: ty.Iterable[str]) -> None:
+               encrypted: ty.Iterable[str]) -> None:
         """Complete a transfer. Failures do not undo it."""
         LOG.info('Lease %s was handed over by project %s, user %s, to project '
                  '%s, user %s', lease['id'], before.project_id,
                  before.user_id, lease['project_id'], lease['user_id'])
-        for one in sealed:
+        for one in encrypted:
             try:
                 lease_trusts.take_back(self._parts,
-                                       self._parts.encryption.open(one))
+                                       self._parts.encryption.decrypt(one))
             except errors.DecryptionError as exc:
                 LOG.warning('Lease %s: the trust of its owner before is not '
                             'revoked: %s', lease['id'], exc)

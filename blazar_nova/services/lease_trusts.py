@@ -180,7 +180,7 @@ def ahead(parts: wiring.Parts, context: ty.Any,
 def _with_trust(parts: wiring.Parts, new: creation.NewLease,
                 trust: str | None) -> creation.NewLease:
     return new if trust is None else dataclasses.replace(
-        new, credential=parts.encryption.seal(trust))
+        new, credential=parts.encryption.encrypt(trust))
 
 
 @contextlib.contextmanager
@@ -235,9 +235,9 @@ def keep(parts: wiring.Parts, lease: dict[str, ty.Any], trust: str) -> None:
     whether the lease has the trust, it is kept until it expires.
     """
     try:
-        unused = [parts.encryption.open(one) for one in (
+        unused = [parts.encryption.decrypt(one) for one in (
             parts.leases.credentials.store(
-                lease['id'], parts.encryption.seal(trust)))]
+                lease['id'], parts.encryption.encrypt(trust)))]
     except errors.NotFound:
         unused = [trust]
     except Exception:
@@ -260,17 +260,17 @@ class Keeping:
     def __init__(self, parts: wiring.Parts, given: ty.Mapping[str, str],
                  also: ty.Callable[[orm.Session], None] | None) -> None:
         self._parts = parts
-        self._sealed = {lease_id: parts.encryption.seal(trust)
-                        for lease_id, trust in given.items()}
+        self._encrypted = {lease_id: parts.encryption.encrypt(trust)
+                           for lease_id, trust in given.items()}
         self._also = also
         self._unused: list[str] = []
 
     def write(self, session: orm.Session) -> None:
         """Store the trusts of leases that are locked."""
         self._unused = [
-            one for lease_id, sealed in self._sealed.items()
+            one for lease_id, encrypted in self._encrypted.items()
             for one in self._parts.leases.credentials.put(
-                session, api.found(session, lease_id), sealed)]
+                session, api.found(session, lease_id), encrypted)]
         if self._also is not None:
             self._also(session)
 
@@ -280,7 +280,7 @@ class Keeping:
         """
         for one in self._unused:
             try:
-                trust = self._parts.encryption.open(one)
+                trust = self._parts.encryption.decrypt(one)
             except errors.DecryptionError as exc:
                 LOG.warning('A trust that was replaced is not revoked: %s',
                             exc)

@@ -151,7 +151,7 @@ def assemble(conf: ty.Any, clock: clocks.Clock | None = None) -> Parts:
         [hoarding.Hoarding(conf, clock, quota).rules])
     aside = background.Background()
     life = handlers.Handlers(conf, books, clock, search, handlers.Integration(
-        cloud, types, installed_policies.available(), secrets.open, notify,
+        cloud, types, installed_policies.available(), secrets.decrypt, notify,
         functools.partial(limit_requests.of_change, allowed, types, words),
         budget, aside.later), lost_after(conf))
     known = keystone_identity.KeystoneIdentity(trusts)
@@ -172,9 +172,9 @@ def assemble(conf: ty.Any, clock: clocks.Clock | None = None) -> Parts:
         moves,
         maintenance.Maintenance(books, clock, alternatives.Alternatives(
             books, clock, search, demands.Demands(
-                clock, secrets.open, types)), moves),
+                clock, secrets.decrypt, types)), moves),
         preflight.Preflight(
-            books, clock, cloud, secrets.open, notify,
+            books, clock, cloud, secrets.decrypt, notify,
             [60 * minutes for minutes in conf.blazar.preflight]), aside)
 
 

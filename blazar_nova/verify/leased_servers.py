@@ -83,7 +83,7 @@ class LeasedServers:
             models.Lease.status, models.Lease.start_date,
             models.Booking.dispatched_at, models.Booking.failed_at,
             models.Reservation.params,
-            models.HeldBuild.lease_id.label('sealed'),
+            models.HeldBuild.lease_id.label('deferred'),
         ).join(models.Booking.reservation).join(
             models.Reservation.lease).outerjoin(
             models.Host, models.Host.id == models.Booking.host_id).outerjoin(
@@ -177,7 +177,7 @@ class LeasedServers:
                 'but no host has started the build'), (
             'blazar-listener sends it again if it was lost; check that it and '
             'nova-conductor run, and read their logs'
-            if row.sealed else
+            if row.deferred else
             'delete it, and boot a new server' + (
                 '' if row.params is not None else '; its lease ends with it'))
 

@@ -66,7 +66,7 @@ class Report(ty.NamedTuple):
 def auditor(parts: wiring.Parts) -> audit.Audit:
     """Return the audit of the reservation database by itself."""
     return audit.Audit(
-        parts.database, parts.clock, parts.lifecycle, parts.encryption.open,
+        parts.database, parts.clock, parts.lifecycle, parts.encryption.decrypt,
         parts.conf.blazar.max_sleep + _LATE)
 
 

@@ -524,7 +524,7 @@ class WithoutTrustTest(api_base.ApiTestCase, DeletionTestCase):
         server_id = self.later(**self.MADE[0])['id']
         parts, lease = self.listener.parts, self.lease('vm1')
         parts.leases.credentials.store(
-            lease['id'], parts.encryption.seal(service_user.ServiceUser(
+            lease['id'], parts.encryption.encrypt(service_user.ServiceUser(
                 'alice', self.alice.project_id, ('member',)).written()))
         self.clock.advance(3600)
         self.run_due()

@@ -159,7 +159,7 @@ class PreflightTest(PreflightTestCase):
         self.hold()
         lease = self.lease('vm1')
         self.listener.parts.leases.credentials.store(
-            lease['id'], self.listener.parts.encryption.seal('trust'))
+            lease['id'], self.listener.parts.encryption.encrypt('trust'))
         self.before()
         with mock.patch(
                 'blazar_nova.services.user_credentials.Credentials.access',

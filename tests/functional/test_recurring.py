@@ -561,10 +561,10 @@ class TestTrusts(test_deletion.DeletionTestCase, RecurringTestCase):
                 'end_date': clocks.iso(start + HOUR)}, code=200)
         ends = {one['id']: seconds(one['end_date'])
                 for one in self.get(lease)['occurrences']}
-        self.assertEqual(
-            ends, {lease_id: self.trusts[self.listener.parts.encryption.open(
-                sealed)][1] for lease_id, sealed in self.books(
-                    'SELECT lease_id, sealed FROM credentials')})
+        self.assertEqual(ends, {
+            lease_id: self.trusts[self.listener.parts.encryption.decrypt(
+                encrypted)][1] for lease_id, encrypted in self.books(
+                    'SELECT lease_id, encrypted FROM credentials')})
         self.assertEqual({'trust-0', 'trust-1', 'trust-2'}, {*self.revoked})
 
 

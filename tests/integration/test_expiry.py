@@ -73,11 +73,11 @@ class ExpiryTest(base.IntegrationTestCase):
 
     def trust_of(self, lease_id: str) -> str:
         """Return the trust's id, which is stored encrypted."""
-        (sealed,), = self.sql(
-            'SELECT sealed FROM credentials WHERE lease_id = :lease_id',
+        (encrypted,), = self.sql(
+            'SELECT encrypted FROM credentials WHERE lease_id = :lease_id',
             lease_id=lease_id)
         return encryption.Encryption(
-            self.conf.blazar.encryption_keys).open(sealed)
+            self.conf.blazar.encryption_keys).decrypt(encrypted)
 
     def assert_nowhere(self, secrets: dict[str, str], server_id: str) -> None:
         """Assert that no secret is stored, logged or answered in clear."""

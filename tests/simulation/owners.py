@@ -173,7 +173,7 @@ class Owners:
         self._baton.point('hand over')
         # If the answer is lost, an operator has to revoke the trusts.
         self._cloud.promised.difference_update(one for one, in (
-            self._core.world.look(f"SELECT sealed FROM credentials "
+            self._core.world.look(f"SELECT encrypted FROM credentials "
                                   f"WHERE lease_id = '{lease['id']}'")))
         _lease, given = self._core.leases.transfer.transfer(
             lease['id'], looked.generation, transfer.Owner(project, 'user'),

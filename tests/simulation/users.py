@@ -276,10 +276,10 @@ class Users:
     ) -> None:
         if self._dice.random() < 0.5:
             new, servers = self._booted(clouds.State.HELD, large=large)
-            sealed: str | None = worlds.call_of(servers)
+            encrypted: str | None = worlds.call_of(servers)
         else:
             now = self._dice.random() < 0.5
-            new, servers, sealed = creation.NewLease(
+            new, servers, encrypted = creation.NewLease(
                 self._project(), 'user', self._request(
                     self._window(now, 1200 if large else 86400), now),
                 (self._hosts_of(1, self._dice.choice([1, 2]))
@@ -289,7 +289,7 @@ class Users:
         new = dataclasses.replace(new, request=dataclasses.replace(
             new.request, **how(self._baton, new.request.window)))
         try:
-            lease = self._core.leases.creation.create(new, sealed)
+            lease = self._core.leases.creation.create(new, encrypted)
         except errors.DatabaseUnavailable:
             # The lease may have been committed: the servers stay.
             raise

@@ -463,9 +463,9 @@ class LeaseTestCase(DatabaseTestCase):
                 no_show_notice=notice, low_use_share=share,
                 low_use_period=period, best_effort_moves=self.most_moves),
             database, self.clock, self.admission, handlers.Integration(
-                self.cloud, self.types, self.policies(), self.encryption.open,
-                lambda event, lease: self.notified.append(
-                    (event, lease['id']))), LOST_AFTER)
+                self.cloud, self.types, self.policies(),
+                self.encryption.decrypt, lambda event, lease:
+                self.notified.append((event, lease['id']))), LOST_AFTER)
 
     def limit_moves(self, **values: int | None) -> None:
         """Set other limits of migrations."""
@@ -489,7 +489,7 @@ class LeaseTestCase(DatabaseTestCase):
 
     def new_demands(self) -> demands.Demands:
         """Return an object that determines the demands of reservations."""
-        return demands.Demands(self.clock, self.encryption.open, self.types)
+        return demands.Demands(self.clock, self.encryption.decrypt, self.types)
 
     def new_relocating(self, interval: int = 3600) -> evacuation.Evacuation:
         """Return an object that drains and evacuates hosts."""
@@ -525,16 +525,17 @@ class LeaseTestCase(DatabaseTestCase):
                 model.Demand(resources or {'VCPU': 1}, count, **demand),
                 tuple(uuidutils.generate_uuid()
                       for _number in range(count))),),
-            credential and self.encryption.seal(credential))
+            credential and self.encryption.encrypt(credential))
 
     def lease(self, start: int = 0, end: int = 100, *, call: str = 'call',
               **wanted: ty.Any) -> dict[str, ty.Any]:
         """Admit a lease; a build for later is deferred, else it is sent."""
-        new, sealed = self.new_lease(start, end,
-                                     **wanted), self.encryption.seal(call)
+        new, encrypted = self.new_lease(
+            start, end, **wanted), self.encryption.encrypt(call)
         if start > 0:
-            return self.leases.creation.create(new, sealed)
-        lease = self.leases.creation.create(new, sealed, dispatch.HEAD_START)
+            return self.leases.creation.create(new, encrypted)
+        lease = self.leases.creation.create(new, encrypted,
+                                            dispatch.HEAD_START)
         self.lifecycle.dispatch.send_own(
             lease, lambda gate: gate(new.server_ids))
         return lease
@@ -556,7 +557,8 @@ class LeaseTestCase(DatabaseTestCase):
         """
         with self.database.writer() as session:
             row = session.get_one(models.Credential, lease_id)
-            row.replaced, row.sealed = [row.sealed], self.encryption.seal(text)
+            row.replaced = [row.encrypted]
+            row.encrypted = self.encryption.encrypt(text)
 
     def places(self, amount: int = 1, vcpus: int = 1,
                affinity: bool | None = None, **demand: ty.Any,

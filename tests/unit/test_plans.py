@@ -49,7 +49,7 @@ ASKING = (
     'blazar_core.test_slot_use.TestOccupy',
     'blazar_core.test_offers.TestOffersMeanwhile',
     'blazar_core.test_leases.TestQuestions',
-    'blazar_core.test_leases.TestReseal',
+    'blazar_core.test_leases.TestReencrypt',
     'blazar_core.test_leases.TestUpdate',
     'blazar_core.test_usage_reports.TestTrim',
     'blazar_core.test_credentials.TestCredentials',
@@ -109,8 +109,8 @@ EVERYTHING = (
      'An operator asks for all that is booked on enrolled hosts.'),
     ('capacity/enrollment.py', 'holders', 'bookings',
      'Each address is compared with what has been booked of it by now.'),
-    ('leases/credentials.py', 'reseal', 'credentials held_builds',
-     'All are sealed with another key.'),
+    ('leases/credentials.py', 'reencrypt', 'credentials held_builds',
+     'All are encrypted with another key.'),
     ('leases/idempotency.py', 'trim', 'request_keys',
      'Where no listener has run for days, most keys are old.'),
     ('leases/views.py', 'listed', 'leases', 'An operator lists all.'),
@@ -391,7 +391,7 @@ def _rows_of(number: int) -> ty.Iterator[tuple[str, dict[str, ty.Any]]]:
     if number % 20 == 0:
         # More than a page, which a server would read in full.
         yield 'held_builds', {
-            'lease_id': lease_id, 'sealed': 'x' * 2000, 'created_at': 0}
+            'lease_id': lease_id, 'encrypted': 'x' * 2000, 'created_at': 0}
     if not goes_on:
         return
     for server in range(50):
@@ -402,7 +402,8 @@ def _rows_of(number: int) -> ty.Iterator[tuple[str, dict[str, ty.Any]]]:
             'end_date': start + 3 * DAY, 'resources': {'VCPU': 1},
             'dispatched_at': start if sent else None, 'running': sent,
             'claimed_at': start if sent else None}
-    yield 'credentials', {'lease_id': lease_id, 'sealed': '', 'created_at': 0}
+    yield 'credentials', {'lease_id': lease_id, 'encrypted': '',
+                          'created_at': 0}
     if status == 'ACTIVE':
         yield 'orphans', {'lease_id': lease_id, 'missing': 'user',
                           'seen_at': NOW}

@@ -34,7 +34,7 @@ class RetryingTestCase(base.LeaseTestCase):
         self.one = self.host('one', VCPU=2)
         self.engine = self.new_engine()
         self.audit = audit.Audit(self.database, self.clock, self.lifecycle,
-                                 self.encryption.open, 10)
+                                 self.encryption.decrypt, 10)
 
     def fill(self, end=1000):
         """Reserve the whole host and return the lease."""
@@ -50,7 +50,7 @@ class RetryingTestCase(base.LeaseTestCase):
         """Create a lease of a boot that may wait; its build is deferred."""
         return self.leases.creation.create(self.new_lease(
             count=count, project=project, request=self.wanted(**wanted)),
-            self.encryption.seal('call'))
+            self.encryption.encrypt('call'))
 
     def asked(self, amount=1, project='project', **wanted):
         """Create a lease with slots that may wait."""
@@ -84,7 +84,8 @@ class TestRetrying(RetryingTestCase):
         self.fill()
         self.assertRaises(errors.Refused, self.lease)
         self.assertRaises(errors.Refused, self.leases.creation.create,
-                          self.new_lease(request=self.wanted()), 'sealed', 5)
+                          self.new_lease(request=self.wanted()), 'encrypted',
+                          5)
 
     def test_it_waits_without_taking_any_room(self):
         first = self.fill()

@@ -25,7 +25,7 @@ class AuditTestCase(base.LeaseTestCase):
         super().setUp()
         self.one = self.host('one', VCPU=2)
         self.audit = audit.Audit(self.database, self.clock, self.lifecycle,
-                                 self.encryption.open, LATE)
+                                 self.encryption.decrypt, LATE)
 
     def texts(self):
         return [one.text for one in self.audit.differences()]
@@ -240,7 +240,7 @@ class TestWhatIsLeftBehind(AuditTestCase):
                     status='UNDONE')
         self.assert_mended('is TERMINATED, but still has unfinished events.')
         with self.database.writer() as session:
-            session.add(models.HeldBuild(lease_id=lease['id'], sealed='',
+            session.add(models.HeldBuild(lease_id=lease['id'], encrypted='',
                                          created_at=NOW))
         self.assert_mended('is TERMINATED, but still has a deferred build.')
         offer = self.leases.creation.offer(self.new_lease(50, 100, count=2),
@@ -383,12 +383,12 @@ class TestCapacity(AuditTestCase):
         self.assert_one('Host one has 0 MEMORY_MB')
 
 
-class TestSealed(AuditTestCase):
+class TestEncrypted(AuditTestCase):
 
     def test_what_no_key_opens(self):
         lease = self.lease(50, 100, credential='trust')
-        self.change(models.HeldBuild, sealed='x')
-        self.change(models.Credential, sealed='x')
+        self.change(models.HeldBuild, encrypted='x')
+        self.change(models.Credential, encrypted='x')
         build, trust = self.audit.differences()
         self.assertEqual(
             [f'Lease {lease["id"]} (lease): no key of [blazar] '
@@ -407,7 +407,7 @@ class TestSealed(AuditTestCase):
 
     def test_what_is_not_needed_any_more(self):
         lease = self.lease(50, 100)
-        self.change(models.HeldBuild, sealed='x')
+        self.change(models.HeldBuild, encrypted='x')
         self.lifecycle.lease_start.give_up(lease['id'], 'start_lease')
         self.assertEqual([], self.texts())
 
@@ -415,7 +415,7 @@ class TestSealed(AuditTestCase):
         self.host('big', VCPU=20)
         for number in range(5):
             self.lease(50, 100, credential=f'trust{number}')
-        self.change(models.HeldBuild, sealed='x')
+        self.change(models.HeldBuild, encrypted='x')
         with mock.patch.object(leftovers, '_BATCH', 2):
             self.assertEqual(5, len(self.texts()))
             self.assertEqual({f'trust{number}' for number in range(5)},

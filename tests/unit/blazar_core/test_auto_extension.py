@@ -69,7 +69,7 @@ class TestExtending(ExtendingTestCase):
         self.assertNotIn(('lease.event.before_end_lease', lease['id']),
                          self.notified)
         self.assertEqual([], [*audit.Audit(
-            self.database, self.clock, self.lifecycle, self.encryption.open,
+            self.database, self.clock, self.lifecycle, self.encryption.decrypt,
             10).differences()])
         # Its capacity is reserved as long.
         self.assertRaises(errors.Refused, self.reserve, 6 * HOUR, 8 * HOUR,

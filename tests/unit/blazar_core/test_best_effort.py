@@ -58,7 +58,7 @@ class RoomTestCase(base.LeaseTestCase):
                         self.put('two')]
         self.engine = self.new_engine()
         self.audit = audit.Audit(self.database, self.clock, self.lifecycle,
-                                 self.encryption.open, 10)
+                                 self.encryption.decrypt, 10)
 
     def put(self, name, vcpus=2):
         """Run a server on a host."""
@@ -97,19 +97,19 @@ class RoomTestCase(base.LeaseTestCase):
         self.cloud.arrive(server_id)
 
     def wanted(self, count=1, vcpus=4, timeout=600, end=5000, duration=None,
-               sealed=True, **values):
+               encrypted=True, **values):
         """Create a best-effort lease."""
         request = self.request(0, end, timeout=timeout, duration=duration)
         self.places_type.demand_of = lambda reserved: model.Demand(
             {'VCPU': vcpus, 'MEMORY_MB': 512 * vcpus},
             hosts=values.get('hosts'))
-        if not sealed:
+        if not encrypted:
             return self.reserve(0, 0, self.places(count, vcpus, **values),
                                 request=request)
         return self.leases.creation.create(self.new_lease(
             count=count, request=request, resources={
                 'VCPU': vcpus, 'MEMORY_MB': 512 * vcpus}, **values),
-            self.encryption.seal('call'))
+            self.encryption.encrypt('call'))
 
     def go_on(self, seconds=2):
         """Let time pass, and carry out what is due."""

@@ -131,14 +131,14 @@ class TestCredentials(lifecycle_base.LifecycleTestCase):
             self):
         lease = self.running_lease(0, 100, credential='trust')
         with self.database.writer() as session:
-            session.get(models.Credential, lease['id']).sealed = 'other key'
+            session.get(models.Credential, lease['id']).encrypted = 'other key'
         self.assertIsNone(self.lifecycle.lease_end.end(lease['id']))
         self.assertEqual('TERMINATED', self.status(lease))
         self.assertEqual([None], self.cloud.deleted_with)
 
     def test_a_lease_may_get_one_later_and_another_one_then(self):
         lease = self.running_lease(0, 100)
-        first, second = map(self.encryption.seal, ('first', 'second'))
+        first, second = map(self.encryption.encrypt, ('first', 'second'))
         self.assertEqual(
             [], self.leases.credentials.store(lease['id'], first))
         self.assertEqual(
@@ -150,8 +150,8 @@ class TestCredentials(lifecycle_base.LifecycleTestCase):
 
     def entrust(self, lease, text):
         """Replace the trust; return the trusts that can be revoked now."""
-        return list(map(self.encryption.open, self.leases.credentials.store(
-            lease['id'], self.encryption.seal(text))))
+        return list(map(self.encryption.decrypt, self.leases.credentials.store(
+            lease['id'], self.encryption.encrypt(text))))
 
     def test_before_a_start_none_of_those_replaced_is_kept(self):
         lease = self.held()
@@ -197,7 +197,7 @@ class TestCredentials(lifecycle_base.LifecycleTestCase):
         self.assertEqual(['trust', *map(str, range(291))], revoked)
         row, = self.scalars(models.Credential)
         self.assertEqual([str(number) for number in range(299, 290, -1)], list(
-            map(self.encryption.open, credentials.all_of(row))))
+            map(self.encryption.decrypt, credentials.all_of(row))))
 
     def test_a_build_is_not_sent_with_one_that_was_replaced(self):
         lease = self.held()
@@ -222,29 +222,29 @@ class TestCredentials(lifecycle_base.LifecycleTestCase):
         self.lifecycle.lease_start.start(lease['id'])
         server_id, = base.servers_of(lease)
         with self.database.reader() as session:
-            sealed = dispatch.encrypted_call(
+            encrypted = dispatch.encrypted_call(
                 session, [lease['id']])[lease['id']]
         self.entrust(lease, 'another')
         again = {server_id: self.clock.now()}
-        self.lifecycle.dispatch.send_again(lease['id'], sealed, again)
+        self.lifecycle.dispatch.send_again(lease['id'], encrypted, again)
         self.assertEqual(1, len(self.cloud.sent))
         with self.database.reader() as session:
-            sealed = dispatch.encrypted_call(
+            encrypted = dispatch.encrypted_call(
                 session, [lease['id']])[lease['id']]
-        self.lifecycle.dispatch.send_again(lease['id'], sealed, again)
+        self.lifecycle.dispatch.send_again(lease['id'], encrypted, again)
         self.assertEqual(2, len(self.cloud.sent))
 
     def test_one_that_comes_when_the_lease_is_over_is_given_back(self):
         lease = self.running_lease(0, 100)
         self.lifecycle.lease_end.end(lease['id'])
         self.leases.credentials.store(
-            lease['id'], self.encryption.seal('late'))
+            lease['id'], self.encryption.encrypt('late'))
         self.lifecycle.lease_close.revoke_over()
         self.assertEqual((['late'], []), (self.cloud.revoked, self.kept()))
         driven.withdraw(self.leases, lease['id'])
         self.assertRaises(
             errors.NotFound, self.leases.credentials.store, lease['id'],
-            self.encryption.seal('later'))
+            self.encryption.encrypt('later'))
 
     def test_what_no_lease_has_is_found(self):
         self.assertEqual(set(), self.lifecycle.lease_close.strays())

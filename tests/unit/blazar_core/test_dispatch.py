@@ -175,7 +175,7 @@ class TestFromNowOn(lifecycle_base.LifecycleTestCase):
         self.cast = []
         self.new = self.new_lease(0, 1000, count=2)
         self.made = self.leases.creation.create(
-            self.new, self.encryption.seal('call'), dispatch.HEAD_START)
+            self.new, self.encryption.encrypt('call'), dispatch.HEAD_START)
 
     def cast_it(self, gate):
         deadline = gate(self.new.server_ids)
@@ -363,7 +363,7 @@ class TestFromNowOn(lifecycle_base.LifecycleTestCase):
                         errors.InvalidLeaseParams('no')):
             self.made = self.leases.creation.create(
                 self.new_lease(0, 1000, resources={'VCPU': 0}),
-                self.encryption.seal('call'), dispatch.HEAD_START)
+                self.encryption.encrypt('call'), dispatch.HEAD_START)
             server_ids = base.servers_of(self.made)
 
             def cast(gate, failure=failure, server_ids=server_ids):

@@ -15,13 +15,13 @@ class TestVault(base.BaseTestCase):
         super().setUp()
         self.old, self.new = encryption.new_key(), encryption.new_key()
 
-    def test_what_is_sealed_opens_again(self):
+    def test_what_is_encrypted_is_decrypted_again(self):
         one = encryption.Encryption([self.old])
-        self.assertEqual(SECRET, one.open(one.seal(SECRET)))
+        self.assertEqual(SECRET, one.decrypt(one.encrypt(SECRET)))
 
-    def test_what_is_sealed_shows_nothing_and_never_looks_the_same(self):
+    def test_what_is_encrypted_shows_nothing_and_never_looks_the_same(self):
         one = encryption.Encryption([self.old])
-        first, second = one.seal(SECRET), one.seal(SECRET)
+        first, second = one.encrypt(SECRET), one.encrypt(SECRET)
         self.assertNotIn('hunter2', first)
         self.assertNotEqual(first, second)
 
@@ -29,38 +29,40 @@ class TestVault(base.BaseTestCase):
         self.assertNotEqual(self.old, self.new)
         fernet.Fernet(self.old)
 
-    def test_the_first_key_seals(self):
-        sealed = encryption.Encryption([self.new, self.old]).seal(SECRET)
+    def test_the_first_key_encrypts(self):
+        encrypted = encryption.Encryption([self.new, self.old]).encrypt(SECRET)
         self.assertEqual(
-            SECRET, encryption.Encryption([self.new]).open(sealed))
+            SECRET, encryption.Encryption([self.new]).decrypt(encrypted))
         self.assertRaises(errors.DecryptionError, encryption.Encryption(
-            [self.old]).open, sealed)
+            [self.old]).decrypt, encrypted)
 
     def test_every_key_opens(self):
-        sealed = encryption.Encryption([self.old]).seal(SECRET)
-        self.assertEqual(
-            SECRET, encryption.Encryption([self.new, self.old]).open(sealed))
+        encrypted = encryption.Encryption([self.old]).encrypt(SECRET)
+        self.assertEqual(SECRET, encryption.Encryption(
+            [self.new, self.old]).decrypt(encrypted))
 
-    def test_what_is_resealed_needs_the_old_key_no_more(self):
-        sealed = encryption.Encryption([self.old]).seal(SECRET)
-        again = encryption.Encryption([self.new, self.old]).reseal(sealed)
-        self.assertEqual(SECRET, encryption.Encryption([self.new]).open(again))
+    def test_what_is_reencrypted_needs_the_old_key_no_more(self):
+        encrypted = encryption.Encryption([self.old]).encrypt(SECRET)
+        again = encryption.Encryption(
+            [self.new, self.old]).reencrypt(encrypted)
+        self.assertEqual(
+            SECRET, encryption.Encryption([self.new]).decrypt(again))
 
     def test_with_a_wrong_key_it_stays_shut_and_says_what_to_do(self):
-        sealed = encryption.Encryption([self.old]).seal(SECRET)
-        for act in ('open', 'reseal'):
+        encrypted = encryption.Encryption([self.old]).encrypt(SECRET)
+        for act in ('decrypt', 'reencrypt'):
             shut = self.assertRaises(errors.DecryptionError, getattr(
-                encryption.Encryption([self.new]), act), sealed)
+                encryption.Encryption([self.new]), act), encrypted)
             self.assertIn('encryption_keys', str(shut))
             self.assertNotIn(self.new, str(shut))
 
     def test_what_was_tampered_with_stays_shut(self):
         one = encryption.Encryption([self.old])
-        sealed = one.seal(SECRET)
-        middle = len(sealed) // 2
-        other = 'A' if sealed[middle] != 'A' else 'B'
-        for bad in (sealed[:middle] + other + sealed[middle + 1:],
-                    sealed[:-4], '', 'not sealed at all'):
+        encrypted = one.encrypt(SECRET)
+        middle = len(encrypted) // 2
+        other = 'A' if encrypted[middle] != 'A' else 'B'
+        for bad in (encrypted[:middle] + other + encrypted[middle + 1:],
+                    encrypted[:-4], '', 'not encrypted at all'):
             self.assertRaises(errors.DecryptionError, one.open, bad)
 
     def test_without_a_key_it_says_what_to_write(self):
@@ -77,6 +79,6 @@ class TestVault(base.BaseTestCase):
             self.assertNotIn('hunter2', str(refused))
 
     def test_spaces_around_a_key_do_not_matter(self):
-        sealed = encryption.Encryption([f' {self.old} ']).seal(SECRET)
+        encrypted = encryption.Encryption([f' {self.old} ']).encrypt(SECRET)
         self.assertEqual(
-            SECRET, encryption.Encryption([self.old]).open(sealed))
+            SECRET, encryption.Encryption([self.old]).decrypt(encrypted))

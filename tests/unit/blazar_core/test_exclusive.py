@@ -40,7 +40,7 @@ class TestExclusive(base.LeaseTestCase):
             new, reservations=(dataclasses.replace(
                 reservation, spec=exclusive.spec(None, dict.fromkeys(
                     reservation.server_ids, needed))),)),
-            self.encryption.seal('call'),
+            self.encryption.encrypt('call'),
             None if start else dispatch.HEAD_START)
 
     def refused(self, *wanted, **values):
@@ -198,7 +198,7 @@ class TestJoined(test_members.JoiningTestCase):
             new, reservations=(dataclasses.replace(
                 reservation, spec=exclusive.spec(None, {
                     reservation.server_ids[0]: ['port a']})),)),
-            self.encryption.seal('call'))
+            self.encryption.encrypt('call'))
         self.joiners = [one._replace(has=frozenset({'port a', 'port b'}))
                         for one in self.runs(1)]
 

@@ -416,7 +416,7 @@ class TestSettled(lifecycle_base.LifecycleTestCase):
     def kept(self):
         return self.scalars(models.HeldBuild.lease_id)
 
-    def test_the_sealed_call_is_kept_until_all_servers_run(self):
+    def test_the_encrypted_call_is_kept_until_all_servers_run(self):
         lease = self.lease(50, 100, count=2)
         first, second = base.servers_of(lease)
         self.lifecycle.lease_start.start(lease['id'])

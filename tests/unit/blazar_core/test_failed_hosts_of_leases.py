@@ -320,7 +320,7 @@ class TestFailing(whole_hosts_base.WholeHostsTestCase):
         self.fail('one')
         self.assertEqual({'one', 'two'}, self.held().keys())
         found = audit.Audit(self.database, self.clock, self.lifecycle,
-                            self.encryption.open, 60)
+                            self.encryption.decrypt, 60)
         self.assertEqual([], [*found.differences()])
         for start, end in ((6, 7200), (5, 7100)):
             with self.database.writer() as session:

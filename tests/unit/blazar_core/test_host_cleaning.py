@@ -290,7 +290,7 @@ class TestCleaning(whole_hosts_base.WholeHostsTestCase):
     def test_what_verify_says_of_it(self):
         lease, reservation_id = self.started(on_end='recycle')
         looking = audit.Audit(self.database, self.clock, self.lifecycle,
-                              self.encryption.open, 60)
+                              self.encryption.decrypt, 60)
         self.machines.full[reservation_id] = [uuidutils.generate_uuid()]
         self.cloud.servers[self.machines.full[reservation_id][0]] = (
             cloud_api.ObservedServer(base.State.RUNNING))

@@ -227,7 +227,7 @@ class TestBelieving(HealthTestCase):
         self.fail()
         self.assertEqual([], [one.text for one in audit.Audit(
             self.database, self.clock, self.lifecycle,
-            self.encryption.open, 60).differences()])
+            self.encryption.decrypt, 60).differences()])
 
 
 class TestHealing(HealthTestCase):

@@ -30,8 +30,9 @@ class TestRepeats(base.LeaseTestCase):
         return idempotency.key_of(project, user, text, body)
 
     def make(self, key, by=None):
-        return (by or self.leases).creation.create(dataclasses.replace(
-            self.new_lease(100, 200), key=key), self.encryption.seal('call'))
+        return (by or self.leases).creation.create(
+            dataclasses.replace(self.new_lease(100, 200), key=key),
+            self.encryption.encrypt('call'))
 
     def made(self, key):
         return idempotency.made_by(self.database, key)

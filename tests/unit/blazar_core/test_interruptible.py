@@ -636,7 +636,7 @@ class TestEvictions(InterruptibleTestCase):
         server_id, other = self.boot(), self.boot()
         with self.database.writer() as session:
             session.add(models.Credential(
-                lease_id='trust', sealed=self.encryption.seal('trust'),
+                lease_id='trust', encrypted=self.encryption.encrypt('trust'),
                 created_at=NOW))
         self.lifecycle.lease_close.revoke_over()
         self.assertEqual([], self.cloud.revoked)

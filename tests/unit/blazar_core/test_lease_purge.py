@@ -81,7 +81,7 @@ class TestPurging(Purging, base.LeaseTestCase):
                 resources={}, reason='best_effort', status='moved',
                 updated_at=NOW))
             session.add(models.HeldBuild(
-                lease_id=lease['id'], sealed='', created_at=NOW))
+                lease_id=lease['id'], encrypted='', created_at=NOW))
             session.add(models.Orphan(
                 lease_id=lease['id'], missing='user', seen_at=NOW))
             session.add(models.RequestKey(
@@ -135,7 +135,7 @@ class TestPurging(Purging, base.LeaseTestCase):
             self.assertEqual(before, lease_purge.purged_before(self.database))
             self.assertEqual([lease['id']], self.scalars(models.Lease.id))
             self.add(models.Credential(
-                lease_id=lease['id'], sealed='', created_at=0))
+                lease_id=lease['id'], encrypted='', created_at=0))
 
         self.useFixture(fixtures.MonkeyPatch(
             'blazar_core.leases.lease_purge.LeasePurge._remember', late))
@@ -145,7 +145,8 @@ class TestPurging(Purging, base.LeaseTestCase):
     def test_what_is_to_be_finished_stays(self):
         trust, booking, event, holder = (self.over() for _one in range(4))
         self.add(
-            models.Credential(lease_id=trust['id'], sealed='', created_at=0),
+            models.Credential(
+                lease_id=trust['id'], encrypted='', created_at=0),
             models.Booking(
                 reservation_id=booking['reservations'][0]['id'],
                 host_id=None, server_id='server', start_date=0, end_date=1,

@@ -78,7 +78,7 @@ class TestLockedAsRead(lifecycle_base.LifecycleTestCase):
         return self.lifecycle.lease_start.start(
             self.lease_id, True, lease_start.Read(
                 self.read, dispatch.EncryptedCall(
-                    self.encryption.seal('call'), None), False, ''))
+                    self.encryption.encrypt('call'), None), False, ''))
 
     def test_it_starts_as_it_was_read(self):
         self.assertIsNone(self.start())

@@ -51,21 +51,21 @@ class TestCreate(base.LeaseTestCase):
         self.assertEqual((lease['id'], NOW),
                          (held.lease_id, held.created_at))
         self.assertEqual([None], self.scalars(models.Booking.dispatched_at))
-        self.assertEqual('the call', self.encryption.open(held.sealed))
-        self.assertNotIn('the call', held.sealed)
+        self.assertEqual('the call', self.encryption.decrypt(held.encrypted))
+        self.assertNotIn('the call', held.encrypted)
 
     def test_a_held_call_may_be_large(self):
         self.host('one', VCPU=1)
         call = 'ä' * 1_000_000
         self.lease(50, 100, call=call)
         self.assertEqual([call], [
-            self.encryption.open(sealed)
-            for sealed in self.scalars(models.HeldBuild.sealed)])
+            self.encryption.decrypt(encrypted)
+            for encrypted in self.scalars(models.HeldBuild.encrypted)])
 
     def test_each_server_has_a_booking_over_the_window(self):
         self.host('one', VCPU=4)
         new = self.new_lease(50, 100, count=2, resources={'VCPU': 2})
-        lease = self.leases.creation.create(new, 'sealed')
+        lease = self.leases.creation.create(new, 'encrypted')
         self.assertEqual(
             sorted((server_id, NOW + 50, NOW + 100, {'VCPU': 2}, False)
                    for server_id in new.server_ids),
@@ -623,7 +623,7 @@ class TestUpdateMeanwhile(base.LeaseTestCase):
         self.host('one', VCPU=1)
         lease = self.lease(50, 100)
         done = self.before_writing(lambda: self.elsewhere().creation.create(
-            self.new_lease(100, 200), 'sealed'))
+            self.new_lease(100, 200), 'encrypted'))
         self.assertRaises(
             errors.Refused, self.leases.updates.update, lease['id'],
             updates.LeaseChange(end=NOW + 101))
@@ -832,7 +832,7 @@ class TestQuestions(base.LeaseTestCase):
                  for lease in answer], answer)
 
 
-class TestReseal(base.LeaseTestCase):
+class TestReencrypt(base.LeaseTestCase):
 
     def test_after_a_rotation_the_old_key_is_needed_no_more(self):
         self.host('one', VCPU=4)
@@ -841,41 +841,41 @@ class TestReseal(base.LeaseTestCase):
         calls = {self.lease(50, 100, call=f'call {number}')['id']:
                  f'call {number}' for number in range(3)}
         self.assertEqual(
-            3, credentials.reseal(
-                self.database, encryption.Encryption([new, old]).reseal))
+            3, credentials.reencrypt(
+                self.database, encryption.Encryption([new, old]).reencrypt))
         renewed = encryption.Encryption([new])
         self.assertEqual(calls, {
-            held.lease_id: renewed.open(held.sealed)
+            held.lease_id: renewed.decrypt(held.encrypted)
             for held in self.scalars(models.HeldBuild)})
 
-    def test_credentials_are_resealed_too(self):
+    def test_credentials_are_reencrypted_too(self):
         self.host('one', VCPU=1)
         old, new = encryption.new_key(), encryption.new_key()
         self.encryption = encryption.Encryption([old])
         lease = self.lease(50, 100, credential='trust')
         self.replace_credential(lease['id'], 'another')
         self.assertEqual(
-            2, credentials.reseal(
-                self.database, encryption.Encryption([new, old]).reseal))
+            2, credentials.reencrypt(
+                self.database, encryption.Encryption([new, old]).reencrypt))
         kept, = self.scalars(models.Credential)
         self.assertEqual(['another', 'trust'], list(
             map(encryption.Encryption([new]).open, credentials.all_of(kept))))
 
-    def test_with_nothing_held_nothing_is_resealed(self):
-        self.assertEqual(0, credentials.reseal(self.database, self.fail))
+    def test_with_nothing_held_nothing_is_reencrypted(self):
+        self.assertEqual(0, credentials.reencrypt(self.database, self.fail))
 
     def test_a_lease_that_ends_meanwhile_does_not_disturb(self):
         self.host('one', VCPU=2)
         for _number in range(2):
             self.lease(50, 100)
-        resealed = []
+        reencrypted = []
 
-        def again(sealed):
-            resealed.append(sealed)
-            return sealed
+        def again(encrypted):
+            reencrypted.append(encrypted)
+            return encrypted
 
         def late(work, table, lease_id):
-            if not resealed:
+            if not reencrypted:
                 other, = {lease['id'] for lease in
                           views.listed(self.database, True)} - {
                     lease_id}
@@ -884,14 +884,14 @@ class TestReseal(base.LeaseTestCase):
 
         another = self.books.connect()
         retried, another.retried = another.retried, late
-        credentials.reseal(another, again)
-        self.assertEqual(1, len(resealed))
+        credentials.reencrypt(another, again)
+        self.assertEqual(1, len(reencrypted))
 
     def test_with_a_wrong_key_what_is_held_stays_as_it_is(self):
         self.host('one', VCPU=1)
         self.lease(50, 100)
-        before = self.scalars(models.HeldBuild.sealed)
+        before = self.scalars(models.HeldBuild.encrypted)
         self.assertRaises(
-            errors.DecryptionError, credentials.reseal, self.database,
-            encryption.Encryption([encryption.new_key()]).reseal)
-        self.assertEqual(before, self.scalars(models.HeldBuild.sealed))
+            errors.DecryptionError, credentials.reencrypt, self.database,
+            encryption.Encryption([encryption.new_key()]).reencrypt)
+        self.assertEqual(before, self.scalars(models.HeldBuild.encrypted))

@@ -235,7 +235,8 @@ class TestLives(LivesMixin, base.LeaseTestCase):
         lease = self.reserve(0, 10_000, self.places(2), project=PROJECT)
         driven.run_due(self.engine)
         self.leases.slots.take(
-            lease['reservations'][0]['id'], PROJECT, ['one', 'two'], 'sealed')
+            lease['reservations'][0]['id'], PROJECT, ['one', 'two'],
+            'encrypted')
         self.clock.advance(100)
         lost_builds.AbandonedSlots(
             self.database, self.clock, self.leases.slots,

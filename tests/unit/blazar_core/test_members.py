@@ -79,7 +79,7 @@ class JoiningTestCase(base.LeaseTestCase):
 
     def differences(self):
         return [*audit.Audit(self.database, self.clock, self.lifecycle,
-                             self.encryption.open, 10).differences()]
+                             self.encryption.decrypt, 10).differences()]
 
 
 class TestAdopting(JoiningTestCase):

@@ -64,7 +64,7 @@ class TestNoShows(NoShowTestCase):
         self.assertEqual('ACTIVE', self.status(lease))
         self.look(1)
         self.assertEqual([], [*audit.Audit(
-            self.database, self.clock, self.lifecycle, self.encryption.open,
+            self.database, self.clock, self.lifecycle, self.encryption.decrypt,
             10).differences()])
         driven.run_due(self.engine)
         found = views.get(self.database, lease['id'])

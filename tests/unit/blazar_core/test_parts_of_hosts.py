@@ -359,7 +359,7 @@ class TestWithin(whole_hosts_base.WholeHostsTestCase):
                     model.Demand({}, 1, among=None, hosts=hosts),
                     (uuidutils.generate_uuid(),),
                     spec=hosted_servers.spec(self.reservation_id)),)),
-            self.encryption.seal('call'))
+            self.encryption.encrypt('call'))
 
     def why_not(self, *window, project='project', later=True):
         with self.database.reader() as session:
@@ -519,7 +519,7 @@ class TestWithin(whole_hosts_base.WholeHostsTestCase):
                     model.Demand({}, 1, among=None, hosts=hosts),
                     (uuidutils.generate_uuid(),),
                     spec=hosted_servers.spec(self.reservation_id)),)),
-            self.encryption.seal('call'))
+            self.encryption.encrypt('call'))
         self.run_at(100)
         self.share()
         self.run_at(200)

@@ -29,9 +29,8 @@ class PreflightTestCase(base.LeaseTestCase):
         self.looks = self.new()
 
     def new(self, times=(DAY, HOUR), database=None):
-        return preflight.Preflight(
-            database or self.database, self.clock, self, self.encryption.open,
-            self.tell, times)
+        return preflight.Preflight(database or self.database, self.clock, self,
+                                   self.encryption.decrypt, self.tell, times)
 
     def tell(self, event, lease):
         self.told.append((event, lease['id'], lease['warnings']))
@@ -218,7 +217,7 @@ class TestPreflight(PreflightTestCase):
     def test_one_that_breaks_does_not_keep_others_from_it(self):
         broken = self.lease(2 * DAY, 3 * DAY)
         with self.database.writer() as session:
-            session.get(models.HeldBuild, broken['id']).sealed = 'rubbish'
+            session.get(models.HeldBuild, broken['id']).encrypted = 'rubbish'
         good = self.lease(2 * DAY, 3 * DAY)
         self.assertEqual(1, self.look(DAY))
         self.assertEqual({good['id']}, self.seen())

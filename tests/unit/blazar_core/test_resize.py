@@ -51,8 +51,9 @@ class TestSeveralReservations(slots_base.PlacesTestCase):
 
     def test_they_may_be_boots_too(self):
         new = self.new_lease(50, 100, count=2)
-        lease = self.leases.creation.create(dataclasses.replace(
-            new, reservations=(*new.reservations, self.places(2))), 'sealed')
+        lease = self.leases.creation.create(
+            dataclasses.replace(new, reservations=(
+                *new.reservations, self.places(2))), 'encrypted')
         self.assertEqual(sorted(new.server_ids),
                          sorted(lease['reservations'][0]['servers']))
         self.assertEqual([], lease['reservations'][1]['servers'])
@@ -247,7 +248,7 @@ class TestResize(slots_base.PlacesTestCase):
         self.host('three', VCPU=9)
         in_the_way = self.new_lease(
             100, 200, count=4, hosts=frozenset([self.uuid_of('one')]))
-        self.leases.creation.create(in_the_way, 'sealed')
+        self.leases.creation.create(in_the_way, 'encrypted')
         # Both would fit on the second host.
         self.assert_refused(errors.Refused, 'next_start: 2027-01-15T08:03:20',
                             lease, end=150)

@@ -51,7 +51,7 @@ class RecurringTestCase(base.LeaseTestCase):
                 model.Demand({'VCPU': 1}, count), () if (
                     between == 'shelve' and number) else tuple(
                         uuidutils.generate_uuid() for _one in range(count))),),
-            credential=self.encryption.seal(f'trust{number}'),
+            credential=self.encryption.encrypt(f'trust{number}'),
             recurrence_id=recurrence_id)
             for number, request in enumerate(self.request(
                 starts[0], starts[0] + lasts, recurrence=asked).occurrences)]
@@ -62,7 +62,7 @@ class RecurringTestCase(base.LeaseTestCase):
         fits, left_out = recurring.fitting(wanted, asked.some)
         kept = wanted[0].server_ids if asked.keeps_servers else ()
         recurring.create(wanted[0].recurrence_id, asked, fits, [
-            self.encryption.seal('call') if one.server_ids else None
+            self.encryption.encrypt('call') if one.server_ids else None
             for one in fits], left_out, kept)
         return recurring.get(wanted[0].recurrence_id)
 

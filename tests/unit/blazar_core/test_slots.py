@@ -33,7 +33,7 @@ from tests import driven
 url, now, reservation_id, dispatches = sys.argv[1:]
 clock = driven.ManualClock(int(now))
 taken = slots.Slots(api.Database(databases.configuration(url)), clock)
-taken.take(reservation_id, 'project', ['one', 'two'], 'sealed')
+taken.take(reservation_id, 'project', ['one', 'two'], 'encrypted')
 if dispatches == 'True':
     taken.dispatch('one')
 os.kill(os.getpid(), signal.SIGKILL)
@@ -57,7 +57,7 @@ class SlotsTestCase(base.LeaseTestCase):
         database = self.books.connect()
         return lost_builds.AbandonedSlots(
             database, self.clock, slots.Slots(database, self.clock),
-            self.send, 'opened {}'.format)
+            self.send, 'decrypted {}'.format)
 
     def send(self, call, apart, gate):
         if not self.are_there:
@@ -69,7 +69,7 @@ class SlotsTestCase(base.LeaseTestCase):
 
     def take(self):
         self.leases.slots.take(
-            self.reservation_id, 'project', ['one', 'two'], 'sealed')
+            self.reservation_id, 'project', ['one', 'two'], 'encrypted')
 
     def look(self, after=dispatch.HEAD_START):
         self.clock.advance(after)
@@ -94,7 +94,7 @@ class TestDying(SlotsTestCase):
         self.look(dispatch.HEAD_START - 1)
         self.assertEqual([], self.sent)
         self.look(1)
-        self.assertEqual([('opened sealed', False)], self.sent)
+        self.assertEqual([('decrypted encrypted', False)], self.sent)
         self.assertEqual([], self.left())
 
     def test_what_it_may_have_sent_is_not(self):
@@ -136,7 +136,7 @@ class TestOnce(SlotsTestCase):
             before = [*statements]
             taken.free(['three'])
         del statements[:]
-        taken.take(self.reservation_id, 'project', ['three'], 'sealed')
+        taken.take(self.reservation_id, 'project', ['three'], 'encrypted')
         taken.dispatch('three')
         self.assertEqual(len(before) + 2, len(statements),
                          (before, statements))

@@ -42,22 +42,22 @@ class TestOwning(base.LeaseTestCase):
         return self.scalars(models.Reservation.id)[0]
 
     def test_it_belongs_to_somebody_else_with_all_that_it_has(self):
-        lease_id = self.made(credential=self.encryption.seal('trust'))
+        lease_id = self.made(credential=self.encryption.encrypt('trust'))
         self.replace_credential(lease_id, 'another')
-        lease, sealed = self.hand(lease_id)
+        lease, encrypted = self.hand(lease_id)
         self.assertEqual(('new', 'other'),
                          (lease['project_id'], lease['user_id']))
         self.assertEqual(['another', 'trust'],
-                         list(map(self.encryption.open, sealed)))
+                         list(map(self.encryption.decrypt, encrypted)))
         self.assertEqual([], self.scalars(models.Credential.lease_id))
 
     def test_its_trust_is_there_with_its_new_owner(self):
-        lease_id = self.made(credential=self.encryption.seal('trust'))
+        lease_id = self.made(credential=self.encryption.encrypt('trust'))
         looked, keys = self.transfer.look(lease_id), self.leases.credentials
 
         def keep(session):
             keys.put(session, api.found(session, lease_id),
-                     self.encryption.seal('of the new owner'))
+                     self.encryption.encrypt('of the new owner'))
 
         def die(session):
             keep(session)
@@ -68,11 +68,12 @@ class TestOwning(base.LeaseTestCase):
         self.assertRaises(errors.CloudUnavailable, self.transfer.transfer,
                           *what, also=die)
         self.assertEqual(before, self.everything())
-        _lease, sealed = self.transfer.transfer(*what, also=keep)
-        self.assertEqual(['trust'], list(map(self.encryption.open, sealed)))
+        _lease, encrypted = self.transfer.transfer(*what, also=keep)
+        self.assertEqual(['trust'], list(map(self.encryption.decrypt,
+                                             encrypted)))
         self.assertEqual(['of the new owner'], [
-            self.encryption.open(one)
-            for one in self.scalars(models.Credential.sealed)])
+            self.encryption.decrypt(one)
+            for one in self.scalars(models.Credential.encrypted)])
 
     def test_one_that_was_changed_meanwhile_is_decided_about_again(self):
         lease_id = self.made()
@@ -81,7 +82,7 @@ class TestOwning(base.LeaseTestCase):
         self.assertRaises(errors.Conflict, self.hand, lease_id, NEW, seen)
         said = str(self.assertRaises(errors.Conflict, self.hand, lease_id))
         self.assertIn('1 server of its project', said)
-        lease, _sealed = self.hand(
+        lease, _encrypted = self.hand(
             lease_id, transfer.Owner('project', 'other'))
         self.assertEqual('other', lease['user_id'])
 

@@ -359,7 +359,7 @@ class TestStories(UsageTestCase):
         else:
             new = self.new_lease(start, end, count=dice.randint(1, 3))
             leases.append(self.leases.creation.create(
-                new, self.encryption.seal('call')))
+                new, self.encryption.encrypt('call')))
         self.start(dice, leases[-1:])
 
     def chosen(self, dice, leases, booted=None):

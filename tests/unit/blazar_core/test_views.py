@@ -78,7 +78,7 @@ class TestFilters(ViewsTestCase):
                            ('c', ('c',)), ('d', ())):
             self.leases.creation.create(self.new_lease(request=self.request(
                 50, 100, name=name, tags=tags, description='It is.')),
-                'sealed')
+                'encrypted')
         for tags, names in ((('ci',), 'ab'), (('ci', '50%'), 'a'),
                             (('gr\xfc\xdfe',), 'b'), (('%',), ''),
                             (('5_%',), ''), (('c',), 'c'), ((), 'abcd')):
@@ -409,12 +409,12 @@ class TestDescribe(ViewsTestCase):
 
     def test_there_are_no_secrets_in_it(self):
         lease = self.lease(50, 100, call='secret', credential='trust')
-        sealed, = self.scalars(models.HeldBuild.sealed)
-        trust, = self.scalars(models.Credential.sealed)
+        encrypted, = self.scalars(models.HeldBuild.encrypted)
+        trust, = self.scalars(models.Credential.encrypted)
         for described in (lease, views.get(self.database, lease['id']),
                           *self.page(), *views.listed(self.database, True)):
             text = json.dumps(described)
-            for secret in ('secret', sealed, trust):
+            for secret in ('secret', encrypted, trust):
                 self.assertNotIn(secret, text)
 
     def test_its_status_is_that_of_its_deletion(self):

@@ -126,7 +126,7 @@ class ManageTest(base.TestCase):
                 creation.NewLease('project', 'user', request, (
                     creation.NewReservation(
                         model.Demand({'VCPU': 1}), ('server-1',)),)),
-                encryption.Encryption(self.keys).seal('the call'))
+                encryption.Encryption(self.keys).encrypt('the call'))
 
     def test_the_schema_is_made_once_and_its_version_told(self):
         self.assertEqual((0, 'none\n'), self.manage('db', 'version'))
@@ -153,9 +153,10 @@ class ManageTest(base.TestCase):
                 'key.\n'),
             self.manage('key', 'rotate'))
         with database.reader() as session:
-            sealed = session.get_one(models.HeldBuild, lease['id']).sealed
-        self.assertEqual(
-            'the call', encryption.Encryption(self.keys[:1]).open(sealed))
+            encrypted = session.get_one(models.HeldBuild,
+                                        lease['id']).encrypted
+        self.assertEqual('the call', encryption.Encryption(
+            self.keys[:1]).decrypt(encrypted))
 
     def test_a_rotation_without_the_old_key_says_so_and_loses_nothing(self):
         self.manage('db', 'sync')
@@ -166,8 +167,10 @@ class ManageTest(base.TestCase):
         self.assertEqual(1, code)
         self.assertIn('add the key with which it was encrypted', text)
         with database.reader() as session:
-            sealed = session.get_one(models.HeldBuild, lease['id']).sealed
-        self.assertEqual('the call', encryption.Encryption(old).open(sealed))
+            encrypted = session.get_one(models.HeldBuild,
+                                        lease['id']).encrypted
+        self.assertEqual(
+            'the call', encryption.Encryption(old).decrypt(encrypted))
 
     def test_each_listing_is_json_for_scripts(self):
         self.manage('db', 'sync')

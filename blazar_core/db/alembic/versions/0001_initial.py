@@ -80,7 +80,7 @@ def _credentials() -> None:
     _create(
         'credentials',
         sa.Column('lease_id', sa.String(36), primary_key=True),
-        sa.Column('sealed', sa.Text, nullable=False),
+        sa.Column('encrypted', sa.Text, nullable=False),
         sa.Column('replaced', sa.JSON),
         sa.Column('created_at', sa.BigInteger, nullable=False))
 
@@ -267,7 +267,7 @@ def _slot_builds() -> None:
         'slot_builds',
         sa.Column('server_id', sa.String(36), primary_key=True),
         sa.Column('apart', sa.Boolean, nullable=False),
-        sa.Column('sealed', _LONG, nullable=False),
+        sa.Column('encrypted', _LONG, nullable=False),
         sa.Column('created_at', sa.BigInteger, nullable=False))
 
 
@@ -341,7 +341,7 @@ def _held_builds() -> None:
         'held_builds',
         sa.Column('lease_id', sa.String(36), sa.ForeignKey('leases.id'),
                   primary_key=True),
-        sa.Column('sealed', _LONG, nullable=False),
+        sa.Column('encrypted', _LONG, nullable=False),
         sa.Column('only_if_lost', sa.Boolean, nullable=False),
         sa.Column('created_at', sa.BigInteger, nullable=False))
 

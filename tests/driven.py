@@ -90,8 +90,8 @@ def withdraw(leases: leases.Leases, lease_id: str) -> None:
             lease = api.locked(session, lease_id)
             ledger.amend(session, clock.now(), [
                 ledger.Edit(booking, None) for booking in lease.bookings])
-            session.execute(sa.delete(models.HeldBuild).where(
-                models.HeldBuild.lease_id == lease_id))
+            session.execute(sa.delete(models.DeferredBuild).where(
+                models.DeferredBuild.lease_id == lease_id))
             session.flush()
             for row in (*lease.reservations, *lease.events):
                 session.delete(row)

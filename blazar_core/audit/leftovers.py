@@ -47,7 +47,7 @@ class Remains:
             'bookings': sa.select(models.Reservation.lease_id).join(
                 models.Booking.reservation).where(
                     models.Booking.server_id.is_(None)),
-            'a deferred build': sa.select(models.HeldBuild.lease_id),
+            'a deferred build': sa.select(models.DeferredBuild.lease_id),
             'unfinished events': sa.select(
                 models.Event.lease_id).where(unfinished.OPEN),
         }
@@ -78,8 +78,8 @@ class Remains:
                 for reservation in lease.reservations
                 for booking in reservation.bookings
                 if booking.server_id is None])
-            session.execute(sa.delete(models.HeldBuild).where(
-                models.HeldBuild.lease_id == lease_id))
+            session.execute(sa.delete(models.DeferredBuild).where(
+                models.DeferredBuild.lease_id == lease_id))
             for event in lease.events:
                 event.enter(states.Event.DONE, self._clock.now())
 
@@ -173,7 +173,7 @@ class EncryptedData:
 
     def differences(self) -> ty.Iterator[Difference]:
         """Yield data that no key decrypts, and trusts of ended leases."""
-        for table, what in ((models.HeldBuild, 'the build of its servers'),
+        for table, what in ((models.DeferredBuild, 'the build of its servers'),
                             (models.Credential, 'the trust of its owner')):
             for row in self._rows(table):
                 if row.id is None or row.status == states.Lease.TERMINATED:
@@ -199,7 +199,7 @@ class EncryptedData:
         except errors.DecryptionError:
             return None
 
-    def _rows(self, table: type[models.HeldBuild | models.Credential],
+    def _rows(self, table: type[models.DeferredBuild | models.Credential],
               ) -> ty.Iterator[ty.Any]:
         """Yield the encrypted data that is still needed, with its lease."""
         replaced = (models.Credential.replaced if table is models.Credential
@@ -211,7 +211,7 @@ class EncryptedData:
                 ~sa.exists().where(models.InterruptibleServer.credential_id
                                    == table.lease_id)).order_by(
                                        table.lease_id).limit(_BATCH)
-        if table is models.HeldBuild:
+        if table is models.DeferredBuild:
             query = query.where(models.Lease.status.in_(
                 states.HOLDING))
         last = ''

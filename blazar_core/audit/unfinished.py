@@ -85,7 +85,7 @@ class Unfinished:
             counts = {row.lease_id: (row.bookings, row.servers, row.waiting)
                       for row in session.execute(_COUNTS)}
             builds = set(session.scalars(
-                sa.select(models.HeldBuild.lease_id)))
+                sa.select(models.DeferredBuild.lease_id)))
             events: dict[str, dict[str, ty.Any]] = (
                 collections.defaultdict(dict))
             for row in session.execute(

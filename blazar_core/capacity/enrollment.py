@@ -26,7 +26,7 @@ from blazar_core.common import words
 from blazar_core.db import api
 from blazar_core.db import models
 
-__all__ = ['Attempt', 'MAX_EXTRA', 'Property', 'add', 'cancel',
+__all__ = ['MAX_EXTRA', 'PendingEnrollment', 'Property', 'add', 'cancel',
            'allocations', 'start', 'change', 'check_unbooked', 'complete',
            'exists', 'facts_of', 'get', 'holders', 'is_replaced', 'pooled',
            'remove', 'left', 'listed', 'named', 'properties', 'public',
@@ -103,7 +103,7 @@ class Property(ty.NamedTuple):
     values: list[str]
 
 
-class Attempt(ty.NamedTuple):
+class PendingEnrollment(ty.NamedTuple):
     """An enrollment in progress. Until it is completed or canceled, the host
     admits no server without a lease.
 
@@ -129,7 +129,8 @@ def listed(session: orm.Session, after: int = 0, most: int | None = None,
 
 
 def start(session: orm.Session, now: int, uuid: str,
-          extra: ty.Mapping[str, str], reservable: bool = True) -> Attempt:
+          extra: ty.Mapping[str, str], reservable: bool = True,
+          ) -> PendingEnrollment:
     """Start an enrollment: the host admits only servers with a lease.
 
     Idempotent until the host is enrolled: the same attempt continues.
@@ -163,10 +164,11 @@ def start(session: orm.Session, now: int, uuid: str,
            else host.enrolled_generation,
            enrolled_at=now if is_own else host.enrolled_at,
            reservable=reservable, extra=_said(extra))
-    return Attempt(host.id, host.enrolled_generation, is_own)
+    return PendingEnrollment(host.id, host.enrolled_generation, is_own)
 
 
-def complete(session: orm.Session, now: int, attempt: Attempt) -> None:
+def complete(session: orm.Session, now: int,
+             enrolling: PendingEnrollment) -> None:
     """Complete an enrollment, once the cloud keeps all servers without a lease
     off the host: it can be reserved.
 
@@ -174,10 +176,10 @@ def complete(session: orm.Session, now: int, attempt: Attempt) -> None:
         have admitted other servers
     :raises LostRace: when another process decided about it meanwhile
     """
-    host = session.get_one(models.Host, attempt.host_id)
+    host = session.get_one(models.Host, enrolling.host_id)
     if host.enrollment not in (
             states.Enrollment.ENROLLING, states.Enrollment.ENROLLED) or (
-            host.enrolled_generation != attempt.enrolled_generation):
+            host.enrolled_generation != enrolling.enrolled_generation):
         raise errors.Conflict(
             f'The enrollment of host {host.name} was canceled by another '
             'request. Try again.')
@@ -185,16 +187,16 @@ def complete(session: orm.Session, now: int, attempt: Attempt) -> None:
 
 
 def cancel(session: orm.Session, now: int,
-           attempt: Attempt) -> models.Host | None:
+           enrolling: PendingEnrollment) -> models.Host | None:
     """Cancel an enrollment.
 
     :returns: the host, which is being removed; None: the enrollment was
         already completed or canceled
     :raises LostRace: when another process decided about it meanwhile
     """
-    host = session.get_one(models.Host, attempt.host_id)
+    host = session.get_one(models.Host, enrolling.host_id)
     if host.enrollment != states.Enrollment.ENROLLING or (
-            host.enrolled_generation != attempt.enrolled_generation):
+            host.enrolled_generation != enrolling.enrolled_generation):
         return None
     _write(session, now, host, enrollment=states.Enrollment.LEAVING,
            reservable=False)

@@ -20,32 +20,32 @@ from blazar_core.db import models
 
 __all__ = ['LastLeader', 'Leader', 'last']
 
-_TURNS = models.Turn.__table__
-_NAME = _TURNS.c.name == sa.bindparam('of')
+_LEADERS = models.TaskLeader.__table__
+_NAME = _LEADERS.c.name == sa.bindparam('of')
 _NOW = sa.bindparam('now', type_=sa.BigInteger)
 _UNTIL = sa.bindparam('until', type_=sa.BigInteger)
-_MINE = sa.and_(_NAME, _TURNS.c.worker == sa.bindparam('me'))
-_READ = sa.select(_TURNS.c.worker, _TURNS.c.claimed_until,
-                  _TURNS.c.due_at).where(_NAME)
-_TAKE = sa.update(_TURNS).where(_NAME, sa.or_(
-    clock_skew.is_over(_TURNS.c.claimed_until, _NOW, sa.bindparam(
+_MINE = sa.and_(_NAME, _LEADERS.c.worker == sa.bindparam('me'))
+_READ = sa.select(_LEADERS.c.worker, _LEADERS.c.claimed_until,
+                  _LEADERS.c.due_at).where(_NAME)
+_TAKE = sa.update(_LEADERS).where(_NAME, sa.or_(
+    clock_skew.is_over(_LEADERS.c.claimed_until, _NOW, sa.bindparam(
         'longest', type_=sa.BigInteger)),
-    sa.and_(_MINE, _TURNS.c.due_at <= _NOW),
+    sa.and_(_MINE, _LEADERS.c.due_at <= _NOW),
 )).values(worker=sa.bindparam('me'), claimed_until=_UNTIL,
           due_at=sa.bindparam('next', type_=sa.BigInteger))
-_EXTEND = sa.update(_TURNS).where(_MINE).values(claimed_until=_UNTIL)
+_EXTEND = sa.update(_LEADERS).where(_MINE).values(claimed_until=_UNTIL)
 #: The task was triggered meanwhile (now), or is due later.
-_NEXT = sa.case((_TURNS.c.due_at > _NOW, _TURNS.c.due_at), else_=_NOW)
-_DONE = sa.update(_TURNS).where(_MINE).values(
+_NEXT = sa.case((_LEADERS.c.due_at > _NOW, _LEADERS.c.due_at), else_=_NOW)
+_DONE = sa.update(_LEADERS).where(_MINE).values(
     claimed_until=_NEXT + sa.bindparam('worker_timeout', type_=sa.BigInteger))
-_LEAVE = sa.update(_TURNS).where(_MINE).values(
-    worker=None, claimed_until=_TURNS.c.due_at)
-_LEAVE_UNDONE = sa.update(_TURNS).where(_MINE).values(
+_LEAVE = sa.update(_LEADERS).where(_MINE).values(
+    worker=None, claimed_until=_LEADERS.c.due_at)
+_LEAVE_UNDONE = sa.update(_LEADERS).where(_MINE).values(
     worker=None, claimed_until=_NOW, due_at=_NOW)
-_TRIGGER = sa.update(_TURNS).where(_NAME).values(
-    due_at=sa.case((_TURNS.c.due_at > _NOW, _NOW), else_=_TURNS.c.due_at),
-    claimed_until=sa.case((_TURNS.c.claimed_until > _UNTIL, _UNTIL),
-                          else_=_TURNS.c.claimed_until))
+_TRIGGER = sa.update(_LEADERS).where(_NAME).values(
+    due_at=sa.case((_LEADERS.c.due_at > _NOW, _NOW), else_=_LEADERS.c.due_at),
+    claimed_until=sa.case((_LEADERS.c.claimed_until > _UNTIL, _UNTIL),
+                          else_=_LEADERS.c.claimed_until))
 
 
 class LastLeader(ty.NamedTuple):
@@ -111,7 +111,7 @@ class Leader:
                   self._worker_timeout, 'longest': longest}
         with self._database.begin() as connection:
             if row is None:
-                connection.execute(_TURNS.insert().values(
+                connection.execute(_LEADERS.insert().values(
                     name=self._mine['of'], worker=self._mine['me'],
                     claimed_until=values['until'], due_at=values['next']))
                 return None

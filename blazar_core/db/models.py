@@ -17,10 +17,10 @@ from blazar_core.common import model
 from blazar_core.common import states
 
 __all__ = ['Base', 'Booking', 'Change', 'Consumer', 'Counter', 'Credential',
-           'Event', 'HeldBuild', 'Host', 'HostProperty', 'InterruptibleServer',
-           'Lease', 'Orphan', 'Outage', 'Recurrence', 'RequestKey',
-           'Reservation', 'ServerMove', 'Setting', 'Turn', 'UsageRecord',
-           'WouldEnd']
+           'DeferredBuild', 'Event', 'Host', 'HostProperty',
+           'InterruptibleServer', 'Lease', 'Orphan', 'Outage', 'Recurrence',
+           'RequestKey', 'Reservation', 'ServerMove', 'Setting', 'TaskLeader',
+           'UsageRecord', 'WouldEnd']
 
 #: SQLite autoincrements only a column whose type is INTEGER.
 _Serial = sa.BigInteger().with_variant(sa.Integer(), 'sqlite')
@@ -488,7 +488,7 @@ class Change(Base):
     created_at: orm.Mapped[int] = orm.mapped_column(sa.BigInteger)
 
 
-class HeldBuild(Base):
+class DeferredBuild(Base):
     """The stored call that builds a lease's servers, encrypted.
 
     Kept until all builds of the lease were sent, and run or have failed. For
@@ -497,7 +497,7 @@ class HeldBuild(Base):
     was found.
     """
 
-    __tablename__ = 'held_builds'
+    __tablename__ = 'deferred_builds'
 
     lease_id: orm.Mapped[str] = orm.mapped_column(
         sa.ForeignKey('leases.id'), primary_key=True)
@@ -725,7 +725,7 @@ class HostProperty(Base):
     private: orm.Mapped[bool] = orm.mapped_column(sa.Boolean)
 
 
-class Turn(Base):
+class TaskLeader(Base):
     """A task that one process at a time does for all of them
     (:mod:`blazar_core.db.leader_election`).
 
@@ -736,7 +736,7 @@ class Turn(Base):
     :ivar due_at: when the task is done next
     """
 
-    __tablename__ = 'turns'
+    __tablename__ = 'leaders'
 
     name: orm.Mapped[str] = orm.mapped_column(
         sa.String(64), primary_key=True)

@@ -216,16 +216,16 @@ class Alternatives:
         with self._database.reader() as session:
             found = session.scalars(_RESERVATIONS, {
                 'reservations': reservation_ids}).unique().all()
-            held = dict(session.execute(
-                _HELD, {'leases': {one.lease_id for one in found}},
+            deferred = dict(session.execute(
+                _DEFERRED, {'leases': {one.lease_id for one in found}},
             ).tuples().all())
             for one in found:
                 reserved = resource_types.context_of(session, one)
                 rows = [row for row in one.bookings if reassignment.may_move(
-                    row, not one.booted,
-                    one.lease_id in held or bool(reserved.kept), one.lease)]
+                    row, not one.booted, one.lease_id in deferred or bool(
+                        reserved.kept), one.lease)]
                 cases[one.id] = Case(
-                    one, reserved, one.lease, held.get(one.lease_id), rows,
+                    one, reserved, one.lease, deferred.get(one.lease_id), rows,
                     [row for row in one.bookings if row not in rows])
         return cases
 
@@ -293,5 +293,7 @@ _RESERVATIONS = sa.select(models.Reservation).where(
     models.Reservation.id.in_(sa.bindparam('reservations', expanding=True)),
 ).options(orm.joinedload(models.Reservation.lease),
           orm.joinedload(models.Reservation.bookings))
-_HELD = sa.select(models.HeldBuild.lease_id, models.HeldBuild.encrypted).where(
-    models.HeldBuild.lease_id.in_(sa.bindparam('leases', expanding=True)))
+_DEFERRED = sa.select(
+    models.DeferredBuild.lease_id, models.DeferredBuild.encrypted,
+).where(models.DeferredBuild.lease_id.in_(
+    sa.bindparam('leases', expanding=True)))

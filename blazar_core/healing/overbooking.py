@@ -266,14 +266,14 @@ class OverbookingCheck:
 
 def _may_move(row: ty.Any) -> bool:
     return reassignment.may_move(
-        row, row.later, row.held or bool(row.kept), row)
+        row, row.later, row.deferred or bool(row.kept), row)
 
 
-_RESERVATIONS, _LEASES, _HELD_BUILDS = (
+_RESERVATIONS, _LEASES, _DEFERRED_BUILDS = (
     models.Reservation.__table__, models.Lease.__table__,
-    models.HeldBuild.__table__)
-_BOOKING, _RESERVATION, _LEASE, _HELD = (
-    models.Booking.__table__.c, _RESERVATIONS.c, _LEASES.c, _HELD_BUILDS.c)
+    models.DeferredBuild.__table__)
+_BOOKING, _RESERVATION, _LEASE, _DEFERRED = (
+    models.Booking.__table__.c, _RESERVATIONS.c, _LEASES.c, _DEFERRED_BUILDS.c)
 #: Bookings, with the columns that
 #: :func:`blazar_core.leases.reassignment.may_move` reads.
 _ROWS = sa.select(
@@ -284,11 +284,11 @@ _ROWS = sa.select(
     _LEASE.id.label('lease_id'), _LEASE.project_id, _LEASE.status,
     _LEASE.deleted_at,
     _LEASE.created_at, _RESERVATION.params.is_not(None).label('later'),
-    _HELD.lease_id.is_not(None).label('held'),
+    _DEFERRED.lease_id.is_not(None).label('deferred'),
     models.Recurrence.servers.label('kept'),
 ).join(_RESERVATIONS, _RESERVATION.id == _BOOKING.reservation_id).join(
     _LEASES, _LEASE.id == _RESERVATION.lease_id).outerjoin(
-    _HELD_BUILDS, _HELD.lease_id == _LEASE.id).outerjoin(
+    _DEFERRED_BUILDS, _DEFERRED.lease_id == _LEASE.id).outerjoin(
     models.Recurrence, models.Recurrence.id == _LEASE.recurrence_id,
 ).order_by(_BOOKING.id)
 _ON_HOST = _ROWS.where(

@@ -281,7 +281,7 @@ class LeaseCreation:
 def _keep_secrets(rows: new_leases.Rows, new: NewLease, encrypted: str | None,
                   only_if_lost: bool = False) -> None:
     if encrypted is not None:
-        rows.held = [{'lease_id': rows.lease['id'], 'encrypted': encrypted,
-                      'only_if_lost': only_if_lost,
-                      'created_at': rows.lease['created_at']}]
+        rows.deferred = [{'lease_id': rows.lease['id'], 'encrypted': encrypted,
+                          'only_if_lost': only_if_lost,
+                          'created_at': rows.lease['created_at']}]
     rows.keep_credential(new)

@@ -80,19 +80,20 @@ def all_of(row: ty.Any) -> list[str]:
 
 def reencrypt(database: api.Database, again: ty.Callable[[str], str]) -> int:
     """Encrypt all stored texts with another key; return their number."""
-    def one(table: type[models.HeldBuild | models.Credential],
+    def one(table: type[models.DeferredBuild | models.Credential],
             lease_id: str) -> None:
         with database.writer() as session:
             row = session.get(table, lease_id, with_for_update=True)
             if row is not None:
-                assert isinstance(row, models.HeldBuild | models.Credential)
+                assert isinstance(row,
+                                  models.DeferredBuild | models.Credential)
                 row.encrypted = again(row.encrypted)
                 if isinstance(row, models.Credential) and row.replaced:
                     row.replaced = [again(one) for one in row.replaced]
 
     count = 0
-    tables: tuple[type[models.HeldBuild | models.Credential], ...] = (
-        models.HeldBuild, models.Credential)
+    tables: tuple[type[models.DeferredBuild | models.Credential], ...] = (
+        models.DeferredBuild, models.Credential)
     for table in tables:
         with database.reader() as session:
             lease_ids = list(session.scalars(sa.select(table.lease_id)))

@@ -28,7 +28,7 @@ __all__ = ['by_server', 'check', 'check_change', 'drop', 'of', 'spec',
 
 _KEY = 'exclusive'
 _LEASES, _RESERVATIONS = models.Lease.__table__, models.Reservation.__table__
-_BUILDS = models.HeldBuild.__table__
+_BUILDS = models.DeferredBuild.__table__
 #: The latest time until which a lease may have servers.
 _END = _LEASES.c.grace_period + sa.case(
     (sa.and_(_LEASES.c.status.in_(states.SEEKING), _LEASES.c.duration > 0),

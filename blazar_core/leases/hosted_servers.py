@@ -163,8 +163,8 @@ _LATER = sa.select(
     models.Booking.id, models.Booking.host_id,
     models.Reservation.spec.label('spec'),
 ).join(models.Booking.reservation).join(
-    models.HeldBuild,
-    models.HeldBuild.lease_id == models.Reservation.lease_id).where(
+    models.DeferredBuild,
+    models.DeferredBuild.lease_id == models.Reservation.lease_id).where(
         models.Reservation.params.is_(None),
         models.Reservation.spec.is_not(None),
         models.Booking.host_id.is_not(None))

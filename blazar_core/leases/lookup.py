@@ -92,8 +92,8 @@ class Lookup:
         or is to be repeated.
         """
         with self._database.reader() as session:
-            held = session.get(models.HeldBuild, lease_id)
-            return held is not None and not held.only_if_lost
+            build = session.get(models.DeferredBuild, lease_id)
+            return build is not None and not build.only_if_lost
 
     def is_leased(self, server_id: str) -> bool:
         """Return whether the server belongs to a lease that is not over."""

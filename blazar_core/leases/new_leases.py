@@ -138,7 +138,7 @@ class Rows:
     lease: dict[str, ty.Any]
     reservations: list[dict[str, ty.Any]]
     events: list[dict[str, ty.Any]]
-    held: list[dict[str, ty.Any]] = dataclasses.field(default_factory=list)
+    deferred: list[dict[str, ty.Any]] = dataclasses.field(default_factory=list)
     credentials: list[dict[str, ty.Any]] = dataclasses.field(
         default_factory=list)
 
@@ -207,7 +207,8 @@ def insert(connection: sa.Connection, leases: ty.Sequence[Rows]) -> None:
             (models.Reservation, [
                 row for one in leases for row in one.reservations]),
             (models.Event, [row for one in leases for row in one.events]),
-            (models.HeldBuild, [row for one in leases for row in one.held]),
+            (models.DeferredBuild, [
+                row for one in leases for row in one.deferred]),
             (models.Credential, [
                 row for one in leases for row in one.credentials])):
         if rows:

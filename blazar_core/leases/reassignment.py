@@ -77,7 +77,7 @@ class Reassignment:
                     *one.before, *one.hosts.values())
                 if host_id is not None}, _MANY)
             leases = {one.id: one for one in api.whole(session, ids)}
-            held = {*session.scalars(_HELD, {'leases': [*leases]})} | {
+            deferred = {*session.scalars(_DEFERRED, {'leases': [*leases]})} | {
                 one.id for one in leases.values()
                 if any(resource_types.kept_for(session, reservation)
                        for reservation in one.reservations)}
@@ -87,7 +87,7 @@ class Reassignment:
                     raise errors.NotFound(
                         f'Lease {move.lease_id} could not be found.')
                 rows = _decided(move, leases[move.lease_id],
-                                move.lease_id in held)
+                                move.lease_id in deferred)
                 if rows is None:
                     return None
                 going.append([row for row in rows
@@ -189,12 +189,12 @@ def _log(move: Reassigned, lease: ty.Mapping[str, ty.Any]) -> None:
                         lease['id'], what, one['before'], move.reason)
 
 
-def may_move(row: ty.Any, later: bool, held: bool, lease: ty.Any) -> bool:
+def may_move(row: ty.Any, later: bool, deferred: bool, lease: ty.Any) -> bool:
     """Return whether a booking may be reassigned to another host.
 
     :param row: the booking
     :param later: whether its servers are booted after its start
-    :param held: whether the build of its servers is deferred, or they are
+    :param deferred: whether the build of its servers is deferred, or they are
         kept from the previous occurrence
     :param lease: has ``status`` and ``deleted_at``
     """
@@ -204,14 +204,14 @@ def may_move(row: ty.Any, later: bool, held: bool, lease: ty.Any) -> bool:
     if later:
         return row.server_id is None and lease.status in (
             *states.BEFORE, *states.BEGUN)
-    return held and lease.status in states.TO_START
+    return deferred and lease.status in states.TO_START
 
 
-def _decided(move: Reassigned, lease: models.Lease, held: bool,
+def _decided(move: Reassigned, lease: models.Lease, deferred: bool,
              ) -> list[models.Booking] | None:
     """Return the bookings to reassign; None: the lease has changed."""
     rows = [row for row in lease.bookings if row.id in move.hosts and may_move(
-        row, not row.reservation.booted, held, lease)]
+        row, not row.reservation.booted, deferred, lease)]
     if lease.generation != move.seen + 1 or len(rows) != len(move.hosts):
         return None
     return rows
@@ -232,5 +232,5 @@ def _moved(lease: models.Lease, rows: ty.Iterable[models.Booking],
     lease.updated_at = now
 
 
-_HELD = sa.select(models.HeldBuild.lease_id).where(
-    models.HeldBuild.lease_id.in_(sa.bindparam('leases', expanding=True)))
+_DEFERRED = sa.select(models.DeferredBuild.lease_id).where(
+    models.DeferredBuild.lease_id.in_(sa.bindparam('leases', expanding=True)))

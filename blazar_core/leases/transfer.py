@@ -74,13 +74,13 @@ class Transfer:
         """
         with self._database.reader() as session:
             lease = api.found(session, lease_id)
+            build = session.get(models.DeferredBuild, lease_id)
             return OwnerLookup(
                 views.describe(lease), lease.generation,
                 [(kind, reserved) for kind, reserved in
                  self._types.reserved(session, lease) if kind.has_hosts]
                 if lease.status in states.BEGUN else [],
-                (held := session.get(models.HeldBuild, lease_id)) is not None
-                and not held.only_if_lost)
+                build is not None and not build.only_if_lost)
 
     def transfer(self, lease_id: str, seen: int, owner: Owner,
                  granted: limits.Granted | None, keep_trust: bool,

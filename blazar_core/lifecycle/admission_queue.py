@@ -130,8 +130,8 @@ class DeferredAdmission:
         :raises CloudUnavailable: when they cannot be determined now
         """
         with self._database.reader() as session:
-            held = session.get(models.HeldBuild, lease_id)
-            encrypted = None if held is None else held.encrypted
+            build = session.get(models.DeferredBuild, lease_id)
+            encrypted = None if build is None else build.encrypted
             asked = [(one, resource_types.context_of(session, one),
                       len(wanting(one)))
                      for one in api.found(session, lease_id).reservations]

@@ -481,10 +481,10 @@ _STARTED = sa.update(_EVENTS).where(
         status=states.Event.DONE, run_at=_EVENTS.c.time,
         updated_at=sa.bindparam('now'))
 _ENCRYPTED = sa.select(
-    models.HeldBuild.lease_id, models.HeldBuild.encrypted,
+    models.DeferredBuild.lease_id, models.DeferredBuild.encrypted,
     models.Credential.encrypted.label('credential'),
 ).outerjoin(
     models.Credential,
-    models.Credential.lease_id == models.HeldBuild.lease_id,
-).where(models.HeldBuild.lease_id.in_(
+    models.Credential.lease_id == models.DeferredBuild.lease_id,
+).where(models.DeferredBuild.lease_id.in_(
     sa.bindparam('leases', expanding=True)))

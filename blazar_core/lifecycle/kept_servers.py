@@ -39,12 +39,12 @@ LOG = logging.getLogger(__name__)
 _WAKE = 20
 
 
-def is_kept(lease: models.Lease, held: bool) -> bool:
+def is_kept(lease: models.Lease, has_build: bool) -> bool:
     """Return whether the servers of a lease that is to start exist already.
 
-    :param held: whether there is a call that builds them
+    :param has_build: whether there is a call that builds them
     """
-    return (lease.recurrence_id is not None and not held and
+    return (lease.recurrence_id is not None and not has_build and
             not lease_status.comes_first(lease))
 
 

@@ -357,8 +357,8 @@ class LeaseEnd:
                     LOG.warning('Lease %s: its servers are deleted, because '
                                 'no installed end policy can %s them',
                                 lease.id, lease.on_end)
-            session.execute(sa.delete(models.HeldBuild).where(
-                models.HeldBuild.lease_id == lease_id))
+            session.execute(sa.delete(models.DeferredBuild).where(
+                models.DeferredBuild.lease_id == lease_id))
             its = end_policies.steps_of(name, self._policies)
             return _Begun({one: last if its[-1].for_hosted_servers else its
                            for one in lease_status.servers(lease)},

@@ -160,8 +160,8 @@ def update_status(session: orm.Session, lease: models.Lease, now: int) -> None:
         # The servers that failed are deleted.
         conditions.update(lease, now, conditions.Type.BUILD_FAILED,
                           conditions.Type.FAILED)
-    session.execute(sa.delete(models.HeldBuild).where(
-        models.HeldBuild.lease_id == lease.id))
+    session.execute(sa.delete(models.DeferredBuild).where(
+        models.DeferredBuild.lease_id == lease.id))
 
 
 def finish(session: orm.Session, lease: models.Lease, now: int,
@@ -177,8 +177,8 @@ def finish(session: orm.Session, lease: models.Lease, now: int,
     _cut_short(session, lease, now)
     for event in lease.events:
         _end_event(event, min(now, lease.end_date), now)
-    session.execute(sa.delete(models.HeldBuild).where(
-        models.HeldBuild.lease_id == lease.id))
+    session.execute(sa.delete(models.DeferredBuild).where(
+        models.DeferredBuild.lease_id == lease.id))
     session.flush()
     return views.describe(lease)
 
@@ -263,8 +263,8 @@ def fail_waiting(session: orm.Session, lease: models.Lease, now: int,
     for row in waiting:
         row.failed_at = now
     give_room_back(session, waiting, now)
-    session.execute(sa.delete(models.HeldBuild).where(
-        models.HeldBuild.lease_id == lease.id))
+    session.execute(sa.delete(models.DeferredBuild).where(
+        models.DeferredBuild.lease_id == lease.id))
     update_status(session, lease, now)
 
 

@@ -124,7 +124,7 @@ class Preflight:
                                _LEASE.preflight_at <= now - AGAIN),
                        # Written by a clock that was ahead.
                        _LEASE.preflight_at > now + AGAIN),
-                sa.exists().where(models.HeldBuild.lease_id == _LEASE.id),
+                sa.exists().where(models.DeferredBuild.lease_id == _LEASE.id),
             ).order_by(
                 sa.case((_LEASE.warnings.is_(None), 0), else_=1),
                 _LEASE.start_date, _LEASE.id).limit(_AT_ONCE))]
@@ -158,12 +158,12 @@ class Preflight:
         :param seen: when it was checked last
         """
         with self._database.reader() as session:
-            held = session.get(models.HeldBuild, lease_id)
+            build = session.get(models.DeferredBuild, lease_id)
             credential = session.get(models.Credential, lease_id)
-            if held is None or _as_seen(session, lease_id, seen) is None:
+            if build is None or _as_seen(session, lease_id, seen) is None:
                 return
         lacks = self._cloud.preflight(
-            self._decrypt(held.encrypted), None if credential is None else
+            self._decrypt(build.encrypted), None if credential is None else
             self._decrypt(credential.encrypted))
         with self._database.reader() as session:
             lease = _as_seen(session, lease_id, seen)

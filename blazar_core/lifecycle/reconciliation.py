@@ -231,9 +231,9 @@ class Reconciliation:
         the cloud again, each time.
         """
         now = self._clock.now()
-        held = session.get(models.HeldBuild, lease.id)
+        build = session.get(models.DeferredBuild, lease.id)
         if lease.status not in states.TO_START or lease.end_date <= now or (
-                held is None or held.only_if_lost):
+                build is None or build.only_if_lost):
             return False
         booking.dispatched_at = booking.claimed_at = None
         pause = retries.pause(lease, now)

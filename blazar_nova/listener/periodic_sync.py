@@ -42,12 +42,12 @@ class PeriodicSync:
     :param parts: what else runs with each sync
     """
 
-    def __init__(self, clock: clocks.Clock, turn: leader_election.Leader,
+    def __init__(self, clock: clocks.Clock, leader: leader_election.Leader,
                  interval: int, worker_timeout: int,
                  mirror: server_sync.ServerSync, stopping: threading.Event,
                  *parts: ty.Callable[[], object]) -> None:
         self._clock = clock
-        self._turn = turn
+        self._leader = leader
         self._pause = min(_PAUSE, interval)
         self._interval = interval
         #: The rest of the interval is for the servers.
@@ -83,7 +83,7 @@ class PeriodicSync:
                 # again.
                 self._clock.wait(self._missed, min(again, soon))
         try:
-            self._turn.leave(done=True)
+            self._leader.leave(done=True)
         except Exception as exc:
             LOG.info('Periodic sync: another listener takes over later than '
                      'necessary: %s', exc)
@@ -97,26 +97,26 @@ class PeriodicSync:
         if self._missed.is_set():
             self._missed.clear()
             try:
-                self._turn.trigger()
+                self._leader.trigger()
             except Exception:
                 self._missed.set()
                 raise
             self._others_first = float('-inf')
         if self._clock.elapsed() < self._others_first:
             return self._clock.now() + self._pause
-        again = self._turn.take()
+        again = self._leader.take()
         if again is not None:
             return again
         seen: list[bool] = []
         with self._kept() as lost:
             done = self._compare_all(lost, seen)
         if not done:
-            self._turn.leave(done=False)
+            self._leader.leave(done=False)
         elif all(seen):
-            self._turn.done()
+            self._leader.done()
         else:
             # Another listener may reach services that this one does not.
-            self._turn.leave(done=True)
+            self._leader.leave(done=True)
             self._others_first = self._clock.elapsed() + (
                 self._interval + 2 * self._pause)
         return None
@@ -152,7 +152,7 @@ class PeriodicSync:
         """
         over, lost = threading.Event(), threading.Event()
         thread = threading.Thread(
-            target=self._keep, args=(over, lost), name='turn', daemon=True)
+            target=self._keep, args=(over, lost), name='leader', daemon=True)
         thread.start()
         try:
             yield lost
@@ -171,7 +171,7 @@ class PeriodicSync:
                 lost.set()
                 return
             try:
-                if not self._turn.extend():
+                if not self._leader.extend():
                     LOG.warning('Periodic sync: another listener has taken '
                                 'over, because this one did not extend its '
                                 'claim in time')

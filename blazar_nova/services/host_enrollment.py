@@ -90,7 +90,7 @@ class HostEnrollment:
         say(f'Looking for host {name} in all cells ...')
         host = chosen(name, *compute_hosts.named(name))
         say('Excluding servers without a lease from it ...')
-        attempt = self._write(enrollment.start, host.uuid, extra, reservable)
+        enrolling = self._write(enrollment.start, host.uuid, extra, reservable)
         fault_points.fault_point(fault_points.FaultPoint.ENROL_BEGUN, name)
         pool.join(host)
         fault_points.fault_point(fault_points.FaultPoint.ENROL_JOINED, name)
@@ -99,7 +99,7 @@ class HostEnrollment:
                 say('Looking for builds and resizes in progress ...')
                 _wait(pause)
             say('Looking for existing servers ...')
-            there = sorted(self._there(attempt.host_id, host) - {*staying})
+            there = sorted(self._there(enrolling.host_id, host) - {*staying})
             if there:
                 raise errors.Conflict(
                     f'Host {name} cannot be enrolled: it has '
@@ -108,14 +108,14 @@ class HostEnrollment:
                     'a minute to free the capacity.')
             fault_points.fault_point(fault_points.FaultPoint.ENROL_LOOKED,
                                      name)
-            self._write(enrollment.complete, attempt)
+            self._write(enrollment.complete, enrolling)
         except errors.Conflict:
-            self._give_up(attempt, host)
+            self._give_up(enrolling, host)
             raise
         LOG.info('Host %s (%s) is enrolled: it serves leases only',
-                 attempt.host_id, name)
+                 enrolling.host_id, name)
         self._parts.publish('host.enrolled', {'id': host.uuid, 'name': name})
-        return self.show(attempt.host_id)
+        return self.show(enrolling.host_id)
 
     def id_of(self, text: str) -> int:
         """Return the id of an enrolled host, given its id, its name, or the
@@ -275,21 +275,21 @@ class HostEnrollment:
                 self._parts.clock.now())
         return awaited.keys() | host_servers.everybody(host)
 
-    def _give_up(self, attempt: enrollment.Attempt,
+    def _give_up(self, enrolling: enrollment.PendingEnrollment,
                  host: pool.Member) -> None:
         """Cancel an enrollment, but not if another request had started it.
         """
         left = self._write(
-            enrollment.cancel, attempt) if attempt.is_own else None
+            enrollment.cancel, enrolling) if enrolling.is_own else None
         if left is not None:
             # A blazar-listener may have done it already.
             with contextlib.suppress(errors.NotFound, errors.Conflict):
                 self._go(left)
-        if self._enrollment(attempt.host_id) is None:
+        if self._enrollment(enrolling.host_id) is None:
             # The host may have been reopened before this request, or another
             # one that continued the enrollment, closed it.
             pool.leave(host)
-            if self._enrollment(attempt.host_id) is not None:
+            if self._enrollment(enrolling.host_id) is not None:
                 # Another enrollment has closed it since then.
                 pool.join(host)
 

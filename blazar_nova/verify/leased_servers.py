@@ -83,11 +83,12 @@ class LeasedServers:
             models.Lease.status, models.Lease.start_date,
             models.Booking.dispatched_at, models.Booking.failed_at,
             models.Reservation.params,
-            models.HeldBuild.lease_id.label('deferred'),
+            models.DeferredBuild.lease_id.label('deferred'),
         ).join(models.Booking.reservation).join(
             models.Reservation.lease).outerjoin(
             models.Host, models.Host.id == models.Booking.host_id).outerjoin(
-            models.HeldBuild, models.HeldBuild.lease_id == models.Lease.id,
+            models.DeferredBuild,
+            models.DeferredBuild.lease_id == models.Lease.id,
         ).where(models.Booking.server_id.is_not(None)).order_by(
             models.Booking.id).limit(_STEP)
         last = 0

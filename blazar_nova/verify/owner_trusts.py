@@ -43,7 +43,7 @@ class OwnerTrusts:
         held = trusts.held()
         with self._parts.database.reader() as session:
             builds = set(session.scalars(
-                sa.select(models.HeldBuild.lease_id)))
+                sa.select(models.DeferredBuild.lease_id)))
         for trust_id, (lease_id, name, status) in known.items():
             # Other leases end without it, if necessary.
             if trust_id not in held and lease_id in builds and (

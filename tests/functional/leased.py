@@ -135,7 +135,7 @@ class LeasedTestCase(base.FunctionalTestCase):
         """Count the rows of leases in the reservation database, by table."""
         return {table: self.books(f'SELECT count(*) FROM {table}')[0][0]
                 for table in ('leases', 'reservations', 'events',
-                              'bookings', 'held_builds')}
+                              'bookings', 'deferred_builds')}
 
     def books(self, query: str) -> list[tuple[ty.Any, ...]]:
         """Query the reservation database."""

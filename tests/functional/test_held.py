@@ -219,7 +219,7 @@ class HeldTest(leased.LeasedTestCase):
             self.assertEqual('TERMINATED', self.lease(f'vm{number}')['status'])
         rows = self.book_rows()
         self.assertEqual((2, 0, 0), (
-            rows['leases'], rows['bookings'], rows['held_builds']))
+            rows['leases'], rows['bookings'], rows['deferred_builds']))
         self.assertEqual(0, before['leases'])
         self.assertEqual(0, self.boot_rows()['api.build_requests'])
         # Its events no longer have an effect.
@@ -307,7 +307,7 @@ class NowTest(leased.LeasedTestCase):
         self.wait_for_status(server['id'], 'ACTIVE')
         self.assertEqual(self.bookings(), self.guests())
         self.fill_books()
-        self.assertEqual(0, self.book_rows()['held_builds'])
+        self.assertEqual(0, self.book_rows()['deferred_builds'])
         self.assertEqual('ACTIVE', self.lease('vm1')['status'])
         response = self.alice.api_request(
             f'/servers/{server["id"]}', method='PUT',
@@ -326,7 +326,7 @@ class NowTest(leased.LeasedTestCase):
     def test_it_could_be_sent_again_by_a_listener(self):
         with base.at_the_bus(lambda send: None):
             self.boot('vm1', hints=self.lease_hints('vm1'))
-        self.assertEqual(1, self.book_rows()['held_builds'])
+        self.assertEqual(1, self.book_rows()['deferred_builds'])
 
 
 #: Exceptions of the cast itself and of what follows it.
@@ -455,7 +455,7 @@ class BehindTheCastTest(leased.LeasedTestCase):
         self.assertEqual(self.bookings(), self.guests())
         self.fill_books()
         self.assertEqual('ACTIVE', self.lease('vm1')['status'])
-        self.assertEqual(0, self.book_rows()['held_builds'])
+        self.assertEqual(0, self.book_rows()['deferred_builds'])
 
     def test_a_lease_of_which_the_database_does_not_say_whether_it_is(self):
         create = creation.LeaseCreation.create
@@ -530,7 +530,7 @@ class BehindTheCastTest(leased.LeasedTestCase):
                 self.assertEqual('RESERVED', self.alice.get_server(
                     server['id'])['status'])
         self.assertEqual(3, self.boot_rows()['api.request_specs'])
-        self.assertEqual(3, self.book_rows()['held_builds'])
+        self.assertEqual(3, self.book_rows()['deferred_builds'])
 
     def delete_all(self, server_id):
         self.alice.delete_server(server_id)
@@ -562,7 +562,7 @@ class SecretsTest(leased.LeasedTestCase):
     def test_database_and_notifications_do_not_have_them(self):
         recorder = self.record()
         self.hold_with_secrets()
-        self.assertEqual(1, self.book_rows()['held_builds'])
+        self.assertEqual(1, self.book_rows()['deferred_builds'])
         names = [name for name in os.listdir(self.folder)
                  if name.startswith('blazar')]
         self.assertIn('blazar.sqlite', names)

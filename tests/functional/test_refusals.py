@@ -421,7 +421,8 @@ class NothingLeftTest(RefusedTestCase):
             rows['api.build_requests'], rows['api.instance_mappings'],
             rows['api.request_specs']))
         self.assertEqual({'leases': 4, 'reservations': 4, 'events': 8,
-                          'bookings': 4, 'held_builds': 4}, self.book_rows())
+                          'bookings': 4, 'deferred_builds': 4},
+                         self.book_rows())
         self.assertEqual(['host1', 'host1', 'host2', 'host2'],
                          sorted(self.bookings().values()))
 

@@ -416,7 +416,7 @@ class DeletionAroundTheStartTest(leased.LeasedTestCase):
         self.assertEqual('TERMINATED', self.lease('vm1')['status'])
         with self.listener.parts.database.reader() as session:
             self.assertEqual(0, session.query(models.Booking).count())
-            self.assertEqual(0, session.query(models.HeldBuild).count())
+            self.assertEqual(0, session.query(models.DeferredBuild).count())
 
     def delete_at(self, name: str) -> None:
         """Delete the server right before a step of its start."""

@@ -100,7 +100,7 @@ class NoHostTest(UnplacedTestCase):
         self.assertEqual(before['api.request_specs'],
                          rows['api.request_specs'])
         # Its secrets are no longer needed.
-        self.assertEqual(0, self.book_rows()['held_builds'])
+        self.assertEqual(0, self.book_rows()['deferred_builds'])
 
     def test_what_its_user_has_given_it_is_there(self):
         server_id = self.hold(metadata={'color': 'blue'})['id']
@@ -273,7 +273,7 @@ instances = 7
         lease = self.lease('vm1')
         self.assertEqual(('ACTIVE', ''),
                          (lease['status'], lease['status_reason']))
-        self.assertEqual(0, self.book_rows()['held_builds'])
+        self.assertEqual(0, self.book_rows()['deferred_builds'])
 
     def test_those_that_the_conductor_refused_are_tried_again(self):
         """The quota was free at the check, and used up at the conductor's."""

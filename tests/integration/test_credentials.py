@@ -308,7 +308,7 @@ class CredentialsTest(base.IntegrationTestCase):
                         ('nova_api', 'request_specs'),
                         ('nova_api', 'instance_mappings'),
                         ('blazar_nova', 'credentials'),
-                        ('blazar_nova', 'held_builds')))]
+                        ('blazar_nova', 'deferred_builds')))]
 
     def assert_starts_now(self, client: base.Client) -> None:
         answer = self.boot(self.lease_hints(), client=client)

@@ -26,8 +26,8 @@ MOVABLE = """
         reservations.params IS NOT NULL AND bookings.server_id IS NULL
         AND leases.status IN ('PENDING', 'STARTING', 'ACTIVE')
         OR reservations.params IS NULL AND leases.status = 'PENDING'
-        AND EXISTS (SELECT 1 FROM held_builds
-                    WHERE held_builds.lease_id = leases.id))"""
+        AND EXISTS (SELECT 1 FROM deferred_builds
+                    WHERE deferred_builds.lease_id = leases.id))"""
 
 
 def fail_hosts(world: worlds.World, end: float) -> None:

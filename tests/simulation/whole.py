@@ -190,18 +190,18 @@ class Operator:
     def _have_in(self, host: clouds.Host) -> None:
         """Enroll a host as blazar-nova-manage does."""
         self._baton.wait(lambda: host.there, 1e9)
-        attempt = self._write(enrollment.start, host.uuid, {})
+        enrolling = self._write(enrollment.start, host.uuid, {})
         self._port.call('join')
         host.enrolled = True
         self._port.call('everybody')
         with self._core.database.reader() as session:
-            row = session.get(models.Host, attempt.host_id)
+            row = session.get(models.Host, enrolling.host_id)
             there = {*pending.awaited(
                 row.consumers, self._core.clock.now()), *host.allocations}
         if there:
-            self._leave(host, attempt.host_id)
+            self._leave(host, enrolling.host_id)
             raise errors.Conflict(f'{len(there)} servers are there')
-        self._write(enrollment.complete, attempt)
+        self._write(enrollment.complete, enrolling)
         self._baton.tell(f'{host.name} is enrolled')
 
     def _take_out(self, host: clouds.Host) -> None:

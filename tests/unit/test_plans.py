@@ -109,7 +109,7 @@ EVERYTHING = (
      'An operator asks for all that is booked on enrolled hosts.'),
     ('capacity/enrollment.py', 'holders', 'bookings',
      'Each address is compared with what has been booked of it by now.'),
-    ('leases/credentials.py', 'reencrypt', 'credentials held_builds',
+    ('leases/credentials.py', 'reencrypt', 'credentials deferred_builds',
      'All are encrypted with another key.'),
     ('leases/idempotency.py', 'trim', 'request_keys',
      'Where no listener has run for days, most keys are old.'),
@@ -122,20 +122,20 @@ EVERYTHING = (
      'How much is free depends on all that is reserved.'),
     ('leases/accounting.py', 'forget', 'usage_records',
      'An operator deletes usage records of leases that were purged.'),
-    ('leases/hosted_servers.py', 'astray', 'held_builds bookings', _KEPT),
+    ('leases/hosted_servers.py', 'astray', 'deferred_builds bookings', _KEPT),
     ('lifecycle/end_notices.py', 'told', 'would_end',
      'An operator lists what was told in the last days.'),
     ('audit/audit.py', 'Audit.size', 'bookings leases', _VERIFY),
     ('audit/overbooked.py', 'overbooked', 'bookings leases',
      _VERIFY),
-    ('audit/leftovers.py', 'Remains._of_the_dead', 'held_builds',
+    ('audit/leftovers.py', 'Remains._of_the_dead', 'deferred_builds',
      _VERIFY),
     ('audit/leftovers.py', 'Remains._unlike', 'bookings leases',
      _VERIFY),
     ('audit/leftovers.py', 'Remains._without_lease',
      'bookings leases', _VERIFY),
     ('audit/unfinished.py', 'Unfinished._unfinished',
-     'bookings held_builds leases reservations', _VERIFY),
+     'bookings deferred_builds leases reservations', _VERIFY),
     ('lifecycle/lease_close.py', 'LeaseClose.revoke_over', 'credentials',
      _KEPT),
     ('lifecycle/lease_close.py', 'LeaseClose.strays', 'credentials', _VERIFY),
@@ -390,7 +390,7 @@ def _rows_of(number: int) -> ty.Iterator[tuple[str, dict[str, ty.Any]]]:
             'project_id': f'{number % 50}'}
     if number % 20 == 0:
         # More than a page, which a server would read in full.
-        yield 'held_builds', {
+        yield 'deferred_builds', {
             'lease_id': lease_id, 'encrypted': 'x' * 2000, 'created_at': 0}
     if not goes_on:
         return

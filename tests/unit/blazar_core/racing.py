@@ -129,8 +129,8 @@ class RaceTestCase(base.LeaseTestCase):
         """Delete the leases from the tables."""
         with self.database.writer() as session:
             for table in ('bookings', 'reservations', 'events',
-                          'held_builds', 'leases', 'changes', 'server_moves',
-                          'recurrences'):
+                          'deferred_builds', 'leases', 'changes',
+                          'server_moves', 'recurrences'):
                 session.execute(sa.text(f'DELETE FROM {table}'))
         self.leases = leases.Leases(
             self.database, self.clock,

@@ -128,7 +128,7 @@ class TestLeases(AuditTestCase):
         self.change(models.Booking, dispatched_at=NOW)
         self.assert_not_mended('is PENDING, but the build of its servers was '
                                'already sent')
-        self.delete(models.HeldBuild)
+        self.delete(models.DeferredBuild)
         self.assert_not_mended('is PENDING, but the build of its servers is '
                                'missing')
 
@@ -141,7 +141,7 @@ class TestLeases(AuditTestCase):
         self.assert_not_mended('is ACTIVE, but 1 of its servers were not sent '
                                'to build, and no worker will send them')
         self.change(models.Lease, status='STARTING')
-        self.delete(models.HeldBuild)
+        self.delete(models.DeferredBuild)
         self.assert_not_mended('is STARTING, but 1 of its servers were not '
                                'sent to build, and no worker will send them')
 
@@ -240,8 +240,8 @@ class TestWhatIsLeftBehind(AuditTestCase):
                     status='UNDONE')
         self.assert_mended('is TERMINATED, but still has unfinished events.')
         with self.database.writer() as session:
-            session.add(models.HeldBuild(lease_id=lease['id'], encrypted='',
-                                         created_at=NOW))
+            session.add(models.DeferredBuild(lease_id=lease['id'],
+                                             encrypted='', created_at=NOW))
         self.assert_mended('is TERMINATED, but still has a deferred build.')
         offer = self.leases.creation.offer(self.new_lease(50, 100, count=2),
                                            60)
@@ -301,7 +301,8 @@ class TestABookingWithoutALease(AuditTestCase):
         with contextlib.closing(self.database.engine.raw_connection()) as raw:
             cursor = raw.cursor()
             cursor.execute('PRAGMA foreign_keys = OFF')
-            for table in ('held_builds', 'events', 'reservations', 'leases'):
+            for table in ('deferred_builds', 'events', 'reservations',
+                          'leases'):
                 cursor.execute(f'DELETE FROM {table}')
             raw.commit()
             cursor.execute('PRAGMA foreign_keys = ON')
@@ -387,7 +388,7 @@ class TestEncrypted(AuditTestCase):
 
     def test_what_no_key_opens(self):
         lease = self.lease(50, 100, credential='trust')
-        self.change(models.HeldBuild, encrypted='x')
+        self.change(models.DeferredBuild, encrypted='x')
         self.change(models.Credential, encrypted='x')
         build, trust = self.audit.differences()
         self.assertEqual(
@@ -407,7 +408,7 @@ class TestEncrypted(AuditTestCase):
 
     def test_what_is_not_needed_any_more(self):
         lease = self.lease(50, 100)
-        self.change(models.HeldBuild, encrypted='x')
+        self.change(models.DeferredBuild, encrypted='x')
         self.lifecycle.lease_start.give_up(lease['id'], 'start_lease')
         self.assertEqual([], self.texts())
 
@@ -415,7 +416,7 @@ class TestEncrypted(AuditTestCase):
         self.host('big', VCPU=20)
         for number in range(5):
             self.lease(50, 100, credential=f'trust{number}')
-        self.change(models.HeldBuild, encrypted='x')
+        self.change(models.DeferredBuild, encrypted='x')
         with mock.patch.object(leftovers, '_BATCH', 2):
             self.assertEqual(5, len(self.texts()))
             self.assertEqual({f'trust{number}' for number in range(5)},

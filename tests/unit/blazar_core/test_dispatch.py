@@ -418,13 +418,13 @@ class TestFromNowOn(lifecycle_base.LifecycleTestCase):
             self.lifecycle.reconciliation.observe(server_id, Seen(
                 State.ERROR, None, 'No valid host', unplaced=True))
         self.assertEqual('ERROR', self.status(self.made))
-        self.assertEqual([], self.scalars(models.HeldBuild))
+        self.assertEqual([], self.scalars(models.DeferredBuild))
 
     def test_the_call_is_kept_until_all_of_it_runs(self):
         self.send()
         first, second = self.new.server_ids
         self.see(first, State.RUNNING, self.one)
-        self.assertEqual(1, len(self.scalars(models.HeldBuild)))
+        self.assertEqual(1, len(self.scalars(models.DeferredBuild)))
         self.see(second, State.RUNNING, self.one)
-        self.assertEqual([], self.scalars(models.HeldBuild))
+        self.assertEqual([], self.scalars(models.DeferredBuild))
         self.assertEqual('ACTIVE', self.status(self.made))

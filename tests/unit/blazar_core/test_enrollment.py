@@ -104,12 +104,12 @@ class TestEnrollment(whole_hosts_base.WholeHostsTestCase):
             self.status(lease), self.enrollments()))
 
     def test_it_can_be_reserved_when_it_is_enrolled(self):
-        attempt = self.begin()
+        enrolling = self.begin()
         refusal = self.assertRaises(
             errors.Refused, self.reserve_machines).refusal
         self.assertEqual(refusals.Reason.NO_HOST, refusal.reason)
         self.assertRaises(errors.Refused, self.lease)
-        self.write(enrollment.complete, attempt)
+        self.write(enrollment.complete, enrolling)
         self.reserve_machines()
         self.assertRaises(errors.Refused, self.lease, 200, 300)
 
@@ -119,10 +119,10 @@ class TestEnrollment(whole_hosts_base.WholeHostsTestCase):
         self.clock.advance(100)
         self.assertRaises(errors.Refused, self.reserve_machines, 100, 200)
         with self.database.writer() as session:
-            attempt = enrollment.start(
+            enrolling = enrollment.start(
                 session, self.clock.now(), self.uuid_of('one'), {})
-            enrollment.complete(session, NOW, attempt)
-        host_id = attempt.host_id
+            enrollment.complete(session, NOW, enrolling)
+        host_id = enrolling.host_id
         lease = self.reserve_machines(100, 200)
         self.lifecycle.lease_end.delete(lease['id'])
         self.write(enrollment.change, host_id, {}, False)
@@ -151,16 +151,16 @@ class TestEnrollment(whole_hosts_base.WholeHostsTestCase):
         self.assertEqual([None], self.scalars(models.Host.enrollment))
 
     def test_it_does_not_leave_while_it_is_reserved(self):
-        attempt = self.begin()
-        self.write(enrollment.complete, attempt)
-        host_id = attempt.host_id
+        enrolling = self.begin()
+        self.write(enrollment.complete, enrolling)
+        host_id = enrolling.host_id
         lease = self.reserve_machines(50, 100)
         self.assertRaises(
             errors.Conflict, self.write, enrollment.remove, host_id)
         self.lifecycle.lease_end.delete(lease['id'])
         self.write(enrollment.remove, host_id)
         self.assertRaises(
-            errors.Conflict, self.write, enrollment.complete, attempt)
+            errors.Conflict, self.write, enrollment.complete, enrolling)
         self.write(enrollment.retire, host_id)
         self.assertRaises(
             errors.NotFound, self.write, enrollment.remove, host_id)

@@ -378,7 +378,7 @@ class TestNotPlaced(lifecycle_base.LifecycleTestCase):
         self.assertEqual(('ACTIVE', 'He was disabled.'),
                          (self.status(lease), self.reason(lease)))
         self.assertIsNone(self.host_of(second))
-        self.assertEqual([], self.scalars(models.HeldBuild.lease_id))
+        self.assertEqual([], self.scalars(models.DeferredBuild.lease_id))
 
 
 class TestSettledAgain(lifecycle_base.LifecycleTestCase):
@@ -414,7 +414,7 @@ class TestSettled(lifecycle_base.LifecycleTestCase):
     """The status of a lease follows from its remaining servers."""
 
     def kept(self):
-        return self.scalars(models.HeldBuild.lease_id)
+        return self.scalars(models.DeferredBuild.lease_id)
 
     def test_the_encrypted_call_is_kept_until_all_servers_run(self):
         lease = self.lease(50, 100, count=2)

@@ -26,15 +26,15 @@ class TurnsTest(base.DatabaseTestCase):
 
     def setUp(self):
         super().setUp()
-        self.one, self.other = self.turns('one'), self.turns('other')
+        self.one, self.other = self.leader('one'), self.leader('other')
 
-    def turns(self, worker, database=None):
+    def leader(self, worker, database=None):
         return leader_election.Leader(
             database or self.database, self.clock, 'it', worker, interval=300,
             worker_timeout=60)
 
     def worker(self):
-        return self.scalars(models.Turn.worker)
+        return self.scalars(models.TaskLeader.worker)
 
     def test_it_is_done_once_in_an_interval_altogether(self):
         self.assertIsNone(self.one.take())
@@ -113,20 +113,20 @@ class WrongClockTest(base.DatabaseTestCase):
     scenarios = databases.SERVERS
 
     def test_a_clock_that_was_ahead_keeps_nobody_from_it(self):
-        def turn(worker, clock):
+        def leader(worker, clock):
             return leader_election.Leader(self.database, clock, 'it', worker,
                                           300, 60)
 
         ahead = driven.ManualClock(self.clock.now() + 86400)
         for worker in 'one', 'another':
-            wrong = turn(worker, ahead)
+            wrong = leader(worker, ahead)
             self.assertIsNone(wrong.take())
             wrong.done()
             # The clock is set right, or its process has died.
-            self.assertIsNone(turn(worker, self.clock).take())
+            self.assertIsNone(leader(worker, self.clock).take())
             ahead.advance(86400)
-            self.assertIsNone(turn(worker, ahead).take())
-            self.assertIsNone(turn('other', self.clock).take())
+            self.assertIsNone(leader(worker, ahead).take())
+            self.assertIsNone(leader('other', self.clock).take())
             ahead.advance(86400)
 
 
@@ -184,7 +184,7 @@ print('left', flush=True)
         process.stdin.flush()
         self.assertEqual('False', process.stdout.readline().strip())
         self.assertEqual('left', process.stdout.readline().strip())
-        self.assertEqual(['other'], self.scalars(models.Turn.worker))
+        self.assertEqual(['other'], self.scalars(models.TaskLeader.worker))
 
 
 class Together:

@@ -68,7 +68,7 @@ class TestEnd(lifecycle_base.LifecycleTestCase):
         lease = self.lease(50, 100)
         self.cloud.servers[base.servers_of(lease)[0]] = Seen(State.HELD)
         self.assertIsNone(self.lifecycle.lease_end.end(lease['id']))
-        self.assertEqual([], self.scalars(models.HeldBuild.lease_id))
+        self.assertEqual([], self.scalars(models.DeferredBuild.lease_id))
         self.assertEqual('TERMINATED', self.status(lease))
         self.assertEqual([], self.cloud.sent)
 
@@ -101,7 +101,7 @@ class TestEnd(lifecycle_base.LifecycleTestCase):
         lease = self.lease(50, 100)
         self.see(*base.servers_of(lease), State.GONE)
         self.assertEqual('TERMINATED', self.status(lease))
-        self.assertEqual([], self.scalars(models.HeldBuild.lease_id))
+        self.assertEqual([], self.scalars(models.DeferredBuild.lease_id))
         # It never started, so there is no event of a start.
         self.assertEqual({'end_lease': 'DONE'}, self.events_of(lease))
         described = views.get(self.database, lease['id'])

@@ -80,7 +80,7 @@ class TestPurging(Purging, base.LeaseTestCase):
                 lease_id=lease['id'], server_id='server', source=1, target=2,
                 resources={}, reason='best_effort', status='moved',
                 updated_at=NOW))
-            session.add(models.HeldBuild(
+            session.add(models.DeferredBuild(
                 lease_id=lease['id'], encrypted='', created_at=NOW))
             session.add(models.Orphan(
                 lease_id=lease['id'], missing='user', seen_at=NOW))

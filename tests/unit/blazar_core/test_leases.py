@@ -35,9 +35,10 @@ class TestCreate(base.LeaseTestCase):
         self.assertEqual(lease, views.get(self.database, lease['id']))
         self.assertEqual('STARTING', lease['status'])
         self.assertEqual({'leases': 1, 'reservations': 1, 'events': 2,
-                          'hosts': 1, 'bookings': 2, 'held_builds': 1},
+                          'hosts': 1, 'bookings': 2, 'deferred_builds': 1},
                          self.count_rows('changes'))
-        self.assertEqual([True], self.scalars(models.HeldBuild.only_if_lost))
+        self.assertEqual(
+            [True], self.scalars(models.DeferredBuild.only_if_lost))
         self.assertEqual({'start_lease': 'DONE', 'end_lease': 'UNDONE'},
                          self.events_of(lease))
 
@@ -47,12 +48,12 @@ class TestCreate(base.LeaseTestCase):
         self.assertEqual('PENDING', lease['status'])
         self.assertEqual({'start_lease': 'UNDONE', 'end_lease': 'UNDONE'},
                          self.events_of(lease))
-        held, = self.scalars(models.HeldBuild)
+        build, = self.scalars(models.DeferredBuild)
         self.assertEqual((lease['id'], NOW),
-                         (held.lease_id, held.created_at))
+                         (build.lease_id, build.created_at))
         self.assertEqual([None], self.scalars(models.Booking.dispatched_at))
-        self.assertEqual('the call', self.encryption.decrypt(held.encrypted))
-        self.assertNotIn('the call', held.encrypted)
+        self.assertEqual('the call', self.encryption.decrypt(build.encrypted))
+        self.assertNotIn('the call', build.encrypted)
 
     def test_a_held_call_may_be_large(self):
         self.host('one', VCPU=1)
@@ -60,7 +61,7 @@ class TestCreate(base.LeaseTestCase):
         self.lease(50, 100, call=call)
         self.assertEqual([call], [
             self.encryption.decrypt(encrypted)
-            for encrypted in self.scalars(models.HeldBuild.encrypted)])
+            for encrypted in self.scalars(models.DeferredBuild.encrypted)])
 
     def test_each_server_has_a_booking_over_the_window(self):
         self.host('one', VCPU=4)
@@ -162,7 +163,7 @@ class TestCreate(base.LeaseTestCase):
         lease = self.lease(0, 100)
         self.assertEqual('one', self.host_of(*base.servers_of(lease)))
         self.assertEqual({'leases': 1, 'reservations': 1, 'events': 2,
-                          'hosts': 1, 'bookings': 1, 'held_builds': 1},
+                          'hosts': 1, 'bookings': 1, 'deferred_builds': 1},
                          self.count_rows('changes'))
 
     def test_one_who_has_lost_a_race_stays_elsewhere_for_a_while(self):
@@ -845,8 +846,8 @@ class TestReencrypt(base.LeaseTestCase):
                 self.database, encryption.Encryption([new, old]).reencrypt))
         renewed = encryption.Encryption([new])
         self.assertEqual(calls, {
-            held.lease_id: renewed.decrypt(held.encrypted)
-            for held in self.scalars(models.HeldBuild)})
+            build.lease_id: renewed.decrypt(build.encrypted)
+            for build in self.scalars(models.DeferredBuild)})
 
     def test_credentials_are_reencrypted_too(self):
         self.host('one', VCPU=1)
@@ -890,8 +891,8 @@ class TestReencrypt(base.LeaseTestCase):
     def test_with_a_wrong_key_what_is_held_stays_as_it_is(self):
         self.host('one', VCPU=1)
         self.lease(50, 100)
-        before = self.scalars(models.HeldBuild.encrypted)
+        before = self.scalars(models.DeferredBuild.encrypted)
         self.assertRaises(
             errors.DecryptionError, credentials.reencrypt, self.database,
             encryption.Encryption([encryption.new_key()]).reencrypt)
-        self.assertEqual(before, self.scalars(models.HeldBuild.encrypted))
+        self.assertEqual(before, self.scalars(models.DeferredBuild.encrypted))

@@ -121,7 +121,7 @@ class TestElsewhere(WatchTestCase):
             found.extend(rows)
             self.change(lease, dispatched_at=NOW)
             with self.database.writer() as session:
-                session.execute(sa.delete(models.HeldBuild))
+                session.execute(sa.delete(models.DeferredBuild))
             bind_all(found)
 
         self.overbooking._bind_all = send_and_bind

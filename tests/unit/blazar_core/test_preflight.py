@@ -217,7 +217,8 @@ class TestPreflight(PreflightTestCase):
     def test_one_that_breaks_does_not_keep_others_from_it(self):
         broken = self.lease(2 * DAY, 3 * DAY)
         with self.database.writer() as session:
-            session.get(models.HeldBuild, broken['id']).encrypted = 'rubbish'
+            session.get(models.DeferredBuild,
+                        broken['id']).encrypted = 'rubbish'
         good = self.lease(2 * DAY, 3 * DAY)
         self.assertEqual(1, self.look(DAY))
         self.assertEqual({good['id']}, self.seen())

@@ -327,8 +327,8 @@ class TestHandingOver(racing.RaceTestCase):
         self.path = os.path.join(
             self.useFixture(fixtures.TempDir()).path, 'doors')
         with self.database.writer() as session:
-            attempt = enrollment.start(session, NOW, self.uuid, {})
-            enrollment.complete(session, NOW, attempt)
+            enrolling = enrollment.start(session, NOW, self.uuid, {})
+            enrollment.complete(session, NOW, enrolling)
 
     def meet(self, **options):
         """Return whether the server was claimed and the host was assigned."""

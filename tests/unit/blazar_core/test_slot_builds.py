@@ -202,7 +202,7 @@ class TestPlaces(lifecycle_base.LifecycleTestCase):
     def test_a_boot_whose_call_is_lost_does_not_become_active(self):
         lease = self.lease(50, 100)
         with self.database.writer() as session:
-            session.query(models.HeldBuild).delete()
+            session.query(models.DeferredBuild).delete()
         self.assertIsNone(self.lifecycle.lease_start.start(lease['id']))
         self.assertEqual('PENDING', self.status(lease))
 

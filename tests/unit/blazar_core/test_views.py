@@ -409,7 +409,7 @@ class TestDescribe(ViewsTestCase):
 
     def test_there_are_no_secrets_in_it(self):
         lease = self.lease(50, 100, call='secret', credential='trust')
-        encrypted, = self.scalars(models.HeldBuild.encrypted)
+        encrypted, = self.scalars(models.DeferredBuild.encrypted)
         trust, = self.scalars(models.Credential.encrypted)
         for described in (lease, views.get(self.database, lease['id']),
                           *self.page(), *views.listed(self.database, True)):

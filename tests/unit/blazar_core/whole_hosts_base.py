@@ -88,11 +88,11 @@ class WholeHostsTestCase(base.LeaseTestCase):
     def enrol(self, name, finish=True, **extra):
         """Enroll a host and return its id."""
         with self.database.writer() as session:
-            attempt = enrollment.start(
+            enrolling = enrollment.start(
                 session, NOW, self.uuid_of(name), extra)
             if finish:
-                enrollment.complete(session, NOW, attempt)
-        return attempt.host_id
+                enrollment.complete(session, NOW, enrolling)
+        return enrolling.host_id
 
     def machines_of(self, least=1, most=1):
         params = {'min': least, 'max': most}

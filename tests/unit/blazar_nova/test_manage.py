@@ -153,7 +153,7 @@ class ManageTest(base.TestCase):
                 'key.\n'),
             self.manage('key', 'rotate'))
         with database.reader() as session:
-            encrypted = session.get_one(models.HeldBuild,
+            encrypted = session.get_one(models.DeferredBuild,
                                         lease['id']).encrypted
         self.assertEqual('the call', encryption.Encryption(
             self.keys[:1]).decrypt(encrypted))
@@ -167,7 +167,7 @@ class ManageTest(base.TestCase):
         self.assertEqual(1, code)
         self.assertIn('add the key with which it was encrypted', text)
         with database.reader() as session:
-            encrypted = session.get_one(models.HeldBuild,
+            encrypted = session.get_one(models.DeferredBuild,
                                         lease['id']).encrypted
         self.assertEqual(
             'the call', encryption.Encryption(old).decrypt(encrypted))

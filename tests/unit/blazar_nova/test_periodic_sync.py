@@ -176,15 +176,15 @@ class ComparisonTest(base.DatabaseTestCase):
         def away():
             raise errors.DatabaseUnavailable
 
-        hurry, self.one._turn.trigger = self.one._turn.trigger, away
+        hurry, self.one._leader.trigger = self.one._leader.trigger, away
         self.assertRaises(errors.DatabaseUnavailable, self.one.look)
-        self.one._turn.trigger = hurry
+        self.one._leader.trigger = hurry
         self.one.look()
         self.assertEqual([2, 0], self.compared())
 
     def turn_until(self):
         until, = self.scalars(
-            periodic_sync.leader_election.models.Turn.claimed_until)
+            periodic_sync.leader_election.models.TaskLeader.claimed_until)
         return until
 
     def wait_for(self, is_so):

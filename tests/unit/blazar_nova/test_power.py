@@ -62,10 +62,10 @@ class PowerTestCase(base.LeaseTestCase):
 
     def enroll(self, name):
         with self.database.writer() as session:
-            attempt = enrollment.start(
+            enrolling = enrollment.start(
                 session, NOW, self.uuid_of(name), {})
         with self.database.writer() as session:
-            enrollment.complete(session, NOW, attempt)
+            enrollment.complete(session, NOW, enrolling)
 
     def look(self, after=power.PAUSE):
         self.clock.advance(after)
@@ -594,10 +594,10 @@ class TestOnce(PowerTestCase):
         self.machines.change('one', excluded='x')
         self.look()
         before = self.everything()
-        del before['turns']
+        del before['leaders']
         self.look()
         after = self.everything()
-        del after['turns']
+        del after['leaders']
         self.assertEqual(before, after)
 
 

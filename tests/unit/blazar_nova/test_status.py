@@ -76,7 +76,7 @@ class StatusTest(base.TestCase):
     def listen(database, worker, until):
         """Record a leader as a listener does during a sync."""
         with database.writer() as session:
-            session.merge(models.Turn(
+            session.merge(models.TaskLeader(
                 name='comparison', worker=worker, claimed_until=until,
                 due_at=until))
 

@@ -36,11 +36,11 @@ def upgrade() -> None:
     _server_moves()
     _settings()
     _slot_builds()
-    _turns()
+    _leaders()
     _usage_records()
     _would_end()
     _events()
-    _held_builds()
+    _deferred_builds()
     _outages()
     _reservations()
     _bookings()
@@ -271,9 +271,9 @@ def _slot_builds() -> None:
         sa.Column('created_at', sa.BigInteger, nullable=False))
 
 
-def _turns() -> None:
+def _leaders() -> None:
     _create(
-        'turns',
+        'leaders',
         sa.Column('name', sa.String(64), primary_key=True),
         sa.Column('worker', sa.String(255)),
         sa.Column('claimed_until', sa.BigInteger, nullable=False),
@@ -336,9 +336,9 @@ def _events() -> None:
         sa.Index('events_type_idx', 'status', 'event_type', 'run_at'))
 
 
-def _held_builds() -> None:
+def _deferred_builds() -> None:
     _create(
-        'held_builds',
+        'deferred_builds',
         sa.Column('lease_id', sa.String(36), sa.ForeignKey('leases.id'),
                   primary_key=True),
         sa.Column('encrypted', _LONG, nullable=False),

@@ -63,7 +63,7 @@ class BookingReassignment:
         self._reshuffler = reshuffler
         self._notify = notify
 
-    def bind_all(self, found: ty.Iterable[ty.Any]) -> bool:
+    def reassign_all(self, found: ty.Iterable[ty.Any]) -> bool:
         """Reassign bookings, the oldest lease first. A failure affects no
         other reservation.
 
@@ -104,7 +104,7 @@ class BookingReassignment:
         if len(some) == 1:
             return 0, []
         try:
-            return self._database.retried(self._bind_together, some)
+            return self._database.retried(self._reassign_together, some)
         except Exception as exc:
             expected = isinstance(exc, errors.DatabaseUnavailable |
                                   errors.ConcurrentUpdate)
@@ -113,8 +113,8 @@ class BookingReassignment:
                         exc, exc_info=not expected)
             return None, []
 
-    def _bind_together(self, some: ty.Mapping[str, alternatives.Lost],
-                       ) -> tuple[int, list[str]]:
+    def _reassign_together(self, some: ty.Mapping[str, alternatives.Lost],
+                           ) -> tuple[int, list[str]]:
         """Reassign the bookings of several reservations in one transaction.
 
         :raises Outdated: when another process was faster: search again
@@ -148,9 +148,9 @@ class BookingReassignment:
         return done, helpless
 
     def _find(self, reservation_id: str, lost: alternatives.Lost) -> bool:
-        """Call :meth:`_bind`; return whether its search was complete."""
+        """Call :meth:`_reassign`; return whether its search was complete."""
         try:
-            self._database.retried(self._bind, reservation_id, lost)
+            self._database.retried(self._reassign, reservation_id, lost)
             return True
         except errors.NotFound:
             LOG.debug('Reservation %s no longer exists', reservation_id)
@@ -165,7 +165,7 @@ class BookingReassignment:
                 reservation_id, exc, exc_info=not expected)
             return False
 
-    def _bind(self, reservation_id: str, lost: alternatives.Lost) -> None:
+    def _reassign(self, reservation_id: str, lost: alternatives.Lost) -> None:
         """Reassign as many bookings of a reservation as there are hosts for.
 
         :raises Outdated: when another process was faster: search again
@@ -186,7 +186,7 @@ class BookingReassignment:
             if host_id is None}
         if left and None in lost.values():
             # Reshuffling may free one more host for it.
-            self._bind(reservation_id, left)
+            self._reassign(reservation_id, left)
 
     def _carry_out(self, moves: ty.Sequence[reassignment.Reassigned]) -> None:
         """Write reassignments, and send their notifications.
@@ -198,7 +198,7 @@ class BookingReassignment:
         fault_points.fault_point(fault_points.FaultPoint.HEAL_PLANNED,
                                  moves[0].lease_id)
         with self._admission.deciding():
-            leases = self._reassigner.rebind(*moves)
+            leases = self._reassigner.reassign(*moves)
         if leases is None:
             raise api.Outdated('leases with bookings without capacity')
         fault_points.fault_point(fault_points.FaultPoint.HEAL_BOUND,

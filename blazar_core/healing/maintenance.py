@@ -206,7 +206,7 @@ class Maintenance:
                      host.name, clocks.iso(window.start),
                      clocks.iso(window.end), reason)
 
-    def give_back(self, name: str) -> None:
+    def end_early(self, name: str) -> None:
         """End the maintenance of a host early. Safe to repeat.
 
         :param name: of the host, or of its nova-compute

@@ -116,7 +116,7 @@ class OverbookingCheck:
         if again:
             self._since = now
             self._forget(short)
-        self._bind_all([
+        self._reassign_all([
             row for host in short
             if again or self._left.get(host.id) != host.generation
             for row in self._too_many(host, now)])
@@ -151,12 +151,12 @@ class OverbookingCheck:
                 continue
             if self._clock.elapsed() > late:
                 return
-            self._bind_all(of_lease)
+            self._reassign_all(of_lease)
             self._tried = age
         self._tried = None
 
-    def _bind_all(self, found: ty.Iterable[ty.Any]) -> None:
-        if not self._booking_reassignment.bind_all(found):
+    def _reassign_all(self, found: ty.Iterable[ty.Any]) -> None:
+        if not self._booking_reassignment.reassign_all(found):
             # Have the next look search again.
             self._news = -1
 
@@ -174,7 +174,7 @@ class OverbookingCheck:
                 continue
             with contextlib.suppress(errors.NotFound):
                 leases = self._database.retried(
-                    self._reassigner.rebind, reassignment.Reassigned(
+                    self._reassigner.reassign, reassignment.Reassigned(
                         row.id, row.generation, {}))
                 for lease in leases or ():
                     self._notify('lease.update', lease | {

@@ -222,7 +222,7 @@ class Reshuffle:
             by_lease.setdefault((row.lease_id, row.generation), []).append(
                 (row, host_id))
         with self._admission.deciding():
-            leases = self._reassigner.rebind(*(reassignment.Reassigned(
+            leases = self._reassigner.reassign(*(reassignment.Reassigned(
                 lease_id, seen, {row.id: host_id for row, host_id in some},
                 among=demand.among, before={
                     row.host_id for row, _host_id in some})

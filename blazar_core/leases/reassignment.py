@@ -58,7 +58,7 @@ class Reassignment:
         self._clock = clock
         self._types = types
 
-    def rebind(self, *moves: Reassigned) -> list[dict[str, ty.Any]] | None:
+    def reassign(self, *moves: Reassigned) -> list[dict[str, ty.Any]] | None:
         """Reassign bookings of leases to other hosts; all of them, or none.
 
         :param moves: at most one for each lease
@@ -119,7 +119,7 @@ class Reassignment:
         """Add hosts to a started reservation of whole hosts, as replacements
         of failed ones, which it keeps.
 
-        Arguments, results and errors are those of :meth:`rebind`.
+        Arguments, results and errors are those of :meth:`reassign`.
 
         :param window: over which they are booked
         """

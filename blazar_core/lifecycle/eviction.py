@@ -324,8 +324,8 @@ class Evictions:
                 self._cloud.delete(move.server_id, credential)
                 return ''
             try:
-                self._cloud.bring(move.server_id,
-                                  cloud_api.RestingState.SHELVED, credential)
+                self._cloud.set_resting_state(
+                    move.server_id, cloud_api.RestingState.SHELVED, credential)
             except (errors.TrustUnavailable, errors.Forbidden) as exc:
                 return str(exc)
             return ''

@@ -36,7 +36,7 @@ LOG = logging.getLogger(__name__)
 
 #: Seconds after reading a lease within which its servers may be restored:
 #: later, it may be over and no longer have them.
-_WAKE = 20
+_RESTORE_TIMEOUT = 20
 
 
 def is_kept(lease: models.Lease, has_build: bool) -> bool:
@@ -109,7 +109,7 @@ class KeptServers:
                 return None
             servers = lease_status.servers(lease)
             deadline = cloud_api.Deadline(self._clock, min(
-                _WAKE, lease.end_date - self._clock.now()))
+                _RESTORE_TIMEOUT, lease.end_date - self._clock.now()))
         credential = self._closer.credential(lease_id)
         for server_id in servers:
             seen = self._cloud.look(server_id)
@@ -118,7 +118,7 @@ class KeptServers:
                 waiting.append(server_id)
             if seen.rest is cloud_api.RestingState.SHELVED and not seen.busy:
                 try:
-                    self._cloud.wake(server_id, credential, deadline)
+                    self._cloud.unshelve(server_id, credential, deadline)
                 except (errors.CloudUnavailable, errors.TrustUnavailable,
                         errors.Forbidden) as exc:
                     LOG.warning('Lease %s: server %s cannot be restored yet: '

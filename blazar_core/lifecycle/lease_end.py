@@ -49,8 +49,8 @@ class ServerEnds:
         self._removal = removal
         self.policies = policies
 
-    def bring(self, ended: end_policies.EndedServer,
-              its: end_policies.Steps) -> str | None:
+    def apply_policy(self, ended: end_policies.EndedServer,
+                     its: end_policies.Steps) -> str | None:
         """Carry out the next steps of the end policy of a server.
 
         A failure does not keep other servers of the lease from their end.
@@ -262,10 +262,10 @@ class LeaseEnd:
         credential = self._closer.credential(lease_id, any(
             one.needs_owner for its in ends_of.values() for one in its)
         ) if ends_of else None
-        waiting = {server_id: why for server_id, its in ends_of.items()
-                   if (why := self._server_ends.bring(end_policies.EndedServer(
-                       server_id, lease_id, begun.name, begun.project_id,
-                       credential), its)) is not None}
+        waiting = {server_id: why for server_id, its in ends_of.items() if (
+            why := self._server_ends.apply_policy(end_policies.EndedServer(
+                server_id, lease_id, begun.name, begun.project_id,
+                credential), its)) is not None}
         if waiting:
             why = next(filter(None, waiting.values()), '')
             if closed.hosted_servers or why:

@@ -23,7 +23,7 @@ from blazar_core.db import models
 from blazar_core.leases import views
 
 __all__ = ['Count', 'Lease', 'apart', 'booking_of', 'comes_first',
-           'fail_waiting', 'finish', 'follow', 'give_room_back', 'has_servers',
+           'fail_waiting', 'finish', 'follow', 'free_capacity', 'has_servers',
            'is_building', 'server_counts', 'servers',
            'update_status', 'waiting']
 
@@ -167,7 +167,7 @@ def update_status(session: orm.Session, lease: models.Lease, now: int) -> None:
 def finish(session: orm.Session, lease: models.Lease, now: int,
            ) -> Lease:
     """End a lease; only its record is left."""
-    _give_hosts_back(session, lease.reservations, now)
+    _unassign_hosts(session, lease.reservations, now)
     ledger.amend(session, now, [
         ledger.Edit(booking, None) for booking in lease.bookings])
     lease.enter(states.Lease.TERMINATED, now)
@@ -226,12 +226,12 @@ def _last_state(event: models.Event, end: int) -> states.Event:
     return states.Event.DONE
 
 
-def give_room_back(session: orm.Session,
-                   bookings: ty.Iterable[models.Booking], now: int) -> None:
+def free_capacity(session: orm.Session,
+                  bookings: ty.Iterable[models.Booking], now: int) -> None:
     """Free the capacity of bookings, which still tie servers to their lease.
     """
     bookings = list(bookings)
-    _give_hosts_back(
+    _unassign_hosts(
         session, {booking.reservation for booking in bookings}, now)
     ledger.amend(session, now, [
         ledger.Edit(booking, ledger.new_of(
@@ -239,9 +239,9 @@ def give_room_back(session: orm.Session,
         for booking in bookings])
 
 
-def _give_hosts_back(session: orm.Session,
-                     reservations: ty.Iterable[models.Reservation], now: int,
-                     ) -> None:
+def _unassign_hosts(session: orm.Session,
+                    reservations: ty.Iterable[models.Reservation], now: int,
+                    ) -> None:
     """Unassign the hosts of reservations of whole hosts."""
     whole = [one.id for one in reservations if one.whole]
     if whole:
@@ -262,7 +262,7 @@ def fail_waiting(session: orm.Session, lease: models.Lease, now: int,
                if row.dispatched_at is None]
     for row in waiting:
         row.failed_at = now
-    give_room_back(session, waiting, now)
+    free_capacity(session, waiting, now)
     session.execute(sa.delete(models.DeferredBuild).where(
         models.DeferredBuild.lease_id == lease.id))
     update_status(session, lease, now)

@@ -149,7 +149,7 @@ class LostBuilds:
                 LOG.warning('Lease %s: no process is building server %s',
                             lease_id, server_id)
                 with logs.about(server_id=server_id):
-                    self._cloud.abandon(server_id)
+                    self._cloud.mark_failed(server_id)
                 self._reconciler.check(server_id)
         except Exception:
             LOG.exception('Lease %s: its lost builds could not be handled '

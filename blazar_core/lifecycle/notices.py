@@ -49,7 +49,7 @@ class Notices:
             event = session.get(models.Event, event_id)
             action = None if event is None else event.action
         if action == states.Action.SNAPSHOT:
-            outcome = self._images.copy(lease_id, event_id)
+            outcome = self._images.create_images(lease_id, event_id)
             if outcome is not None:
                 return outcome
         return self.announce(lease_id, event_type)

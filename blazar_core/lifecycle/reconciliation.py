@@ -209,7 +209,7 @@ class Reconciliation:
                 sa.select(models.Host.service_host)
                 .where(models.Host.id == booking.host_id)))
             booking.failed_at = self._clock.now()
-            lease_status.give_room_back(
+            lease_status.free_capacity(
                 session, [booking], self._clock.now())
             if lease.status != states.Lease.TERMINATING:
                 conditions.update(

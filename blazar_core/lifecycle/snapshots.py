@@ -66,7 +66,7 @@ class Snapshots:
         self._closer = closer
         self._types = types
 
-    def copy(self, lease_id: str, event_id: str) -> retries.Result:
+    def create_images(self, lease_id: str, event_id: str) -> retries.Result:
         """Create one image of each server of a lease for an event. Safe to
         repeat; done when the images can be used.
 
@@ -94,7 +94,7 @@ class Snapshots:
         for server_id in dict.fromkeys(servers):
             if self._is_over(lease_id):
                 return retries.Failed('the lease has already ended')
-            why = self._bring(event, server_id)
+            why = self._create_image(event, server_id)
             if why is not None:
                 waiting.append(why)
         if self._is_over(lease_id):
@@ -121,7 +121,7 @@ class Snapshots:
         with self._database.reader() as session:
             return _is_ending(api.found(session, lease_id))
 
-    def _bring(self, event: _Event, server_id: str) -> str | None:
+    def _create_image(self, event: _Event, server_id: str) -> str | None:
         """Carry out the next step towards the image of a server.
 
         A failure does not keep other servers of the lease from theirs.
@@ -155,12 +155,12 @@ class Snapshots:
                 seen.rest is cloud_api.RestingState.SHELVED and seen.host is
                 None):
             return None
-        if self._cloud.is_copied(server_id, event.lease_id, event.credential,
+        if self._cloud.has_image(server_id, event.lease_id, event.credential,
                                  event.key):
             return None
         # Also if the server is busy: the task may have died.
-        self._cloud.copy(server_id, event.lease_id, event.lease_name,
-                         event.credential, event.key, event.label)
+        self._cloud.create_image(server_id, event.lease_id, event.lease_name,
+                                 event.credential, event.key, event.label)
         return ''
 
     def _explain(self, lease_id: str, event_type: str, why: str) -> None:

@@ -142,7 +142,7 @@ class Cloud(ty.Protocol):
         """
         ...
 
-    def abandon(self, server_id: str) -> None:
+    def mark_failed(self, server_id: str) -> None:
         """Set a server to failed whose build has stalled.
 
         This frees its resources. Idempotent; does nothing if its build has
@@ -163,8 +163,8 @@ class Cloud(ty.Protocol):
         """
         ...
 
-    def bring(self, server_id: str, rest: RestingState, credential: str | None,
-              ) -> None:
+    def set_resting_state(self, server_id: str, rest: RestingState,
+                          credential: str | None) -> None:
         """Request that a server is brought to a resting state. Idempotent;
         does nothing if it does not exist or is busy.
 
@@ -173,8 +173,8 @@ class Cloud(ty.Protocol):
         """
         ...
 
-    def wake(self, server_id: str, credential: str | None,
-             deadline: Deadline) -> None:
+    def unshelve(self, server_id: str, credential: str | None,
+                 deadline: Deadline) -> None:
         """Request that a shelved server runs again. Idempotent; does nothing
         if it does not exist or is busy.
 
@@ -189,9 +189,9 @@ class Cloud(ty.Protocol):
         """
         ...
 
-    def copy(self, server_id: str, lease_id: str, name: str,
-             credential: str | None, event: str = '', label: str = '',
-             ) -> None:
+    def create_image(self, server_id: str, lease_id: str, name: str,
+                     credential: str | None, event: str = '', label: str = '',
+                     ) -> None:
         """Request an image of a server, which the owner of its lease will own.
 
         Idempotent: does nothing if the image for this lease and event exists
@@ -204,10 +204,10 @@ class Cloud(ty.Protocol):
         """
         ...
 
-    def is_copied(self, server_id: str, lease_id: str,
+    def has_image(self, server_id: str, lease_id: str,
                   credential: str | None, event: str = '') -> bool:
-        """Return whether the image of a server that :meth:`copy` requested for
-        a lease exists and is active.
+        """Return whether the image of a server that :meth:`create_image`
+        requested for a lease exists and is active.
 
         :param event: the event at which it was created; empty: the end
 

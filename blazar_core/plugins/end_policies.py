@@ -116,12 +116,12 @@ class Snapshot(EndPolicy):
     goes_on = keeps = needs_owner = True
 
     def ask(self, cloud: cloud_api.Cloud, ended: EndedServer) -> None:
-        cloud.copy(ended.server_id, ended.lease_id, ended.lease_name,
-                   ended.credential)
+        cloud.create_image(ended.server_id, ended.lease_id, ended.lease_name,
+                           ended.credential)
 
     def is_over(self, cloud: cloud_api.Cloud, ended: EndedServer,
                 seen: cloud_api.ObservedServer) -> bool:
-        return seen.state is cloud_api.ServerState.GONE or cloud.is_copied(
+        return seen.state is cloud_api.ServerState.GONE or cloud.has_image(
             ended.server_id, ended.lease_id, ended.credential)
 
 
@@ -132,7 +132,7 @@ class _Rest(EndPolicy):
     rest: ty.ClassVar[cloud_api.RestingState]
 
     def ask(self, cloud: cloud_api.Cloud, ended: EndedServer) -> None:
-        cloud.bring(ended.server_id, self.rest, ended.credential)
+        cloud.set_resting_state(ended.server_id, self.rest, ended.credential)
 
     def is_over(self, cloud: cloud_api.Cloud, ended: EndedServer,
                 seen: cloud_api.ObservedServer) -> bool:

@@ -82,7 +82,7 @@ class HostMaintenance:
         self._authorize(request, 'delete')
         inputs.check_keys(web_requests.query(request), {}, 'the query')
         self._planned(host_name)
-        self._hosts.give_back(host_name)
+        self._hosts.end_early(host_name)
         self._notify('host.maintenance', host_schema.maintenance_payload(
             self._hosts.name_of(host_name)))
         return 204, None

@@ -67,7 +67,7 @@ def run(parts: 'wiring.Parts', parsed: argparse.Namespace,
     known = hosts.planned(name)
     if parsed.until.strip().lower() == 'now':
         if known is not None and not parsed.dry_run:
-            hosts.give_back(name)
+            hosts.end_early(name)
             parts.publish('host.maintenance', host_schema.maintenance_payload(
                 hosts.name_of(name)))
         print(f'Host {name} is no longer in maintenance.'

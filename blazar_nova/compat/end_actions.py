@@ -50,8 +50,8 @@ class EndActions(request_context.Acting):
     servers, and images of them.
     """
 
-    def bring(self, server_id: str, rest: cloud_api.RestingState,
-              credential: str | None) -> None:
+    def set_resting_state(self, server_id: str, rest: cloud_api.RestingState,
+                          credential: str | None) -> None:
         """Ask Nova to stop, suspend or shelve a server; ignores a deleted one.
 
         In the name of its owner if glance is needed, else as Nova itself.
@@ -63,29 +63,31 @@ class EndActions(request_context.Acting):
         :raises Forbidden: if the server is not of the project of the owner
         """
         if rest is cloud_api.RestingState.SHELVED:
-            self._within(_GLANCE, self._bring, server_id, rest, credential)
+            self._within(_GLANCE, self._set_resting_state, server_id, rest,
+                         credential)
         else:
-            self._in_cell(self._bring, server_id, rest, credential)
+            self._in_cell(self._set_resting_state, server_id, rest, credential)
 
-    def _bring(self, server_id: str, rest: cloud_api.RestingState,
-               credential: str | None) -> None:
+    def _set_resting_state(self, server_id: str, rest: cloud_api.RestingState,
+                           credential: str | None) -> None:
         context = nova_context.get_admin_context()
         with contextlib.suppress(exception.InstanceNotFound):
             if rest is cloud_api.RestingState.SHELVED:
                 context = self._in_its_name(server_id, credential)
-            _bring(self._compute_api, context, self._compute_api.get(
-                context, server_id), rest)
+            _set_resting_state(self._compute_api, context,
+                               self._compute_api.get(context, server_id), rest)
 
-    def wake(self, server_id: str, credential: str | None,
-             deadline: cloud_api.Deadline) -> None:
+    def unshelve(self, server_id: str, credential: str | None,
+                 deadline: cloud_api.Deadline) -> None:
         """Ask Nova to unshelve a server, in the name of the owner.
 
-        :raises CloudUnavailable, TrustUnavailable, Forbidden: as :meth:`bring`
+        :raises CloudUnavailable, TrustUnavailable, Forbidden: as
+            :meth:`set_resting_state`
         """
-        self._within(_GLANCE, self._wake, server_id, credential, deadline)
+        self._within(_GLANCE, self._unshelve, server_id, credential, deadline)
 
-    def _wake(self, server_id: str, credential: str | None,
-              deadline: cloud_api.Deadline) -> None:
+    def _unshelve(self, server_id: str, credential: str | None,
+                  deadline: cloud_api.Deadline) -> None:
         with contextlib.suppress(exception.InstanceNotFound):
             context = self._in_its_name(server_id, credential)
             instance = self._compute_api.get(
@@ -94,48 +96,50 @@ class EndActions(request_context.Acting):
                 raise errors.CloudUnavailable(
                     f'Server {server_id} is not brought back yet: this '
                     f'process stood still.')
-            _wake(self._compute_api, context, instance)
+            _unshelve(self._compute_api, context, instance)
 
-    def copy(self, server_id: str, lease_id: str, name: str,
-             credential: str | None, event: str = '', label: str = '',
-             ) -> None:
+    def create_image(self, server_id: str, lease_id: str, name: str,
+                     credential: str | None, event: str = '', label: str = '',
+                     ) -> None:
         """Ask Nova for an image of a server, in the name of the owner.
 
-        :raises CloudUnavailable, TrustUnavailable, Forbidden: as :meth:`bring`
+        :raises CloudUnavailable, TrustUnavailable, Forbidden: as
+            :meth:`set_resting_state`
         """
         self._within(
-            _GLANCE, self._copy, server_id, lease_id, name, credential,
+            _GLANCE, self._create_image, server_id, lease_id, name, credential,
             event, label)
 
-    def _copy(self, server_id: str, lease_id: str, name: str,
-              credential: str | None, event: str, label: str) -> None:
+    def _create_image(self, server_id: str, lease_id: str, name: str,
+                      credential: str | None, event: str, label: str) -> None:
         with contextlib.suppress(exception.InstanceNotFound):
             context = self._in_its_name(server_id, credential)
-            _copy(self._compute_api, context, self._compute_api.get(
+            _create_image(self._compute_api, context, self._compute_api.get(
                 context, server_id), lease_id, name, event, label)
 
-    def is_copied(self, server_id: str, lease_id: str,
+    def has_image(self, server_id: str, lease_id: str,
                   credential: str | None, event: str = '') -> bool:
         """Return whether an image of a server was created for a lease.
 
-        :raises CloudUnavailable, TrustUnavailable: as :meth:`bring`
+        :raises CloudUnavailable, TrustUnavailable: as
+            :meth:`set_resting_state`
         """
         return self._within(
-            _GLANCE, self._is_copied, server_id, lease_id, credential,
+            _GLANCE, self._has_image, server_id, lease_id, credential,
             event)
 
-    def _is_copied(self, server_id: str, lease_id: str,
+    def _has_image(self, server_id: str, lease_id: str,
                    credential: str | None, event: str) -> bool:
         try:
-            return _is_copied(
+            return _has_image(
                 self._compute_api, self._in_its_name(server_id, credential),
                 server_id, lease_id, event)
         except (exception.InstanceNotFound, errors.Forbidden):
             return False
 
 
-def _bring(api: ty.Any, context: ty.Any, instance: ty.Any,
-           rest: cloud_api.RestingState) -> None:
+def _set_resting_state(api: ty.Any, context: ty.Any, instance: ty.Any,
+                       rest: cloud_api.RestingState) -> None:
     """Ask Nova to stop, suspend or shelve a server, unless it has another
     task.
 
@@ -151,7 +155,7 @@ def _bring(api: ty.Any, context: ty.Any, instance: ty.Any,
     _ask(work, context, instance)
 
 
-def _wake(api: ty.Any, context: ty.Any, instance: ty.Any) -> None:
+def _unshelve(api: ty.Any, context: ty.Any, instance: ty.Any) -> None:
     """Ask Nova to unshelve a shelved server, unless it has another task.
 
     :param context: of a user who may use its image
@@ -163,8 +167,9 @@ def _wake(api: ty.Any, context: ty.Any, instance: ty.Any) -> None:
         _ask(api.unshelve, context, instance)
 
 
-def _copy(api: ty.Any, context: ty.Any, instance: ty.Any, lease_id: str,
-          lease_name: str, event: str = '', label: str = '') -> None:
+def _create_image(api: ty.Any, context: ty.Any, instance: ty.Any,
+                  lease_id: str, lease_name: str, event: str = '',
+                  label: str = '') -> None:
     """Ask Nova for an image of a server, unless the server has another task
     or an image exists.
 
@@ -192,7 +197,7 @@ def _copy(api: ty.Any, context: ty.Any, instance: ty.Any, lease_id: str,
         _LEASE: lease_id, _SERVER: instance.uuid, _EVENT: event or _END})
 
 
-def _is_copied(api: ty.Any, context: ty.Any, server_id: str, lease_id: str,
+def _has_image(api: ty.Any, context: ty.Any, server_id: str, lease_id: str,
                event: str = '') -> bool:
     """Return whether an image of a server for a lease is active.
 

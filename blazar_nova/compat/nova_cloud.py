@@ -200,9 +200,9 @@ class NovaCloud(server_deletion.ServerDeletion, end_actions.EndActions,
         _ping(conductor_rpcapi.RPC_TOPIC)
         return stranded_builds.traces(late)
 
-    def abandon(self, server_id: str) -> None:
+    def mark_failed(self, server_id: str) -> None:
         """Set a server whose build is stranded to ERROR."""
-        self._in_cell(stranded_builds.abandon, server_id)
+        self._in_cell(stranded_builds.mark_failed, server_id)
 
     def look(self, server_id: str) -> cloud_api.ObservedServer:
         """Return the state of a server in Nova now.

@@ -27,7 +27,7 @@ from blazar_nova.compat import compute_hosts
 from blazar_nova.compat import reserved_state
 from blazar_nova.compat import unbuilt_servers
 
-__all__ = ['abandon', 'on_the_way', 'traces']
+__all__ = ['mark_failed', 'on_the_way', 'traces']
 
 LOG = logging.getLogger(__name__)
 
@@ -85,7 +85,7 @@ class BuildStoodStill(exception.NovaException):  # type: ignore[misc]
                'nova-conductor died over it. Delete the server.')
 
 
-def abandon(server_id: str) -> None:
+def mark_failed(server_id: str) -> None:
     """Set a server whose build is stranded to ERROR, in its cell.
 
     First the server is set to ERROR, then it is mapped, and the BuildRequest

@@ -507,8 +507,9 @@ class WithoutTrustTest(api_base.ApiTestCase, DeletionTestCase):
         credential = service_user.ServiceUser(
             'alice', self.alice.project_id, ('member',)).written()
         for do in (
-                lambda: cloud.copy(server_id, lease_id, 'vm1', credential),
-                lambda: cloud.bring(
+                lambda: cloud.create_image(
+                    server_id, lease_id, 'vm1', credential),
+                lambda: cloud.set_resting_state(
                     server_id, cloud_api.RestingState.SHELVED, credential)):
             self.assertRaises(errors.TrustUnavailable, do)
         self.assertEqual('ACTIVE', self.alice.get_server(server_id)['status'])

@@ -466,11 +466,11 @@ class TestInTheOwnersName(test_deletion.DeletionTestCase, EndsTestCase):
         other = self.boot_active('other', client=self.api(
             project=uuids.other, user='bob'))['id']
         cloud = self.listener.parts.cloud
-        self.assertRaises(errors.Forbidden, cloud.copy, other, 'lease',
+        self.assertRaises(errors.Forbidden, cloud.create_image, other, 'lease',
                           'name', 'trust')
-        self.assertRaises(errors.Forbidden, cloud.bring, other,
+        self.assertRaises(errors.Forbidden, cloud.set_resting_state, other,
                           cloud_api.RestingState.SHELVED, 'trust')
-        self.assertFalse(cloud.is_copied(other, 'lease', 'trust'))
+        self.assertFalse(cloud.has_image(other, 'lease', 'trust'))
         self.assertEqual('ACTIVE', self.admin.get_server(other)['status'])
 
 

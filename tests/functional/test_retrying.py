@@ -27,7 +27,7 @@ class RetryingTestCase(api_base.ApiTestCase):
             length=self.length, reservations=[self.reservation(
                 amount=2, vcpus=3, disk_gb=0, memory_mb=64)])
 
-    def give_back(self):
+    def free_capacity(self):
         self.delete(self.full)
 
     def delete(self, lease):
@@ -60,7 +60,7 @@ class TestRetrying(RetryingTestCase):
         self.look()
         self.assertEqual('WAITING', self.lease('mine')['status'])
         self.assert_right()
-        self.give_back()
+        self.free_capacity()
         self.look()
         self.wait_for_status(server['id'], 'ACTIVE')
         self.fill_books()
@@ -134,7 +134,7 @@ class TestRetrying(RetryingTestCase):
         error = str(self.ask('PUT', f'/leases/{lease["id"]}',
                              {'name': 'other'}, code=400))
         self.assertIn('Still waiting for capacity', error)
-        self.give_back()
+        self.free_capacity()
         self.look()
         self.look()
         self.assertEqual('ACTIVE', self.get(lease)['status'])

@@ -47,7 +47,7 @@ from tests.unit.blazar_core import racer
 #: The operations and their weights.
 WEIGHTS = {
     'create': 30, 'prolong': 8, 'shorten': 8, 'move': 10, 'resize': 8,
-    'rebind': 12, 'release': 14, 'leave': 6, 'offer': 8, 'accept': 4,
+    'reassign': 12, 'release': 14, 'leave': 6, 'offer': 8, 'accept': 4,
     'report': 2}
 #: The outcomes of expected errors.
 ANSWERS = {errors.Refused: 'refused', errors.ConcurrentUpdate: 'busy',
@@ -160,7 +160,7 @@ class Contender:
                 model.Demand(self._resources(), max(
                     1, count + self.dice.randint(-1, 1))))}))
 
-    def rebind(self) -> None:
+    def reassign(self) -> None:
         """Move the bookings of a pending lease to random hosts."""
         lease, _count = self._lease('PENDING')
         with self.database.reader() as session:
@@ -172,7 +172,7 @@ class Contender:
                 models.Booking.reservation_id == lease.reservation_id)))
         try:
             self.database.retried(
-                self.leases.reassignment.rebind, reassignment.Reassigned(
+                self.leases.reassignment.reassign, reassignment.Reassigned(
                     lease.id, seen, {one: self.dice.choice(
                         [*self.host_ids, None]) for one in ids}, 'reason'))
         except ledger.OverCapacity as full:

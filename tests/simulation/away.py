@@ -103,7 +103,7 @@ class Operator:
                          f'and {sorted(stays)} stay')
         if dice.random() < 0.3:
             self._baton.let_pass(dice.uniform(0, 7200))
-            taking.give_back(name)
+            taking.end_early(name)
             self._baton.tell(f'{name} is given back')
 
 

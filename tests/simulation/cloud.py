@@ -463,7 +463,8 @@ class Cloud:
 
         self.baton.later(seconds, work)
 
-    def bring(self, server: Server, rest: cloud_api.RestingState) -> None:
+    def set_resting_state(self, server: Server,
+                          rest: cloud_api.RestingState) -> None:
         """Shelve, stop or suspend a server for its lease."""
         def work() -> None:
             server.rest = rest
@@ -473,7 +474,7 @@ class Cloud:
 
         self._do(server, rest.value, work)
 
-    def copy(self, server: Server, lease_id: str, event: str) -> None:
+    def create_image(self, server: Server, lease_id: str, event: str) -> None:
         """Create an image of a server at an event or at a lease's end."""
         if event in server.images:
             return
@@ -638,14 +639,14 @@ class Port:
             task.name.endswith(f'build-{server.id}')
             for task in self._cloud.conductor.tasks)
 
-    def abandon(self, server_id: str) -> None:
-        self.call('abandon')
+    def mark_failed(self, server_id: str) -> None:
+        self.call('mark_failed')
         server = self._cloud.servers[server_id]
         if server.state in (State.READY, State.BUILDING) and (
                 not self._is_at_it(server)):
             server.abandoned = True
             self._cloud.fail(server)
-        self.answer('abandoned')
+        self.answer('marked failed')
 
     def look(self, server_id: str) -> Seen:
         self.call('look')
@@ -688,20 +689,21 @@ class Port:
         """
         return server.deleting
 
-    def bring(self, server_id: str, rest: cloud_api.RestingState,
-              credential: str | None) -> None:
-        self.call('bring')
-        self._cloud.bring(self._cloud.servers[server_id], rest)
-        self.answer('brought')
+    def set_resting_state(self, server_id: str, rest: cloud_api.RestingState,
+                          credential: str | None) -> None:
+        self.call('set_resting_state')
+        self._cloud.set_resting_state(self._cloud.servers[server_id], rest)
+        self.answer('resting state set')
 
-    def copy(self, server_id: str, lease_id: str, name: str,
-             credential: str | None, event: str = '', label: str = '',
-             ) -> None:
-        self.call('copy')
-        self._cloud.copy(self._cloud.servers[server_id], lease_id, event)
+    def create_image(self, server_id: str, lease_id: str, name: str,
+                     credential: str | None, event: str = '', label: str = '',
+                     ) -> None:
+        self.call('create_image')
+        self._cloud.create_image(self._cloud.servers[server_id], lease_id,
+                                 event)
         self.answer('copied')
 
-    def is_copied(self, server_id: str, lease_id: str,
+    def has_image(self, server_id: str, lease_id: str,
                   credential: str | None, event: str = '') -> bool:
         self.call('is copied')
         server = self._cloud.servers[server_id]

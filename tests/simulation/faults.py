@@ -30,7 +30,7 @@ HARMLESS = ('placement slow', 'cast lost', 'build fails', 'delete fails',
             'notification late')
 
 #: The points after which a process acts on an earlier decision.
-GATES = ('send gate', 'move', 'wake')
+GATES = ('send gate', 'move', 'unshelve')
 
 #: The duration of operations, in seconds: at least, and at most.
 TIMES = {

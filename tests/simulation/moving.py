@@ -20,7 +20,7 @@ class Port(clouds.Port):
 
     :ivar migrating: called for each server that starts to migrate for a lease
     :ivar asked: called for each server that is asked to migrate, and the lease
-    :ivar woken: called for each server that was unshelved
+    :ivar unshelved: called for each server that was unshelved
     """
 
     def __init__(self, cloud: clouds.Cloud) -> None:
@@ -29,7 +29,7 @@ class Port(clouds.Port):
             lambda _server: None)
         self.asked: ty.Callable[[clouds.Server, str], None] = (
             lambda *_of: None)
-        self.woken: ty.Callable[[clouds.Server], None] = lambda _of: None
+        self.unshelved: ty.Callable[[clouds.Server], None] = lambda _of: None
         self._numbers = itertools.count(1)
 
     # -- moves -------------------------------------------------------------
@@ -155,17 +155,17 @@ class Port(clouds.Port):
 
     # -- shelved servers ---------------------------------------------------
 
-    def wake(self, server_id: str, credential: str | None,
-             deadline: cloud_api.Deadline) -> None:
-        self.call('wake')
+    def unshelve(self, server_id: str, credential: str | None,
+                 deadline: cloud_api.Deadline) -> None:
+        self.call('unshelve')
         server = self._cloud.servers[server_id]
         if deadline.passed():
             raise errors.CloudUnavailable('it is too late')
         if (server.rest is cloud_api.RestingState.SHELVED and
-                self._cloud.engage(server, 'wake',
+                self._cloud.engage(server, 'unshelve',
                                    lambda: self._unshelve(server))):
             server.leased, server.released = True, False
-        self.answer('woken')
+        self.answer('unshelved')
 
     def _unshelve(self, server: clouds.Server) -> None:
         cloud = self._cloud
@@ -183,7 +183,7 @@ class Port(clouds.Port):
         else:
             server.rest, server.ran_at = None, cloud.baton.now
             cloud.baton.tell(f'{server.id} is back on {host.name}')
-            self.woken(server)
+            self.unshelved(server)
         cloud.notify(server.id, host.uuid if host else None)
 
 

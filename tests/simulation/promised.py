@@ -38,7 +38,7 @@ class Promised:
         self._migrated: dict[str, float] = {}
         world.port.migrating = self._each_is_left_alone_for_a_while
         world.port.asked = self._only_what_may_move_is_asked_to_once
-        world.port.woken = self._nobody_comes_back_but_for_an_occurrence
+        world.port.unshelved = self._nobody_comes_back_but_for_an_occurrence
 
     def wrong(self) -> ty.Iterator[str]:
         """Return all violations."""

@@ -94,7 +94,7 @@ class FakeCloud:
     :ivar revoked: the credentials that were revoked
     :ivar stranded: servers whose build was sent and has not arrived, and its
         traces
-    :ivar abandoned: servers whose build was marked as failed
+    :ivar marked_failed: servers whose build was marked as failed
     :ivar admits: how many servers the quota admits; None: all
     :ivar deleted: the servers whose deletion was requested, in order
     :ivar deleted_with: the credential of each of these
@@ -124,7 +124,7 @@ class FakeCloud:
         self.given: set[str] = set()
         self.revoked: list[str] = []
         self.stranded: dict[str, cloud_api.BuildTrace] = {}
-        self.abandoned: list[str] = []
+        self.marked_failed: list[str] = []
         self.admits: int | None = None
         self.deleted: list[str] = []
         self.deleted_with: list[str | None] = []
@@ -133,7 +133,7 @@ class FakeCloud:
         self.stubborn: set[str] = set()
         self.rests: list[tuple[str, cloud_api.RestingState]] = []
         self.slow: set[str] = set()
-        self.woken: list[str] = []
+        self.unshelved: list[str] = []
         self.copies: dict[str, str] = {}
         self.copied_at: dict[tuple[str, str], tuple[str, str | None]] = {}
         self.released: list[str] = []
@@ -179,9 +179,9 @@ class FakeCloud:
         return {server_id: self.stranded[server_id]
                 for server_id in server_ids if server_id in self.stranded}
 
-    def abandon(self, server_id: str) -> None:
-        self._break('abandon')
-        self.abandoned.append(server_id)
+    def mark_failed(self, server_id: str) -> None:
+        self._break('mark_failed')
+        self.marked_failed.append(server_id)
         self.stranded.pop(server_id, None)
         self.servers[server_id] = cloud_api.ObservedServer(
             State.ERROR, fault='It stood still.')
@@ -199,9 +199,9 @@ class FakeCloud:
         if server_id not in self.stubborn:
             self.servers.pop(server_id, None)
 
-    def bring(self, server_id: str, rest: cloud_api.RestingState,
-              _credential: str | None) -> None:
-        self._break('bring')
+    def set_resting_state(self, server_id: str, rest: cloud_api.RestingState,
+                          _credential: str | None) -> None:
+        self._break('set_resting_state')
         self._break(server_id)
         self.rests.append((server_id, rest))
         if server_id not in self.slow:
@@ -210,24 +210,24 @@ class FakeCloud:
                 State.RUNNING, None if rest is cloud_api.RestingState.SHELVED
                 else host, rest=rest)
 
-    def wake(self, server_id: str, _credential: str | None,
-             deadline: cloud_api.Deadline) -> None:
-        self._break('wake')
+    def unshelve(self, server_id: str, _credential: str | None,
+                 deadline: cloud_api.Deadline) -> None:
+        self._break('unshelve')
         if deadline.passed():
             raise errors.CloudUnavailable('It is too late.')
-        self.woken.append(server_id)
+        self.unshelved.append(server_id)
 
-    def copy(self, server_id: str, _lease_id: str, name: str,
-             credential: str | None, event: str = '', label: str = '',
-             ) -> None:
-        self._break('copy')
+    def create_image(self, server_id: str, _lease_id: str, name: str,
+                     credential: str | None, event: str = '', label: str = '',
+                     ) -> None:
+        self._break('create_image')
         self._break(server_id)
         if event:
             self.copied_at[server_id, event] = label, credential
         else:
             self.copies[server_id] = name
 
-    def is_copied(self, server_id: str, _lease_id: str,
+    def has_image(self, server_id: str, _lease_id: str,
                   _credential: str | None, event: str = '') -> bool:
         there = (server_id, event) in self.copied_at if event else (
             server_id in self.copies)

@@ -222,8 +222,8 @@ class FileCloud:
                ) -> dict[str, cloud_api.BuildTrace]:
         return dict.fromkeys(server_ids, cloud_api.BuildTrace.NONE)
 
-    def abandon(self, server_id: str) -> None:
-        self.write(f'abandon {server_id}')
+    def mark_failed(self, server_id: str) -> None:
+        self.write(f'mark_failed {server_id}')
 
     def write(self, line: str) -> None:
         with open(self._path, 'a') as file:

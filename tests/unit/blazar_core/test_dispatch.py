@@ -136,9 +136,9 @@ class TestLostBuilds(lifecycle_base.LifecycleTestCase):
         server_id, = base.servers_of(lease)
         self.miss(lease, cloud_api.BuildTrace.CAUGHT)
         self.look_after(0, 119)
-        self.assertEqual([], self.cloud.abandoned)
+        self.assertEqual([], self.cloud.marked_failed)
         self.assertEqual(1, self.look_after(1, 300, 300))
-        self.assertEqual([server_id], self.cloud.abandoned)
+        self.assertEqual([server_id], self.cloud.marked_failed)
         self.assertEqual('ERROR', self.status(lease))
         self.assertIsNone(self.host_of(server_id))
 
@@ -147,9 +147,9 @@ class TestLostBuilds(lifecycle_base.LifecycleTestCase):
         self.look_after(0, 119)
         self.miss(lease, cloud_api.BuildTrace.CAUGHT)
         self.assertEqual(1, self.look_after(1, 119))
-        self.assertEqual([], self.cloud.abandoned)
+        self.assertEqual([], self.cloud.marked_failed)
         self.look_after(1)
-        self.assertEqual(1, len(self.cloud.abandoned))
+        self.assertEqual(1, len(self.cloud.marked_failed))
 
     def test_a_lost_build_whose_call_is_not_kept_is_abandoned(self):
         """The build of a server with a reservation slot is abandoned."""
@@ -157,7 +157,7 @@ class TestLostBuilds(lifecycle_base.LifecycleTestCase):
         self.cloud.stranded[server_id] = cloud_api.BuildTrace.NONE
         self.look_after(0, 120)
         self.assertEqual(([server_id], []),
-                         (self.cloud.abandoned, self.cloud.sent))
+                         (self.cloud.marked_failed, self.cloud.sent))
 
 
 class _RolledBack(Exception):

@@ -351,10 +351,10 @@ class TestSteps(StepsTestCase):
 
     def test_who_dies_between_two_steps_is_followed_by_who_goes_on(self):
         lease, (server,) = self.ending('snapshot,shelve')
-        self.cloud.broken['bring'] = SystemExit()
+        self.cloud.broken['set_resting_state'] = SystemExit()
         self.assertRaises(SystemExit, self.lifecycle.lease_end.end,
                           lease['id'])
-        del self.cloud.broken['bring']
+        del self.cloud.broken['set_resting_state']
         self.lifecycle.lease_end.end(lease['id'])
         self.assertEqual([(server, cloud_api.RestingState.SHELVED)],
                          self.cloud.rests)
@@ -405,7 +405,8 @@ class TestSteps(StepsTestCase):
     def test_room_that_has_come_meanwhile_is_taken(self):
         lease, (server,) = self.ending('release')
         later = self.lease(5000, 6000, count=4)
-        self.cloud.broken['bring'] = errors.CloudUnavailable('glance is away')
+        self.cloud.broken['set_resting_state'] = errors.CloudUnavailable(
+            'glance is away')
         self.run_at(100)
         self.assertIn('glance is away', self.reason(lease))
         driven.withdraw(self.leases, later['id'])
@@ -470,7 +471,8 @@ class TestSteps(StepsTestCase):
 
     def test_who_is_another_project_s_is_deleted(self):
         lease, (server,) = self.ending('snapshot,delete')
-        self.cloud.broken['copy'] = errors.Forbidden('It is of another one.')
+        self.cloud.broken['create_image'] = errors.Forbidden(
+            'It is of another one.')
         self.run_at(100)
         self.assertEqual([server], self.cloud.deleted)
 

@@ -725,7 +725,7 @@ class TestMaintenance(RelocatingTestCase):
         go_on = self.evacuation._go_on
 
         def late(one):
-            self.maintenance.give_back('one')
+            self.maintenance.end_early('one')
             go_on(one)
 
         with mock.patch.object(self.evacuation, '_go_on', late):
@@ -741,7 +741,7 @@ class TestMaintenance(RelocatingTestCase):
         needs = self.cloud.needs
 
         def late(server_id):
-            self.maintenance.give_back('one')
+            self.maintenance.end_early('one')
             return needs(server_id)
 
         with mock.patch.object(self.cloud, 'needs', late):
@@ -754,7 +754,7 @@ class TestMaintenance(RelocatingTestCase):
         needs = self.cloud.needs
 
         def late(server_id):
-            self.maintenance.give_back('one')
+            self.maintenance.end_early('one')
             self.take(start=4 * INTERVAL, end=5 * INTERVAL)
             return needs(server_id)
 

@@ -540,7 +540,8 @@ class TestEvictions(InterruptibleTestCase):
     def test_without_a_trust_it_is_deleted(self):
         self.host('one', VCPU=4)
         server_id = self.boot(vcpus=3)
-        self.cloud.broken['bring'] = errors.TrustUnavailable('none')
+        self.cloud.broken['set_resting_state'] = errors.TrustUnavailable(
+            'none')
         _lease, start = self.needed()
         while self.clock.now() < start:
             self.clock.advance(15)

@@ -79,9 +79,9 @@ class TestTaking(MaintenanceTestCase):
 
     def test_it_is_given_back(self):
         self.take()
-        self.maintenance.give_back('one')
+        self.maintenance.end_early('one')
         # Ending it again has no effect.
-        self.maintenance.give_back('one')
+        self.maintenance.end_early('one')
         self.assertEqual({}, self.outages())
         self.assertEqual([], self.scalars(models.Outage.host_id))
         self.booked_on('one', FROM + 1, FROM + 2)
@@ -122,7 +122,7 @@ class TestTaking(MaintenanceTestCase):
         self.fail()
         self.assertIs(True, self.get(lease)['degraded'])
         # The end of the maintenance does not mean that the host is up.
-        self.maintenance.give_back('one')
+        self.maintenance.end_early('one')
         self.assertIs(True, self.get(lease)['degraded'])
         self.see(one=None)
         self.clock.advance(test_host_status.BACK)
@@ -133,7 +133,7 @@ class TestTaking(MaintenanceTestCase):
     def test_where_there_is_nothing_to_take(self):
         self.assertRaises(errors.NotFound, self.take, 'nowhere')
         self.assertRaises(
-            errors.NotFound, self.maintenance.give_back, 'nowhere')
+            errors.NotFound, self.maintenance.end_early, 'nowhere')
         self.assertRaises(errors.NotFound, self.promised, 'nowhere')
         self.with_host('none')
         self.assertIn('needs no maintenance', str(

@@ -297,7 +297,8 @@ class TestOrphans(base.LeaseTestCase):
     def test_an_end_that_takes_an_owner_is_not_tried_for_ever(self):
         lease = self.owned(on_end='snapshot,delete')
         server, = self.scalars(models.Booking.server_id)
-        self.cloud.broken['copy'] = errors.TrustUnavailable('He is gone.')
+        self.cloud.broken['create_image'] = errors.TrustUnavailable(
+            'He is gone.')
         self.identity.gone = {'project'}
         self.another().find()
         self.clock.advance(100 * HOUR)
@@ -311,7 +312,8 @@ class TestOrphans(base.LeaseTestCase):
     def is_ending(self):
         """Return a lease that fails to end before its project is missing."""
         lease = self.owned(on_end='snapshot,delete')
-        self.cloud.broken['copy'] = errors.TrustUnavailable('He is gone.')
+        self.cloud.broken['create_image'] = errors.TrustUnavailable(
+            'He is gone.')
         self.identity.gone = {'project'}
         self.clock.advance(100 * HOUR)
         self.lifecycle.lease_end.end(lease)

@@ -115,16 +115,16 @@ class TestElsewhere(WatchTestCase):
         lease = self.lease(50, 100, count=2)
         self.with_host('two', VCPU=2)
         self.with_host('one', usage=1, VCPU=2)
-        bind_all, found = self.overbooking._bind_all, []
+        reassign_all, found = self.overbooking._reassign_all, []
 
-        def send_and_bind(rows):
+        def send_and_reassign(rows):
             found.extend(rows)
             self.change(lease, dispatched_at=NOW)
             with self.database.writer() as session:
                 session.execute(sa.delete(models.DeferredBuild))
-            bind_all(found)
+            reassign_all(found)
 
-        self.overbooking._bind_all = send_and_bind
+        self.overbooking._reassign_all = send_and_reassign
         self.overbooking.look()
         self.assertEqual(1, len(found))
         self.assertEqual((['one', 'one'], []),
@@ -279,16 +279,16 @@ class TestElsewhere(WatchTestCase):
 
     def test_one_that_goes_while_many_are_bound_keeps_nobody(self):
         leases, begun = self.when_it_is_gone(16), []
-        rebind = self.overbooking._reassigner.rebind
+        reassign = self.overbooking._reassigner.reassign
 
-        def rebind_late(*moves):
+        def reassign_late(*moves):
             if not begun:
                 sa.event.listen(
                     self.overbooking._database.engine, 'begin', begun.append)
                 driven.withdraw(self.leases, leases[3]['id'])
-            return rebind(*moves)
+            return reassign(*moves)
 
-        self.overbooking._reassigner.rebind = rebind_late
+        self.overbooking._reassigner.reassign = reassign_late
         self.overbooking.look()
         del leases[3]
         self.assertEqual([['two']] * 15, list(map(self.hosts_of, leases)))
@@ -298,14 +298,14 @@ class TestElsewhere(WatchTestCase):
         leases = self.when_it_is_gone(1)
         self.with_host('three', VCPU=1)
         busy, = self.scalars(models.Host.id, models.Host.name == 'two')
-        rebind = self.overbooking._reassigner.rebind
+        reassign = self.overbooking._reassigner.reassign
 
-        def rebind_late(*moves):
+        def reassign_late(*moves):
             if busy in moves[0].hosts.values():
                 raise api.LostRace(busy)
-            return rebind(*moves)
+            return reassign(*moves)
 
-        self.overbooking._reassigner.rebind = rebind_late
+        self.overbooking._reassigner.reassign = reassign_late
         self.overbooking.look()
         self.assertEqual(['three'], self.hosts_of(leases[0]))
 
@@ -314,16 +314,16 @@ class TestElsewhere(WatchTestCase):
         leases = self.when_it_is_gone(2)
         self.with_host('two', VCPU=1)
         self.with_host('three', VCPU=1)
-        other, bind_all = self.new_check(), self.overbooking._bind_all
+        other, reassign_all = self.new_check(), self.overbooking._reassign_all
 
-        def bind_late(rows):
+        def reassign_late(rows):
             rows = list(rows)
             other.look()
             self.with_host('better', VCPU=4)
             self.lease(50, 100, count=1)
-            bind_all(rows)
+            reassign_all(rows)
 
-        self.overbooking._bind_all = bind_late
+        self.overbooking._reassign_all = reassign_late
         self.overbooking.look()
         self.assertEqual({'two', 'three'}, {
             host for lease in leases for host in self.hosts_of(lease)})
@@ -633,16 +633,16 @@ class TestMissing(WatchTestCase):
         self.crowd()
         self.overbooking.look()
         self.assertEqual([[None]] * 2, list(map(self.hosts_of, found)))
-        bind_all, tried = self.overbooking._bind_all, []
+        reassign_all, tried = self.overbooking._reassign_all, []
 
         def slow(rows):
             rows = list(rows)
             tried.extend(row.lease_id for row in rows)
             if rows:
                 self.clock.advance(overbooking.PAUSE + 1)
-            bind_all(rows)
+            reassign_all(rows)
 
-        self.overbooking._bind_all = slow
+        self.overbooking._reassign_all = slow
         self.with_host('full', VCPU=0)
         for _look in range(2):
             self.overbooking.look()
@@ -701,14 +701,14 @@ class TestTogether(WatchTestCase):
         self.with_host('two', VCPU=1)
         self.with_host('one', usage=1, VCPU=1)
         other = self.new_check()
-        real = self.overbooking._reassigner.rebind
+        real = self.overbooking._reassigner.reassign
 
-        def rebind(*args):
+        def reassign(*args):
             # Another process does it meanwhile.
             other.look()
             return real(*args)
 
-        self.overbooking._reassigner.rebind = rebind
+        self.overbooking._reassigner.reassign = reassign
         self.overbooking.look()
         self.assertEqual(['two'], self.hosts_of(lease))
         self.assertEqual(1, self.told(lease))
@@ -718,16 +718,16 @@ class TestTogether(WatchTestCase):
         lease = self.lease(50, 100)
         self.with_host('two', VCPU=1)
         self.with_host('one', usage=1, VCPU=1)
-        real = self.overbooking._reassigner.rebind
+        real = self.overbooking._reassigner.reassign
         taken = []
 
-        def rebind(*args):
+        def reassign(*args):
             if not taken:
                 taken.append(self.lease(50, 100))
                 self.with_host('three', VCPU=1)
             return real(*args)
 
-        self.overbooking._reassigner.rebind = rebind
+        self.overbooking._reassigner.reassign = reassign
         self.overbooking.look()
         self.assertEqual([['two'], ['three']],
                          [self.hosts_of(one) for one in (*taken, lease)])

@@ -187,7 +187,7 @@ class TestBindingMany(racing.RaceTestCase):
             return read(session, lease_ids)
 
         with mock.patch('blazar_core.db.api.whole', look):
-            self.assertIsNotNone(self.leases.reassignment.rebind(
+            self.assertIsNotNone(self.leases.reassignment.reassign(
                 reassignment.Reassigned(row.id, row.generation, dict(zip(
                     on, [*hosts[1:], hosts[0]], strict=True)), before=hosts)))
         return seen

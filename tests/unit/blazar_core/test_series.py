@@ -333,7 +333,7 @@ class TestKept(RecurringTestCase):
             self.assertEqual('TERMINATED',
                              self.statuses(self.lease)[number - 1])
             self.assertIsNotNone(self.start(number))
-            self.assertEqual([self.server] * number, self.cloud.woken)
+            self.assertEqual([self.server] * number, self.cloud.unshelved)
             self.runs()
             self.assertIsNone(self.start(number))
             self.assertEqual('ACTIVE', self.statuses(self.lease)[number])
@@ -345,20 +345,21 @@ class TestKept(RecurringTestCase):
         self.start(0)
         self.runs()
         self.end(0)
-        self.cloud.broken['wake'] = RuntimeError('dead')
+        self.cloud.broken['unshelve'] = RuntimeError('dead')
         self.assertRaises(RuntimeError, self.start, 1)
-        del self.cloud.broken['wake']
+        del self.cloud.broken['unshelve']
         self.assertEqual('STARTING', self.statuses(self.lease)[1])
         self.lifecycle.reconciliation.check(self.server)
         self.assertEqual('STARTING', self.statuses(self.lease)[1])
         self.start(1)
-        self.assertEqual([self.server], self.cloud.woken)
+        self.assertEqual([self.server], self.cloud.unshelved)
 
     def test_what_cannot_be_brought_back_is_said_and_tried_again(self):
         self.start(0)
         self.runs()
         self.end(0)
-        self.cloud.broken['wake'] = errors.CloudUnavailable('glance is away')
+        self.cloud.broken['unshelve'] = errors.CloudUnavailable(
+            'glance is away')
         self.assertIsNotNone(self.start(1))
         self.assertIn('glance is away', self.reason(1))
 
@@ -370,7 +371,7 @@ class TestKept(RecurringTestCase):
         closer = self.lifecycle.lease_start._kept._closer
         closer.credential = lambda _lease_id: self.clock.advance(21)
         self.assertIsNotNone(self.start(1))
-        self.assertEqual([], self.cloud.woken)
+        self.assertEqual([], self.cloud.unshelved)
 
     def test_it_waits_until_the_one_before_is_over(self):
         self.start(0)
@@ -378,11 +379,11 @@ class TestKept(RecurringTestCase):
         self.assertIn('host is not empty', self.start(1).why)
         self.lifecycle.lease_start._start_timeout = 0
         self.assertIn('previous occurrence', self.start(1).why)
-        self.assertEqual([], self.cloud.woken)
+        self.assertEqual([], self.cloud.unshelved)
         self.assertIn('previous occurrence', self.reason(1))
         self.end(0)
         self.assertIsNotNone(self.start(1))
-        self.assertEqual([self.server], self.cloud.woken)
+        self.assertEqual([self.server], self.cloud.unshelved)
         self.assertEqual('', self.reason(1))
 
     def test_where_it_was_deleted_the_next_one_ends(self):

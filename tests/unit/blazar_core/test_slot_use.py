@@ -130,19 +130,19 @@ class TestRebind(base.LeaseTestCase):
         self.ids = {host.name: host.id for host in self.scalars(models.Host)}
         self.rows = sorted(self.scalars(models.Booking.id))
 
-    def rebind(self, *hosts, reason='', lease=None):
+    def reassign(self, *hosts, reason='', lease=None):
         """Reassign its bookings, in their order, to hosts."""
         lease = lease or self.made
         seen, = self.scalars(models.Lease.generation,
                              models.Lease.id == lease['id'])
-        leases = self.leases.reassignment.rebind(reassignment.Reassigned(
+        leases = self.leases.reassignment.reassign(reassignment.Reassigned(
             lease['id'], seen, dict(zip(
                 self.rows, [self.ids.get(host) for host in hosts])), reason))
         return leases and leases[0]
 
     def rebind_other(self, booking_id):
         self.rows = [booking_id]
-        return self.rebind('two')
+        return self.reassign('two')
 
     def booked(self):
         return [self.host_of(one) for one in base.servers_of(self.made)]
@@ -151,7 +151,7 @@ class TestRebind(base.LeaseTestCase):
         return views.get(self.database, self.made['id'])
 
     def test_bookings_get_another_host_where_there_is_room(self):
-        described = self.rebind('two', 'two')
+        described = self.reassign('two', 'two')
         self.assertEqual(['two', 'two'], self.booked())
         self.assertEqual((3, 2), (
             self.generation('one'), self.generation('two')))
@@ -172,12 +172,12 @@ class TestRebind(base.LeaseTestCase):
     def test_they_stay_where_they_are_if_there_is_none(self):
         self.host('three', VCPU=1)
         self.ids = {host.name: host.id for host in self.scalars(models.Host)}
-        self.assertRaises(ledger.OverCapacity, self.rebind, 'three', 'three')
+        self.assertRaises(ledger.OverCapacity, self.reassign, 'three', 'three')
         self.assertEqual(['one', 'one'], self.booked())
         self.assertIs(False, self.get()['degraded'])
 
     def test_without_a_host_they_take_no_room_and_the_lease_says_why(self):
-        described = self.rebind('one', None, reason='It is so.')
+        described = self.reassign('one', None, reason='It is so.')
         self.assertEqual([('one', None)], [
             (one['before'], one['after'])
             for one in described.pop('exchanged')])
@@ -192,25 +192,25 @@ class TestRebind(base.LeaseTestCase):
         self.assertEqual(['one', None], self.booked())
 
     def test_it_says_so_until_all_have_a_host_again(self):
-        self.rebind(None, None, reason='It is so.')
-        self.rebind('two', None)
+        self.reassign(None, None, reason='It is so.')
+        self.reassign('two', None)
         self.assertIn('It is so.', self.get()['status_reason'])
-        self.assertEqual('', self.rebind('two', 'one')['status_reason'])
+        self.assertEqual('', self.reassign('two', 'one')['status_reason'])
 
     def test_what_else_is_said_of_a_lease_stays(self):
         with self.database.writer() as session:
             session.execute(sa.update(models.Lease).values(
                 conditions=conditions.changed(
                     None, NOW, lease_conditions.GRACE)))
-        self.assertEqual(lease_conditions.GRACE.message, self.rebind(
+        self.assertEqual(lease_conditions.GRACE.message, self.reassign(
             'two', 'two')['status_reason'])
 
     def test_nothing_is_done_about_a_lease_that_has_changed_meanwhile(self):
         self.assertIsNone(
-            self.leases.reassignment.rebind(reassignment.Reassigned(
+            self.leases.reassignment.reassign(reassignment.Reassigned(
                 self.made['id'], -1, {self.rows[0]: self.ids['two']})))
         self.assertIsNone(self.rebind_other(-1))
-        self.assertRaises(errors.NotFound, self.leases.reassignment.rebind,
+        self.assertRaises(errors.NotFound, self.leases.reassignment.reassign,
                           reassignment.Reassigned('unheard-of', 0, {}))
         self.assertEqual(['one', 'one'], self.booked())
 
@@ -219,19 +219,19 @@ class TestRebind(base.LeaseTestCase):
             with self.database.writer() as session:
                 session.execute(sa.update(models.Booking).where(
                     models.Booking.id == self.rows[1]).values({column: 1}))
-            self.assertIsNone(self.rebind('two', 'two'), column)
+            self.assertIsNone(self.reassign('two', 'two'), column)
             with self.database.writer() as session:
                 session.execute(sa.update(models.Booking).values({
                     column: None}))
-        self.assertIsNotNone(self.rebind('two', 'two'))
+        self.assertIsNotNone(self.reassign('two', 'two'))
 
     def test_nothing_is_done_about_a_lease_on_its_way_out(self):
         self.lifecycle.lease_end.delete(self.made['id'])
-        self.assertIsNone(self.rebind('two', 'two'))
+        self.assertIsNone(self.reassign('two', 'two'))
         with self.database.writer() as session:
             session.execute(sa.update(models.Lease).values(
                 deleted_at=None, status='ERROR'))
-        self.assertIsNone(self.rebind('two', 'two'))
+        self.assertIsNone(self.reassign('two', 'two'))
 
     def test_places_go_elsewhere_while_nobody_has_taken_them(self):
         lease = self.reserve(0, 100, self.places(2), active=True)
@@ -245,6 +245,6 @@ class TestRebind(base.LeaseTestCase):
             models.Booking.server_id.is_not(None))
         free, = set(self.rows) - {taken}
         self.rows = [taken]
-        self.assertIsNone(self.rebind(None, lease=lease))
+        self.assertIsNone(self.reassign(None, lease=lease))
         self.rows = [free]
-        self.assertIsNotNone(self.rebind(None, lease=lease))
+        self.assertIsNotNone(self.reassign(None, lease=lease))

@@ -174,7 +174,8 @@ class TestImages(CopyingTestCase):
 
     def test_what_is_another_project_s_is_left_out(self):
         lease, (server,) = self.leased(50)
-        self.cloud.broken['copy'] = errors.Forbidden('It is of another one.')
+        self.cloud.broken['create_image'] = errors.Forbidden(
+            'It is of another one.')
         self.run_at(50)
         self.assertEqual(('DONE', ''), (self.event(lease),
                                         self.reason(lease)))
@@ -189,7 +190,7 @@ class TestImages(CopyingTestCase):
     def test_an_end_before_gives_it_up(self):
         lease, (server,) = self.leased(50, 60)
         self.cloud.slow.add(server)
-        self.cloud.broken['is_copied'] = errors.CloudUnavailable('x')
+        self.cloud.broken['has_image'] = errors.CloudUnavailable('x')
         self.run_at(50)
         self.leases.updates.update(lease['id'], updates.LeaseChange(
             end=NOW + 55))

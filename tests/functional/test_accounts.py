@@ -13,8 +13,8 @@ from urllib import parse
 from blazar_core.common import states
 from blazar_nova.osc import calendar
 from tests import driven
-from tests import imports
 from tests.functional import api_base
+from tests import imports
 from tests.integration import browser as browsers
 
 HOUR, DAY = api_base.HOUR, 24 * api_base.HOUR
@@ -40,7 +40,8 @@ return {
   page: getComputedStyle(document.body).backgroundColor,
   ground: fill('rect.ground'), text: fill('text'), even: fill('rect.even'),
   colours: [fill('rect.free'), ...arguments[0].map(status => {
-      document.querySelector('rect.bar').setAttribute('class', 'bar ' + status);
+      const bar = document.querySelector('rect.bar');
+      bar.setAttribute('class', 'bar ' + status);
       return fill('rect.bar');
   })],
 };

@@ -418,6 +418,10 @@ OPTS: list[cfg.Opt] = [
         help='Also serve what leases of each project reserve and use now, for '
              'CloudKitty. At most 1,000 projects are served, those with the '
              'first IDs.'),
+    cfg.StrOpt(
+        'rates_file', default='',
+        help='TOML file with the prices of reserved and used capacity, for '
+             'the costs in answers about usage. Empty: there are none.'),
     cfg.IntOpt(
         'event_max_retries', default=10, min=0,
         help='How often a failed event is retried, with growing pauses, '
@@ -523,6 +527,33 @@ LIMIT_OPTS: list[cfg.Opt] = [
              'hosts of a project have no capacity for a lease, it still gets '
              'other hosts: only a lease that selects other hosts by their '
              'properties or by a server group is refused.'),
+    cfg.IntOpt(
+        'max_future_leases_per_project', default=-1, min=-1,
+        help='Maximum number of leases and offers of a project that have not '
+             'started.'),
+    cfg.IntOpt(
+        'max_consecutive_leases_per_project', default=-1, min=-1,
+        help='Maximum number of leases of a project that follow each other '
+             'within consecutive_lease_gap.'),
+    cfg.IntOpt(
+        'consecutive_lease_gap', default=3600, min=0,
+        help='Seconds from the end of a lease until which another lease of '
+             'the project follows it.'),
+    cfg.IntOpt(
+        'extension_window', default=-1, min=-1,
+        help='Seconds before the end of a lease from which on it may be '
+             'extended, such as 172800. -1: at any time.'),
+    cfg.IntOpt(
+        'max_extension', default=-1, min=-1,
+        help='Maximum seconds by which a lease may be extended at a time, '
+             'counted from its end.'),
+    cfg.DictOpt(
+        'max_class_hours_per_month', default={},
+        help='Maximum hours of resource classes that a project may reserve in '
+             'a calendar month (UTC), such as "VCPU:20000,HOST:500". With '
+             'nova.quota.UnifiedLimitsDriver, a limit that is registered in '
+             'keystone as lease_hours:VCPU replaces that of its class; -1: '
+             'only the one in keystone applies.'),
     cfg.ListOpt(
         'exempt_project_ids', default=[],
         help='IDs of projects exempt from all of these limits. The external '

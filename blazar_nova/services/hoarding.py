@@ -18,7 +18,6 @@ import sqlalchemy as sa
 from blazar_core.common import clocks
 from blazar_core.common import errors
 from blazar_core.common import model
-from blazar_core.common import opts
 from blazar_core.common import recurrences
 from blazar_core.common import words
 from blazar_core.leases import accounting
@@ -26,46 +25,11 @@ from blazar_core.leases import limits
 from blazar_core.leases import usage
 from blazar_nova.compat import nova_quota
 
-__all__ = ['Hoarding', 'OPTS', 'chain', 'list_opts']
-
-OPTS: list[cfg.Opt] = [
-    cfg.IntOpt(
-        'max_future_leases_per_project', default=-1, min=-1,
-        help='Maximum number of leases and offers of a project that have not '
-             'started.'),
-    cfg.IntOpt(
-        'max_consecutive_leases_per_project', default=-1, min=-1,
-        help='Maximum number of leases of a project that follow each other '
-             'within consecutive_lease_gap.'),
-    cfg.IntOpt(
-        'consecutive_lease_gap', default=3600, min=0,
-        help='Seconds from the end of a lease until which another lease of '
-             'the project follows it.'),
-    cfg.IntOpt(
-        'extension_window', default=-1, min=-1,
-        help='Seconds before the end of a lease from which on it may be '
-             'extended, such as 172800. -1: at any time.'),
-    cfg.IntOpt(
-        'max_extension', default=-1, min=-1,
-        help='Maximum seconds by which a lease may be extended at a time, '
-             'counted from its end.'),
-    cfg.DictOpt(
-        'max_class_hours_per_month', default={},
-        help='Maximum hours of resource classes that a project may reserve in '
-             'a calendar month (UTC), such as "VCPU:20000,HOST:500". With '
-             'nova.quota.UnifiedLimitsDriver, a limit that is registered in '
-             'keystone as lease_hours:VCPU replaces that of its class; -1: '
-             'only the one in keystone applies.'),
-]
+__all__ = ['Hoarding', 'chain']
 
 _Hours: ty.TypeAlias = ty.Mapping[str, int]
 #: Larger than any number of rows.
 _ALL = 10 ** 9
-
-
-def list_opts() -> list[tuple[cfg.OptGroup, ty.Sequence[cfg.Opt]]]:
-    """Return the options for oslo-config-generator and the documentation."""
-    return [(opts.LIMIT_GROUP, OPTS)]
 
 
 class Hoarding:
@@ -77,7 +41,6 @@ class Hoarding:
 
     def __init__(self, conf: cfg.ConfigOpts, clock: clocks.Clock,
                  quota: nova_quota.NovaQuota) -> None:
-        conf.register_opts(OPTS, group=opts.LIMIT_GROUP.name)
         self._conf = conf
         self._clock = clock
         self._quota = quota

@@ -22,19 +22,11 @@ import sqlalchemy as sa
 
 from blazar_core.common import errors
 from blazar_core.common import model
-from blazar_core.common import opts
 from blazar_core.common import recurrences
 from blazar_core.db import models
 from blazar_core.leases import accounting
 
-__all__ = ['FLAT', 'OPTS', 'Rates', 'add', 'costs', 'list_opts', 'read']
-
-OPTS: list[cfg.Opt] = [
-    cfg.StrOpt(
-        'rates_file', default='',
-        help='TOML file with the prices of reserved and used capacity, for '
-             'the costs in answers about usage. Empty: there are none.'),
-]
+__all__ = ['FLAT', 'Rates', 'add', 'costs', 'read']
 
 #: Key of the flat fee among the costs by resource class.
 FLAT = 'flat'
@@ -50,11 +42,6 @@ _NUMBERS = ('reserved', 'used')
 _RECORDS = models.UsageRecord.__table__.c
 _Number: ty.TypeAlias = decimal.Decimal
 _Deltas: ty.TypeAlias = dict[int, collections.Counter[tuple[str, str]]]
-
-
-def list_opts() -> list[tuple[cfg.OptGroup, ty.Sequence[cfg.Opt]]]:
-    """Return the options for oslo-config-generator and the documentation."""
-    return [(opts.GROUP, OPTS)]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,7 +81,6 @@ def read(conf: cfg.ConfigOpts) -> Rates | None:
 
     :raises ConfigurationError: if the file cannot be read, or is invalid
     """
-    conf.register_opts(OPTS, group=opts.GROUP.name)
     path = conf.blazar.rates_file
     if not path:
         return None

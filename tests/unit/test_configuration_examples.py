@@ -25,8 +25,6 @@ from blazar_core.db import encryption
 from blazar_nova.compat import pool
 from blazar_nova.schemas import boot_hints
 from blazar_nova.schemas import hint_params
-from blazar_nova.services import hoarding
-from blazar_nova.services import prices
 from blazar_nova.services import user_credentials
 from tests import samples
 from tests.unit import base
@@ -93,9 +91,7 @@ class ExampleTestCase(base.TestCase):
         conf([], project='nova', default_config_files=[path])
         opts.register_opts(conf)
         for group, options in itertools.chain(
-                pool.list_opts(), hoarding.list_opts(),
-                prices.list_opts(),
-                user_credentials.list_opts(),
+                pool.list_opts(), user_credentials.list_opts(),
                 messaging_opts.list_opts(), auth_token.list_opts(),
                 [('blazar_keystone', loading.get_auth_plugin_conf_options(
                     'password')),

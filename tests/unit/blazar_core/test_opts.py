@@ -68,7 +68,7 @@ class TestOpts(base.BaseTestCase):
              'lost_build_timeout': None, 'event_max_retries': 10,
              'max_occurrences': 100, 'uncounted': 'warn',
              'max_amount': 1000,
-             'randomize_host_selection': False,
+             'randomize_host_selection': False, 'rates_file': '',
              'admission_retries': 20},
             dict(self.conf().blazar.items()))
 
@@ -87,6 +87,10 @@ class TestOpts(base.BaseTestCase):
              'max_reserved_networks_per_project': -1,
              'max_host_spread': 2,
              'exempt_project_ids': [],
+             'max_future_leases_per_project': -1,
+             'max_consecutive_leases_per_project': -1,
+             'consecutive_lease_gap': 3600, 'extension_window': -1,
+             'max_extension': -1, 'max_class_hours_per_month': {},
              'external_service_base_endpoint': None,
              'external_service_check_create_endpoint': None,
              'external_service_check_update_endpoint': None,

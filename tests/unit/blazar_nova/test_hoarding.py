@@ -49,7 +49,6 @@ class HoardingTestCase(test_limits.LimitsTestCase):
                 self.books.conf, self.clock, self.quota).rules])
 
     def limit(self, **values):
-        self.books.conf.register_opts(hoarding.OPTS, 'blazar_enforcement')
         super().limit(**values)
         if hasattr(self, 'quota'):
             self.set_up()

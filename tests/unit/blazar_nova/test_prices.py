@@ -54,7 +54,6 @@ class PricesTestCase(base.DatabaseTestCase):
             file.write(text)
         conf = cfg.ConfigOpts()
         opts.register_opts(conf)
-        conf.register_opts(prices.OPTS, 'blazar')
         conf.set_override('rates_file', path, 'blazar')
         return prices.read(conf)
 

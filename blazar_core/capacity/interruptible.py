@@ -28,9 +28,12 @@ from blazar_core.common import states
 from blazar_core.db import api
 from blazar_core.db import models
 
-__all__ = ['HostSafety', 'Server', 'among', 'conflicts', 'eviction_order',
-           'forget', 'hosts', 'make', 'make_ordinary', 'register', 'victims',
-           'window_of']
+__all__ = ['BACK', 'HostSafety', 'Server', 'among', 'conflicts',
+           'eviction_order', 'forget', 'hosts', 'make', 'make_ordinary',
+           'register', 'safety', 'victims', 'window_of']
+
+#: Columns of a server that was evicted and has a host again.
+BACK: ty.Mapping[str, None] = {'evicted_at': None, 'resume_at': None}
 
 _HOSTS, _BOOKINGS, _SERVERS = (
     models.Host.__table__.c, models.Booking.__table__.c,
@@ -38,7 +41,7 @@ _HOSTS, _BOOKINGS, _SERVERS = (
 _RESERVATIONS, _LEASES = (
     models.Reservation.__table__.c, models.Lease.__table__.c)
 _WINDOW = sa.select(
-    _SERVERS.lead_time, _SERVERS.safe_for, _SERVERS.created_at).where(
+    _SERVERS.lead_time, _SERVERS.safe_by).where(
         _SERVERS.server_id == sa.bindparam('server'))
 _OF_HOSTS = sa.select(
     _HOSTS.id, _HOSTS.uuid, _HOSTS.name, _HOSTS.generation, _HOSTS.capacity,
@@ -105,7 +108,9 @@ def register(connection: sa.Connection,
     :param servers: the columns of :class:`models.InterruptibleServer`
     """
     connection.execute(models.InterruptibleServer.__table__.insert(), [
-        {'safe_until': None, **one} for one in servers])
+        {'safe_until': None, 'resume': False,
+         'safe_by': one['created_at'] + one['safe_for'], **one}
+        for one in servers])
 
 
 def forget(connection: sa.Connection,
@@ -129,7 +134,7 @@ def window_of(connection: sa.Connection, server_id: str, now: int,
     """
     row = connection.execute(_WINDOW, {'server': server_id}).one_or_none()
     return None if row is None else model.Window(
-        now, max(now, row.created_at + row.safe_for) + row.lead_time)
+        now, max(now, row.safe_by) + row.lead_time)
 
 
 def make(connection: sa.Connection, now: int, host_id: int,
@@ -231,6 +236,18 @@ def victims(capacity: model.Resources, usage: model.Resources,
                    for levels in instants):
             chosen = less
     return chosen
+
+
+def safety(host: HostSafety, leaving: ty.Collection[str], now: int,
+           ) -> tuple[list[Server], dict[str, int]]:
+    """Return the servers that stay on a host, and the first instant at which
+    each of them no longer fits there (:func:`conflicts`).
+
+    :param leaving: the servers that are being evicted from it
+    """
+    stay = [one for one in host.servers if one.id not in leaving]
+    return stay, conflicts(host.capacity, host.usage, stay,
+                           [taken for taken, _lease in host.booked], now)
 
 
 def hosts(connection: sa.Connection, now: int,

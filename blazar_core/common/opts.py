@@ -244,6 +244,11 @@ OPTS: list[cfg.Opt] = [
              'its owner can unshelve it later; it takes a trust of the owner. '
              '``delete`` deletes it.'),
     cfg.IntOpt(
+        'interruptible_safe_for', default=3600, min=0,
+        help='Seconds for which a host has to be safe for an interruptible '
+             'server that was evicted to be unshelved there automatically, '
+             'unless its owner set ``safe_for``.'),
+    cfg.IntOpt(
         'cleaning_time', default=0, min=0, max=10080,
         help='Minutes for which a leased whole host stays unassigned after '
              'the servers of one lease are deleted, before another lease can '

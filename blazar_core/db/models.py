@@ -396,12 +396,14 @@ class InterruptibleServer(Base):
     ``lead_time`` is how many seconds before its capacity is needed its owner
     is notified, ``notice`` how many later its eviction begins;
     ``credential_id`` is the credential for that, which the servers of one
-    boot share (None: it needs none). It is placed only where it is safe for
-    ``safe_for`` seconds from ``created_at`` on. ``on_evict`` is what is done
-    to it first.
+    boot share (None: it needs none). ``safe_for`` is for how many seconds its
+    owner wants it to be safe where it is placed, ``safe_by`` until when it has
+    to be where it is placed next. ``on_evict`` is what is done to it first,
+    ``resume`` whether it is unshelved afterwards.
     ``safe_until`` is the instant in the last notification to its owner (None:
     without an end), ``checked_at`` when it was last checked whether the server
-    exists.
+    exists. ``evicted_at`` is when it was evicted (None: it has a host again,
+    or was not), ``resume_at`` when its resumption is tried next.
     """
 
     __tablename__ = 'interruptible_servers'
@@ -409,6 +411,8 @@ class InterruptibleServer(Base):
         sa.Index('interruptible_project_idx', 'project_id', 'server_id'),
         sa.Index('interruptible_checked_idx', 'checked_at'),
         sa.Index('interruptible_credential_idx', 'credential_id'),
+        sa.Index('interruptible_evicted_idx', 'evicted_at'),
+        sa.Index('interruptible_resume_idx', 'resume_at'),
     )
 
     server_id: orm.Mapped[str] = orm.mapped_column(
@@ -419,10 +423,14 @@ class InterruptibleServer(Base):
     notice: orm.Mapped[int] = orm.mapped_column(sa.Integer)
     credential_id: orm.Mapped[str | None] = orm.mapped_column(sa.String(36))
     safe_for: orm.Mapped[int] = orm.mapped_column(sa.Integer, default=0)
+    safe_by: orm.Mapped[int] = orm.mapped_column(sa.BigInteger)
     on_evict: orm.Mapped[str] = orm.mapped_column(sa.String(16))
+    resume: orm.Mapped[bool] = orm.mapped_column(sa.Boolean, default=False)
     safe_until: orm.Mapped[int | None] = orm.mapped_column(sa.BigInteger)
     created_at: orm.Mapped[int] = orm.mapped_column(sa.BigInteger)
     checked_at: orm.Mapped[int] = orm.mapped_column(sa.BigInteger)
+    evicted_at: orm.Mapped[int | None] = orm.mapped_column(sa.BigInteger)
+    resume_at: orm.Mapped[int | None] = orm.mapped_column(sa.BigInteger)
 
 
 class ServerMove(Stateful, Base):

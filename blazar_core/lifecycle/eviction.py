@@ -30,6 +30,7 @@ from blazar_core.common import states
 from blazar_core.db import api
 from blazar_core.db import leader_election
 from blazar_core.db import models
+from blazar_core.lifecycle import resumption
 from blazar_core.lifecycle import server_moves
 from blazar_core.plugins import cloud_api
 
@@ -68,6 +69,15 @@ _REASSIGN = sa.update(models.ServerMove.__table__).where(
     models.Lease.project_id).where(models.Lease.id == sa.bindparam(
         'lease')).scalar_subquery())
 
+#: Nothing was shown of where it will be; at once, as the server is shelved.
+_EVICT = sa.update(_SERVERS).where(
+    _SERVERS.c.server_id == sa.bindparam('server')).values(
+        safe_until=0, evicted_at=sa.bindparam('now', type_=sa.BigInteger),
+        resume_at=sa.case(
+            (sa.and_(_SERVERS.c.resume, sa.bindparam(
+                'shelved', type_=sa.Boolean)),
+             sa.bindparam('now', type_=sa.BigInteger)), else_=sa.null()))
+
 _Notify: ty.TypeAlias = ty.Callable[[str, dict[str, ty.Any]], None]
 
 
@@ -78,18 +88,21 @@ class Evictions:
     :param credential: returns the stored credential of this id; None: there is
         none
     :param actions: the actions that evict a server, in this order
+    :param resume: unshelves servers when there is capacity again
     """
 
     def __init__(self, database: api.Database, clock: clocks.Clock,
                  cloud: cloud_api.Cloud, notify: _Notify,
                  credential: ty.Callable[[str], str | None],
-                 actions: ty.Sequence[str]) -> None:
+                 actions: ty.Sequence[str],
+                 resume: resumption.Resumption) -> None:
         self._database = database
         self._clock = clock
         self._cloud = cloud
         self._notify = notify
         self._credential = credential
         self._actions = actions
+        self._resumption = resume
         self._workers = background.Background()
         self._moves = server_moves.ServerMoves(database, clock, cloud)
         #: By host, its generation at the last look, and the first instant at
@@ -107,6 +120,7 @@ class Evictions:
         self._database.check_clock()
         self.carry_out()
         self.plan()
+        self._resumption.look()
         self.forget_deleted()
         leader.done()
 
@@ -148,17 +162,16 @@ class Evictions:
     def _plan(self, host: interruptible.HostSafety,
               rows: ty.Mapping[str, models.InterruptibleServer],
               leaving: ty.Collection[tuple[str, int]], now: int) -> None:
-        stay = [one for one in host.servers
-                if (one.id, host.id) not in leaving]
-        booked = [taken for taken, _lease in host.booked]
-        found = interruptible.conflicts(
-            host.capacity, host.usage, stay, booked, now)
+        stay, found = interruptible.safety(host, {
+            server_id for server_id, source in leaving if source == host.id},
+            now)
         for one in stay:
             if one.id in rows:
                 self._show(rows[one.id], None if one.id not in found
                            else max(now, found[one.id] - one.lead_time))
         for one, instant in interruptible.victims(
-                host.capacity, host.usage, stay, booked, now, now + _horizon(
+                host.capacity, host.usage, stay,
+                [taken for taken, _lease in host.booked], now, now + _horizon(
                     one.lead_time for one in stay)):
             if one.id in rows:
                 self._schedule(host, rows[one.id], instant)
@@ -169,22 +182,32 @@ class Evictions:
 
     def _show(self, row: models.InterruptibleServer, safe_until: int | None,
               ) -> None:
-        """Record until when a server is safe; notify its owner if that is
-        earlier than before.
+        """Record until when a server is safe, and that one that was evicted is
+        back; notify its owner if it is safe for a shorter time than before.
         """
         before = row.safe_until
-        if before == safe_until:
+        back = row.evicted_at is not None and self._is_back(row.server_id)
+        if before == safe_until and not back:
             return
         if safe_until is not None and before != 0 and (
                 before is None or safe_until < before):
             self._tell(_SHORTENED, row, safe_until=clocks.iso(safe_until))
-        self._database.retried(self._write, row.server_id, safe_until)
+        self._database.retried(self._write, row.server_id, {
+            'safe_until': safe_until,
+            **(interruptible.BACK if back else {})})
 
-    def _write(self, server_id: str, safe_until: int | None) -> None:
+    def _is_back(self, server_id: str) -> bool:
+        # That it has left its host may not be recorded yet.
+        try:
+            return self._cloud.look(server_id).host is not None
+        except errors.CloudUnavailable:
+            return False
+
+    def _write(self, server_id: str,
+               values: ty.Mapping[str, ty.Any]) -> None:
         with self._database.begin() as connection:
             connection.execute(sa.update(_SERVERS).where(
-                _SERVERS.c.server_id == server_id).values(
-                    safe_until=safe_until))
+                _SERVERS.c.server_id == server_id).values(**values))
 
     def _schedule(self, host: interruptible.HostSafety,
                   row: models.InterruptibleServer, instant: int) -> None:
@@ -259,14 +282,17 @@ class Evictions:
                     models.Host.id == move.source)).one()
         status = self._moves.next_status(move, seen, source.uuid)
         if status == states.Move.MOVED:
+            evicted = bool(move.attempts) and seen.host is None
             # Nova's notification of that may be late, or lost.
-            self._database.retried(self._left, source, move.server_id)
+            self._database.retried(
+                self._left, source, move.server_id, evicted,
+                seen.rest is cloud_api.RestingState.SHELVED)
             if self._moves.write(move.lease_id, {move.id: status}):
                 LOG.info('Server %s: %s host %s', move.server_id,
-                         'evicted from' if move.attempts else
+                         'evicted from' if evicted else
                          'before its eviction it has left', source.name)
                 if row is not None:
-                    self._tell(_EVICTED if move.attempts else _CANCELLED, row)
+                    self._tell(_EVICTED if evicted else _CANCELLED, row)
             return
         if status != states.Move.PLANNED:
             return
@@ -292,10 +318,20 @@ class Evictions:
             move.lease_id = lease_id
         self._request(move, row, left)
 
-    def _left(self, host: ty.Any, server_id: str) -> None:
+    def _left(self, host: ty.Any, server_id: str, evicted: bool,
+              shelved: bool) -> None:
+        """A server is no longer on a host.
+
+        :param evicted: that was done to it
+        :param shelved: it can be resumed
+        """
+        now = self._clock.now()
         with self._database.begin() as connection:
-            inventory.record(connection, self._clock.now(), host.service_host,
+            inventory.record(connection, now, host.service_host,
                              host.name, server_id, None)
+            if evicted:
+                connection.execute(_EVICT, {
+                    'server': server_id, 'now': now, 'shelved': shelved})
 
     def _may_wait(self, move: models.ServerMove,
                   row: models.InterruptibleServer, left: int) -> bool:

@@ -88,8 +88,8 @@ class ServerMigration(request_context.Acting):
 
     def needs(self, server_id: str) -> model.Demand:
         """Return what a server needs of a host that Nova would migrate it to,
-        free or not: in its cell, up, with its hypervisor, and admitted by all
-        prefilters.
+        or unshelve it on, free or not: in its cell, up, admitted by all
+        prefilters, and with its hypervisor if it is on a host.
 
         :raises CloudUnavailable: if placement or its cell does not answer
         """
@@ -97,16 +97,19 @@ class ServerMigration(request_context.Acting):
         its = bounded_calls.of_api(unbuilt_servers.mapping, context, server_id)
         if its is None or its.cell_mapping is None:
             return _NOWHERE
-        source = self._in_cell(_node_of, server_id, its.cell_mapping)
-        if source is None:
+        source, rests = self._in_cell(_node_of, server_id, its.cell_mapping)
+        if source is None and not rests:
             return _NOWHERE
         wanted, near = bounded_calls.of_api(
             _wanted, server_id, its.cell_mapping.id)
         taken = self._in_cell(_taken_by_others, server_id, its.cell_mapping)
         known, up = self._hosts()
-        return dataclasses.replace(wanted, hosts=_reachable(
-            server_id, source, wanted.hosts or frozenset(), near, known,
-            up - taken))
+        eligible = wanted.hosts or frozenset()
+        return dataclasses.replace(wanted, hosts=frozenset(
+            host.uuid for host in known if host.uuid in eligible and
+            host.service_host in near & (up - taken)) if source is None
+            else _reachable(
+                server_id, source, eligible, near, known, up - taken))
 
     def free(self, host: str) -> model.Resources:
         """Return what can still be claimed of a host in placement; see
@@ -320,15 +323,19 @@ def _grouped(context: ty.Any, server_ids: list[str],
                 policy.policy.in_(policies))))
 
 
-def _node_of(server_id: str, cell: ty.Any) -> str | None:
-    """Return the name of the hypervisor of a server."""
+def _node_of(server_id: str, cell: ty.Any) -> tuple[str | None, bool]:
+    """Return the name of the hypervisor of a server, and whether it is
+    shelved and on none.
+    """
     context = nova_context.get_admin_context()
     with nova_context.target_cell(context, cell) as in_cell:
         try:
-            return ty.cast('str | None', objects.Instance.get_by_uuid(
-                in_cell, server_id, expected_attrs=[]).node)
+            instance = objects.Instance.get_by_uuid(
+                in_cell, server_id, expected_attrs=[])
         except exception.InstanceNotFound:
-            return None
+            return None, False
+        return instance.node, (
+            instance.vm_state == vm_states.SHELVED_OFFLOADED)
 
 
 def _taken_by_others(server_id: str, cell: ty.Any) -> set[str]:

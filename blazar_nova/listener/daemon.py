@@ -38,6 +38,7 @@ from blazar_core.lifecycle import engine
 from blazar_core.lifecycle import eviction
 from blazar_core.lifecycle import lost_builds
 from blazar_core.lifecycle import preflight
+from blazar_core.lifecycle import resumption
 from blazar_nova.compat import configuration_checks
 from blazar_nova.compat import process
 from blazar_nova.listener import metrics
@@ -103,11 +104,15 @@ class Listener:
         self.slots = lost_builds.AbandonedSlots(
             self.parts.database, self.parts.clock, self.parts.leases.slots,
             self.parts.cloud.send_slots, self.parts.encryption.decrypt)
+        credential = functools.partial(
+            self.parts.lifecycle.lease_close.credential, needed=False)
         self.evictions = eviction.Evictions(
             self.parts.database, self.parts.clock, self.parts.cloud,
-            self.parts.notify, functools.partial(
-                self.parts.lifecycle.lease_close.credential, needed=False),
-            conf.blazar.eviction_actions)
+            self.parts.notify, credential, conf.blazar.eviction_actions,
+            resumption.Resumption(
+                self.parts.database, self.parts.clock, self.parts.cloud,
+                self.parts.admission, credential,
+                conf.blazar.interruptible_safe_for))
         self.monitors = monitors.Monitors(self.parts)
         self.power = power.of_parts(
             self.parts) if conf.blazar_power.enabled else None

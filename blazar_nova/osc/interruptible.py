@@ -48,12 +48,16 @@ class Set(members.OneServer):
         parser.add_argument(
             '--on-evict', metavar='<action>',
             help='What is done first to evict it: shelve or delete')
+        parser.add_argument(
+            '--resume', metavar='<when>',
+            help='Whether it is unshelved when there is capacity again: auto '
+                 'or manual')
         return parser
 
     def take_action(self, parsed_args: argparse.Namespace) -> None:
         commands.client_of(self.app).ask(
             'PUT', f'/interruptible/{self.id_of(parsed_args)}',
-            json=commands.given(parsed_args, 'on_evict'))
+            json=commands.given(parsed_args, 'on_evict', 'resume'))
 
 
 class Unset(members.OneServer):

@@ -12,18 +12,19 @@ from blazar_core.common import errors
 from blazar_core.common import inputs
 
 __all__ = ['HINTS', 'INTERRUPTIBLE', 'LEASE_PARAMS', 'ON_EVICT', 'RESERVED',
-           'SAFE_FOR', 'ask_for_lease', 'boolean', 'scalar']
+           'RESUME', 'SAFE_FOR', 'ask_for_lease', 'boolean', 'scalar']
 
 RESERVED = 'reserved'
 LEASE_PARAMS = 'lease_params'
 INTERRUPTIBLE, SAFE_FOR, ON_EVICT = 'interruptible', 'safe_for', 'on_evict'
+RESUME = 'resume'
 SERVICE_PREFIX = 'blazar'
 
 #: The hints for users, each with an example of its value.
 HINTS = {RESERVED: 'True',
          LEASE_PARAMS: '\'{"start": "now", "duration": "2h"}\'',
          'reservation': 'ID', INTERRUPTIBLE: 'True', SAFE_FOR: '4h',
-         ON_EVICT: 'shelve'}
+         ON_EVICT: 'shelve', RESUME: 'auto'}
 #: Similarity above which an unknown hint counts as a typing error
 #: (:meth:`difflib.SequenceMatcher.ratio`): one letter in eight.
 _NEAR = 0.85

@@ -11,15 +11,18 @@ from blazar_nova.schemas import boot_hints
 from blazar_nova.schemas import dates
 
 __all__ = ['ARE', 'EXTRA_SPEC', 'InterruptibleParams', 'check',
-           'check_actions', 'of_body', 'of_flavor', 'of_hints']
+           'check_actions', 'of_body', 'of_flavor', 'of_hints', 'resume_of']
 
 #: The extra spec of flavors whose servers are interruptible.
 EXTRA_SPEC = 'blazar:interruptible'
 #: The hints that are read here.
 ARE = frozenset({boot_hints.INTERRUPTIBLE, boot_hints.SAFE_FOR,
-                 boot_hints.ON_EVICT})
+                 boot_hints.ON_EVICT, boot_hints.RESUME})
+#: The values of resume: whether a server is unshelved after its eviction.
+_RESUMES = {'auto': True, 'manual': False}
 #: Maximum of safe_for in seconds: a year.
 _LONGEST = 31_536_000
+_SHELVE = 'shelve'
 
 
 class InterruptibleParams(ty.NamedTuple):
@@ -27,10 +30,12 @@ class InterruptibleParams(ty.NamedTuple):
 
     :ivar on_evict: the first action to evict it
     :ivar safe_for: seconds for which it is safe on the host that it gets
+    :ivar resume: whether it is unshelved when there is capacity again
     """
 
     on_evict: str
     safe_for: int = 0
+    resume: bool = False
 
 
 def of_hints(hints: collections.abc.Mapping[str, object],
@@ -51,19 +56,21 @@ def of_hints(hints: collections.abc.Mapping[str, object],
             raise errors.InvalidLeaseParams(
                 'The servers of this flavor are interruptible. Leave the hint '
                 'interruptible out, or choose another flavor.')
-    others = [name for name in (boot_hints.SAFE_FOR, boot_hints.ON_EVICT)
-              if name in hints]
+    others = [name for name in (
+        boot_hints.SAFE_FOR, boot_hints.ON_EVICT, boot_hints.RESUME)
+        if name in hints]
     if not asked:
         if others and boot_hints.INTERRUPTIBLE not in hints:
             raise errors.InvalidLeaseParams(
                 f'The hint {others[0]} is for interruptible servers. Add '
                 f'--hint interruptible=True, or leave {others[0]} out.')
         return None
-    return InterruptibleParams(
-        _on_evict(boot_hints.scalar(hints.get(
-            boot_hints.ON_EVICT, actions[0])), actions),
-        dates.length(boot_hints.scalar(hints.get(boot_hints.SAFE_FOR, 0)),
-                     boot_hints.SAFE_FOR, 0, _LONGEST))
+    return _params(
+        boot_hints.scalar(hints.get(boot_hints.ON_EVICT, actions[0])),
+        boot_hints.scalar(hints.get(boot_hints.RESUME, resume_of(False))),
+        actions, dates.length(
+            boot_hints.scalar(hints.get(boot_hints.SAFE_FOR, 0)),
+            boot_hints.SAFE_FOR, 0, _LONGEST))
 
 
 def check(hints: collections.abc.Mapping[str, object],
@@ -101,17 +108,43 @@ def of_body(body: object, actions: ty.Sequence[str]) -> InterruptibleParams:
     :raises InvalidLeaseParams: if the body is invalid
     """
     values = inputs.json_object(body, 'The body of the request')
-    inputs.check_keys(values, {'on_evict': '"shelve"'},
+    inputs.check_keys(values, {'on_evict': '"shelve"', 'resume': '"auto"'},
                       'an interruptible server')
-    return InterruptibleParams(
-        _on_evict(values.get('on_evict', actions[0]), actions))
+    return _params(values.get('on_evict', actions[0]),
+                   values.get('resume', resume_of(False)), actions)
+
+
+def resume_of(value: bool) -> str:
+    """Return by which word a server is unshelved after its eviction."""
+    return next(word for word, says in _RESUMES.items() if says is value)
+
+
+def _params(on_evict: object, resume: object, actions: ty.Sequence[str],
+            safe_for: int = 0) -> InterruptibleParams:
+    first = _on_evict(on_evict, actions)
+    if not isinstance(resume, str) or resume not in _RESUMES:
+        raise errors.InvalidLeaseParams(
+            f'resume is {_given(resume)}. Write auto for a server that is '
+            'unshelved when there is capacity again, or manual.')
+    if _RESUMES[resume] and _SHELVE not in actions[actions.index(first):]:
+        raise errors.InvalidLeaseParams(
+            'resume=auto is for servers that are shelved when they are '
+            f'evicted. Leave it out{_or_choose(actions)}.')
+    return InterruptibleParams(first, safe_for, _RESUMES[resume])
+
+
+def _or_choose(actions: ty.Sequence[str]) -> str:
+    return f', or write on_evict={_SHELVE}' if _SHELVE in actions else ''
 
 
 def _on_evict(value: object, actions: ty.Sequence[str]) -> str:
     if value not in actions:
-        given = (f'"{inputs.shown(value)}"' if isinstance(value, str)
-                 else inputs.kind_of(value))
         raise errors.InvalidLeaseParams(
-            f'on_evict is {given}. Write what is done first when the server '
-            f'is evicted: {" or ".join(actions)}.')
+            f'on_evict is {_given(value)}. Write what is done first when the '
+            f'server is evicted: {" or ".join(actions)}.')
     return ty.cast(str, value)
+
+
+def _given(value: object) -> str:
+    return f'"{inputs.shown(value)}"' if isinstance(value, str) else (
+        inputs.kind_of(value))

@@ -46,13 +46,22 @@ _FRESH = 5
 
 _ROWS = sa.select(models.InterruptibleServer).order_by(
     models.InterruptibleServer.server_id)
+#: Those of servers, and of hosts.
 _EVICTIONS = sa.select(
-    models.ServerMove.server_id, models.ServerMove.next_at,
-    models.ServerMove.status).where(
+    models.ServerMove.server_id, models.ServerMove.source,
+    models.ServerMove.next_at, models.ServerMove.status,
+    models.ServerMove.attempts).where(
         models.ServerMove.reason == states.MoveReason.EVICTION,
-        models.ServerMove.status.in_(states.OPEN_MOVES),
-        models.ServerMove.server_id.in_(
-            sa.bindparam('servers', expanding=True)))
+        models.ServerMove.status.in_(states.OPEN_MOVES), sa.or_(
+            models.ServerMove.server_id.in_(
+                sa.bindparam('servers', expanding=True)),
+            models.ServerMove.source.in_(
+                sa.bindparam('hosts', expanding=True))))
+_EVICTED = sa.select(models.InterruptibleServer.server_id).where(
+    models.InterruptibleServer.evicted_at.is_not(None))
+_EVICTION = 'EVICTED'
+#: What is done to a server that is evicted.
+_DONE = {'shelve': 'shelved', 'delete': 'deleted'}
 
 
 class InterruptibleServers:
@@ -67,6 +76,8 @@ class InterruptibleServers:
         self._defaults = default_leases.DefaultLeases(parts)
         self._actions: ty.Sequence[str] = parts.conf.blazar.eviction_actions
         self._next = 0.0
+        self._evicted: frozenset[str] = frozenset()
+        self._safe_for: int = parts.conf.blazar.interruptible_safe_for
         self._notice: int = parts.conf.blazar.interruptible_notice
         self._lead_time: int = (
             self._notice + parts.conf.blazar.eviction_timeout)
@@ -135,7 +146,8 @@ class InterruptibleServers:
                 'user_id': context.user_id, 'lead_time': self._lead_time,
                 'notice': self._notice, 'credential_id': credential_id,
                 'safe_for': asked.safe_for, 'on_evict': asked.on_evict,
-                'safe_until': 0, 'created_at': now, 'checked_at': now}
+                'resume': asked.resume, 'safe_until': 0, 'created_at': now,
+                'checked_at': now}
 
     def _trust(self, context: ty.Any,
                asked: interruptible_params.InterruptibleParams) -> str | None:
@@ -145,11 +157,14 @@ class InterruptibleServers:
             return self._parts.trusts.delegate(
                 context, self._clock.now() + _TRUST, as_owner=True)
         except errors.TrustUnavailable as exc:
+            done, without = (
+                ('shelved and unshelved', ' and without resume=auto')
+                if asked.resume else ('shelved', ''))
             raise errors.TrustUnavailable(
-                'An interruptible server is shelved in your name, which takes '
+                f'An interruptible server is {done} in your name, which takes '
                 f'a trust that your token may not make ({exc.__cause__ or exc}'
                 '). Ask again with a token that you got by your password, or '
-                'with the hint on_evict=delete.') from exc
+                f'with the hint on_evict=delete{without}.') from exc
 
     def _check_safe(self, call: build_calls.BuildCall, wanted: int) -> None:
         with server_demand.refused(
@@ -287,21 +302,18 @@ class InterruptibleServers:
                  ) -> dict[str, dict[str, str]]:
         """Return by id the metadata that interruptible servers show.
 
-        Other servers cost one statement every :data:`_FRESH` seconds.
+        Other servers cost two statements every :data:`_FRESH` seconds.
         """
         if self._clock.elapsed() >= self._next:
             with self._index.fresh():
                 self._next = self._clock.elapsed() + _FRESH
+            with self._database.connection() as connection:
+                self._evicted = frozenset(connection.scalars(_EVICTED))
         known = self._index.interruptible_servers()
-        mine = [one for one in server_ids if one in known]
-        if not mine:
-            return {}
-        return {one['server_id']: {
-            'interruptible': 'True',
-            'safe_until': one['safe_until'] or 'no reservation follows',
-            **({} if one['eviction'] is None else {
-                'evict_at': one['eviction']['time']})}
-            for one in self._shown(self._rows(server_ids=mine))}
+        mine = [one for one in server_ids
+                if one in known or one in self._evicted]
+        return {one['server_id']: _metadata(one) for one in self._shown(
+            self._rows(server_ids=mine))} if mine else {}
 
     def _of_project(self, context: ty.Any, rule: str, server_id: str,
                     ) -> list[models.InterruptibleServer]:
@@ -337,23 +349,65 @@ class InterruptibleServers:
         with self._database.connection() as connection:
             hosts = interruptible.hosts(connection, now, ids={
                 known[one] for one in ids if one in known})
-            evictions = {one.server_id: one for one in connection.execute(
-                _EVICTIONS, {'servers': [*ids]})}
-        placed = {one.id for host in hosts for one in host.servers}
+            evictions = {
+                (one.server_id, one.source): one for one in connection.execute(
+                    _EVICTIONS, {'servers': [*ids],
+                                 'hosts': [host.id for host in hosts]})}
+        placed = {one.id: host.id for host in hosts for one in host.servers}
         found: dict[str, int] = {}
         for host in hosts:
-            found |= interruptible.conflicts(
-                host.capacity, host.usage, host.servers,
-                [taken for taken, _reservation in host.booked], now)
-        return [{
+            found |= interruptible.safety(host, {
+                server_id for server_id, source in evictions
+                if source == host.id}, now)[1]
+        return [self._shown_one(
+            row, row.server_id in placed, found.get(row.server_id),
+            evictions.get((row.server_id, placed.get(row.server_id))), now)
+            for row in rows]
+
+    def _shown_one(self, row: models.InterruptibleServer, placed: bool,
+                   instant: int | None, leaving: ty.Any, now: int,
+                   ) -> dict[str, ty.Any]:
+        """Return what is shown of a server.
+
+        :param instant: at which it no longer fits; None: it always does
+        :param leaving: its eviction; None: it stays
+        """
+        # What was shown before its eviction was planned stays.
+        until = (row.safe_until or None) if leaving is not None else (
+            None if instant is None else max(now, instant - row.lead_time))
+        return {
             'server_id': row.server_id, 'project_id': row.project_id,
             'user_id': row.user_id, 'on_evict': row.on_evict,
+            'resume': interruptible_params.resume_of(row.resume),
             'lead_time': row.lead_time, 'safe_for': row.safe_for,
-            'placed': row.server_id in placed,
-            'safe_until': None if row.server_id not in found else clocks.iso(
-                max(now, found[row.server_id] - row.lead_time)),
-            'eviction': _eviction(evictions.get(row.server_id)),
-            'created_at': clocks.stamp(row.created_at)} for row in rows]
+            'placed': placed,
+            'safe_until': None if until is None else clocks.iso(until),
+            'eviction': self._leaving(row, leaving) if leaving is not None
+            else None if placed or row.evicted_at is None
+            else self._evicted_one(row),
+            'created_at': clocks.stamp(row.created_at)}
+
+    def _leaving(self, row: models.InterruptibleServer,
+                 move: ty.Any) -> dict[str, ty.Any]:
+        actions = eviction.actions_of(row.on_evict, self._actions)
+        action = _DONE[actions[min(move.attempts, len(actions) - 1)]]
+        time = clocks.iso(move.next_at)
+        return {'time': time, 'status': move.status.upper(), 'message': (
+            'Leases need its capacity. ' + (
+                f'It is {action} at {time}.'
+                if move.status == states.Move.PLANNED
+                else 'It is being evicted.'))}
+
+    def _evicted_one(self, row: models.InterruptibleServer,
+                     ) -> dict[str, ty.Any]:
+        return {'time': clocks.iso(ty.cast(int, row.evicted_at)),
+                'status': _EVICTION, 'message': (
+                    'Leases needed its capacity. ' + (
+                        'It is unshelved as soon as a host is safe for '
+                        f'{row.safe_for or self._safe_for} seconds.'
+                        if row.resume_at is not None else
+                        'If it was shelved, unshelve it when there is '
+                        'capacity again.'))}
 
     def authorize(self, context: ty.Any, rule: str) -> None:
         """Check the policy.
@@ -370,6 +424,13 @@ def _leased(server_id: str) -> errors.Conflict:
         'has left that.')
 
 
-def _eviction(row: ty.Any) -> dict[str, ty.Any] | None:
-    return None if row is None else {
-        'time': clocks.iso(row.next_at), 'status': row.status.upper()}
+def _metadata(shown: ty.Mapping[str, ty.Any]) -> dict[str, str]:
+    """Return what a server shows as metadata of what is shown of it."""
+    leaves = shown['eviction']
+    if leaves is None:
+        return {'interruptible': 'True', 'safe_until': (
+            shown['safe_until'] or 'no reservation follows')}
+    return {'interruptible': 'True', 'eviction': leaves['message'], **(
+        {'evicted_at': leaves['time']} if leaves['status'] == _EVICTION else {
+            'safe_until': shown['safe_until'] or leaves['time'],
+            'evict_at': leaves['time']})}

@@ -9,6 +9,7 @@ from oslo_utils.fixture import uuidsentinel as uuids
 import sqlalchemy as sa
 
 from blazar_core.common import clocks
+from blazar_core.common import errors
 from blazar_core.db import models
 from tests import driven
 from tests.functional import api_base
@@ -74,14 +75,27 @@ class InterruptibleTest(InterruptibleTestCase):
         self.fill_books()
         self.until(start - LEAD)
         self.told.wait('server.interruptible.evict_scheduled')
-        self.assertEqual(
-            {'time': clocks.iso(start - EVICTION), 'status': 'PLANNED'},
-            self.shown(server_id)['eviction'])
+        at = clocks.iso(start - EVICTION)
+        self.clock.advance(100)
+        shown = self.shown(server_id)
+        self.assertEqual(({
+            'time': at, 'status': 'PLANNED',
+            'message': f'Leases need its capacity. It is shelved at {at}.'},
+            safe), (shown['eviction'], shown['safe_until']))
         self.until(start - EVICTION)
         self.wait_for_status(server_id, 'SHELVED_OFFLOADED')
         self.fill_books()
         self.until(start - 100)
         self.told.wait('server.interruptible.evicted')
+        shown = self.shown(server_id)['eviction']
+        self.assertEqual('EVICTED', shown['status'])
+        self.wait_for(lambda: 'evicted_at' in self.alice.get_server(
+            server_id)['metadata'])
+        metadata = self.alice.get_server(server_id)['metadata']
+        self.assertEqual({
+            'interruptible': 'True', 'evicted_at': shown['time'],
+            'eviction': 'Leases needed its capacity. If it was shelved, '
+            'unshelve it when there is capacity again.'}, metadata)
         self.run_until(start)
         self.assertEqual('ACTIVE', self.get(lease)['status'])
         flavor = lease['reservations'][0]['id']
@@ -142,6 +156,10 @@ class InterruptibleTest(InterruptibleTestCase):
                 ({**YES, 'safe_for': 'long'}, 'invalid duration'),
                 ({**YES, 'safe_for': ['1h', '2h']}, 'Write a'),
                 ({**YES, 'safe_for': -1}, 'Write a whole number'),
+                ({**YES, 'resume': 'perhaps'}, 'Write auto'),
+                ({**YES, 'resume': 'auto', 'on_evict': 'delete'},
+                 'servers that are shelved'),
+                ({'resume': 'auto'}, 'Add --hint interruptible=True'),
                 ({'safe_for': '1h'}, 'Add --hint interruptible=True'),
                 ({'interruptable': 'True'}, 'nearly "interruptible"'),
                 ({**YES, **self.lease_hints('vm1')}, 'has no lease')):
@@ -171,6 +189,35 @@ class InterruptibleTest(InterruptibleTestCase):
         self.assertEqual(404, self.ask('GET', path)['error_code'])
         self.make(start_in=2 * HOUR, code=409, reservations=[
             self.reservation(vcpus=4, amount=2)])
+
+    def test_it_is_unshelved_when_it_is_safe_again(self):
+        server_id = self.boot_active('vm1', flavor='4', hints={
+            **YES, 'resume': 'auto', 'safe_for': '10m'})['id']
+        self.fill_books()
+        lease = self.reserve()
+        start = self.start_of(lease)
+        self.until(start - LEAD)
+        self.until(start - EVICTION)
+        self.wait_for_status(server_id, 'SHELVED_OFFLOADED')
+        self.fill_books()
+        self.until(start - 100)
+        self.assertIn('as soon as a host is safe for 600 seconds',
+                      self.shown(server_id)['eviction']['message'])
+        self.ask('DELETE', f'/leases/{lease["id"]}', code=204)
+        self.run_until(clocks.SystemClock().now())
+        self.clock.advance(60)
+        self.listener.evictions._resumption.look()
+        self.wait_for_status(server_id, 'ACTIVE')
+        self.fill_books()
+        self.until(start)
+        self.assertIsNone(self.shown(server_id)['eviction'])
+
+    def test_without_a_trust_it_is_refused(self):
+        self.useFixture(fixtures.MockPatch(
+            'blazar_nova.services.user_credentials.Credentials.delegate',
+            side_effect=errors.TrustUnavailable('none')))
+        self.assertIn('without resume=auto', self.refused(
+            403, self.boot, 'vm1', hints={**YES, 'resume': 'auto'}))
 
     def test_others_neither_see_nor_change_it(self):
         server_id = self.boot_active('vm1', hints=YES)['id']

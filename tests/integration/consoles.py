@@ -43,6 +43,7 @@ PAGES: dict[str, tuple[tuple[str, str | None], ...]] = {
         ('Interruptible servers', None),
         ('Until when it is safe', None),
         ('Eviction', None),
+        ('Eviction', None),
         ('Change a running server', 'servers')),
     'doc/source/user/change-and-end.rst': (
         ('Change a lease', 'booted'),

@@ -328,7 +328,8 @@ def _rows() -> dict[str, list[dict[str, ty.Any]]]:
         rows.setdefault('interruptible_servers', []).append({
             'server_id': _id(number), 'project_id': f'{number % 50}',
             'user_id': 'user', 'lead_time': 600, 'notice': 300,
-            'credential_id': 'trust', 'safe_for': 0,
+            'credential_id': 'trust', 'safe_for': 0, 'safe_by': NOW,
+            'resume': number % 2 == 0, 'evicted_at': None, 'resume_at': None,
             'on_evict': 'shelve', 'safe_until': None, 'created_at': NOW - DAY,
             'checked_at': NOW - DAY * number // LEASES})
         rows.setdefault('request_keys', []).append({

@@ -26,6 +26,7 @@ from blazar_core.db import models
 from blazar_core.leases import creation
 from blazar_core.leases import members
 from blazar_core.lifecycle import eviction
+from blazar_core.lifecycle import resumption
 from blazar_core.plugins import cloud_api
 from tests import databases
 from tests.unit import base
@@ -53,9 +54,13 @@ class InterruptibleTestCase(test_scheduler_claims.ClaimTestCase):
             lambda event, payload: self.told.append((
                 event.rpartition('.')[2], payload['server_id'],
                 payload.get('evict_at') or payload.get('safe_until'))),
-            lambda _credential_id: 'trust', ['shelve', 'delete'])
+            lambda _credential_id: 'trust', ['shelve', 'delete'],
+            resumption.Resumption(
+                self.database, self.clock, self.cloud, self.admission,
+                lambda _credential_id: 'trust', 3600))
 
-    def register(self, on_evict='shelve', safe_for=0, lead_time=LEAD):
+    def register(self, on_evict='shelve', safe_for=0, lead_time=LEAD,
+                 resume=False):
         """Register an interruptible server of a user."""
         server_id = uuidutils.generate_uuid()
         with self.database.begin() as connection:
@@ -63,7 +68,7 @@ class InterruptibleTestCase(test_scheduler_claims.ClaimTestCase):
                 'server_id': server_id, 'project_id': 'lender',
                 'user_id': 'user', 'lead_time': lead_time,
                 'notice': lead_time - 300, 'credential_id': 'trust',
-                'on_evict': on_evict,
+                'on_evict': on_evict, 'resume': resume,
                 'safe_for': safe_for, 'created_at': self.clock.now(),
                 'checked_at': self.clock.now()}])
         return server_id
@@ -646,6 +651,143 @@ class TestEvictions(InterruptibleTestCase):
                 interruptible.forget(connection, [one])
             self.lifecycle.lease_close.revoke_over()
             self.assertEqual(revoked, self.cloud.revoked)
+
+
+class TestResumption(InterruptibleTestCase):
+    """What is shelved by an eviction is unshelved when it is safe again."""
+
+    def setUp(self):
+        super().setUp()
+        self.host('one', VCPU=4)
+        self.cloud.hosts = {self.uuid_of('one')}
+
+    def evicted(self, lasts=1000, **values):
+        """A server is evicted for a lease; returns it, and the lease's end.
+        """
+        server_id = self.boot(vcpus=1, **values)
+        start = self.clock.now() + LEAD + 60
+        self.lease(start - NOW, start - NOW + lasts, resources={'VCPU': 4})
+        self.look_until(start)
+        self.assertEqual([(server_id, cloud_api.RestingState.SHELVED)],
+                         self.cloud.rests)
+        return server_id, start + lasts
+
+    def look_until(self, instant):
+        while self.clock.now() < instant:
+            self.clock.advance(min(15, instant - self.clock.now()))
+            self.evictions.look(leader_election.Leader(
+                self.database, self.clock, eviction.LEADER, 'a',
+                eviction.PAUSE, 60))
+
+    def look_until_woken(self, server_id, end):
+        while not self.cloud.woken:
+            self.look_until(self.clock.now() + 15)
+        self.assertTrue(end < self.clock.now() < end + 75)
+        self.assertEqual([server_id], self.cloud.woken)
+
+    def row_of(self, server_id):
+        return self.scalars(models.InterruptibleServer,
+                            models.InterruptibleServer.server_id == server_id
+                            )[0]
+
+    def come_back(self, server_id):
+        self.cloud.servers[server_id] = cloud_api.ObservedServer(
+            State.RUNNING, self.uuid_of('one'))
+        self.claim(server_id, 'one', VCPU=1)
+        self.tell(server_id, 'one', VCPU=1)
+
+    def test_where_it_is_safe_for_the_default(self):
+        server_id, end = self.evicted(resume=True)
+        later = end + 3600 + LEAD - 60
+        self.lease(later - NOW, later - NOW + 1000, resources={'VCPU': 4})
+        self.look_until(end + 300)
+        self.assertEqual([], self.cloud.woken)
+        self.look_until(later + 1000)
+        self.assertEqual([], self.cloud.woken)
+        self.look_until_woken(server_id, later + 1000)
+        self.assertTrue(self.fits('one', server_id))
+        self.assertGreater(self.row_of(server_id).safe_by,
+                           self.clock.now() + 3500)
+
+    def test_as_long_as_its_owner_wants(self):
+        server_id, end = self.evicted(resume=True, safe_for=60)
+        later = end + LEAD + 200
+        self.lease(later - NOW, later - NOW + 1000, resources={'VCPU': 4})
+        self.look_until_woken(server_id, end)
+
+    def test_its_owner_has_to_otherwise(self):
+        server_id, end = self.evicted()
+        self.look_until(end + 300)
+        self.assertEqual([], self.cloud.woken)
+        self.assertIsNotNone(self.row_of(server_id).evicted_at)
+
+    def test_once_it_is_back_it_is_left_alone(self):
+        """Its owner may shelve it then."""
+        server_id, end = self.evicted(resume=True)
+        self.look_until_woken(server_id, end)
+        self.come_back(server_id)
+        self.look_until(self.clock.now() + 15)
+        row = self.row_of(server_id)
+        self.assertEqual((None, None), (row.evicted_at, row.resume_at))
+        self.leave(server_id)
+        self.cloud.bring(server_id, cloud_api.RestingState.SHELVED, None)
+        self.look_until(self.clock.now() + 300)
+        self.assertEqual([server_id], self.cloud.woken)
+
+    def test_the_owner_may_be_faster(self):
+        server_id, end = self.evicted()
+        self.look_until(end)
+        self.come_back(server_id)
+        self.look_until(end + 15)
+        self.assertIsNone(self.row_of(server_id).evicted_at)
+
+    def test_what_fails_is_tried_again(self):
+        server_id, end = self.evicted(resume=True)
+        self.cloud.broken['wake'] = errors.CloudUnavailable('none')
+        self.look_until(end + 75)
+        del self.cloud.broken['wake']
+        self.look_until(end + 150)
+        self.assertEqual([server_id], self.cloud.woken)
+
+    def test_without_its_trust_its_owner_has_to(self):
+        server_id, end = self.evicted(resume=True)
+        self.cloud.broken['wake'] = errors.TrustUnavailable('none')
+        self.look_until(end + 75)
+        self.assertIsNone(self.row_of(server_id).resume_at)
+
+    def test_what_was_deleted_is_not_resumed(self):
+        self.boot(vcpus=1, on_evict='delete', resume=True)
+        start = self.clock.now() + LEAD + 60
+        self.lease(start - NOW, start - NOW + 100, resources={'VCPU': 4})
+        self.look_until(start)
+        self.assertEqual([None], self.scalars(
+            models.InterruptibleServer.resume_at))
+
+    def test_as_many_as_fit_are_resumed_at_once(self):
+        for _number in range(5):
+            server_id = self.register(resume=True)
+            self.cloud.servers[server_id] = cloud_api.ObservedServer(
+                State.RUNNING, rest=cloud_api.RestingState.SHELVED)
+            with self.database.begin() as connection:
+                connection.execute(eviction._EVICT, {
+                    'server': server_id, 'now': self.clock.now(),
+                    'shelved': True})
+        self.look_until(self.clock.now() + 15)
+        self.assertEqual(4, len(self.cloud.woken))
+
+    def test_one_process_resumes_a_server(self):
+        server_id, end = self.evicted(resume=True)
+        self.clock.advance(end + 60 - self.clock.now())
+        needs = self.cloud.needs
+
+        def both(one):
+            self.cloud.needs = needs
+            self.new_evictions()._resumption.look()
+            return needs(one)
+
+        self.cloud.needs = both
+        self.evictions._resumption.look()
+        self.assertEqual([server_id], self.cloud.woken)
 
 
 class TestStories(InterruptibleTestCase):

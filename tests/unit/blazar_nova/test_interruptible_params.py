@@ -16,7 +16,7 @@ class TestActions(base.TestCase):
         interruptible_params.check_actions(['delete'])
 
     def test_the_first_one_is_the_default(self):
-        self.assertEqual(('delete', 0), interruptible_params.of_hints(
+        self.assertEqual(('delete', 0, False), interruptible_params.of_hints(
             {'interruptible': 'True'}, ['delete', 'shelve']))
         self.assertRaises(
             errors.InvalidLeaseParams, interruptible_params.of_hints,

@@ -142,13 +142,19 @@ def _interruptible_servers() -> None:
         sa.Column('notice', sa.Integer, nullable=False),
         sa.Column('credential_id', sa.String(36)),
         sa.Column('safe_for', sa.Integer, nullable=False),
+        sa.Column('safe_by', sa.BigInteger, nullable=False),
         sa.Column('on_evict', sa.String(16), nullable=False),
+        sa.Column('resume', sa.Boolean, nullable=False),
         sa.Column('safe_until', sa.BigInteger),
         sa.Column('created_at', sa.BigInteger, nullable=False),
         sa.Column('checked_at', sa.BigInteger, nullable=False),
+        sa.Column('evicted_at', sa.BigInteger),
+        sa.Column('resume_at', sa.BigInteger),
         sa.Index('interruptible_checked_idx', 'checked_at'),
         sa.Index('interruptible_credential_idx', 'credential_id'),
-        sa.Index('interruptible_project_idx', 'project_id', 'server_id'))
+        sa.Index('interruptible_evicted_idx', 'evicted_at'),
+        sa.Index('interruptible_project_idx', 'project_id', 'server_id'),
+        sa.Index('interruptible_resume_idx', 'resume_at'))
 
 
 def _leases() -> None:

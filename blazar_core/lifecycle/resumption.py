@@ -1,0 +1,136 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""Resumption of interruptible servers that were evicted.
+
+One process at a time looks where shelved servers would be safe again for as
+long as their owners want (:mod:`blazar_core.capacity.interruptible`), and has
+them unshelved, in the name of their owners. The cloud's scheduler chooses the
+host, by the same rule: until when the server has to be safe is recorded before
+it is asked.
+"""
+
+import dataclasses
+import typing as ty
+
+from oslo_log import log as logging
+import sqlalchemy as sa
+
+from blazar_core.capacity import admissions
+from blazar_core.capacity import interruptible
+from blazar_core.common import clocks
+from blazar_core.common import errors
+from blazar_core.db import api
+from blazar_core.db import clock_skew
+from blazar_core.db import models
+from blazar_core.plugins import cloud_api
+
+__all__ = ['Resumption']
+
+LOG = logging.getLogger(__name__)
+
+#: How many servers are tried by one look, seconds after which one is tried
+#: again, and within which a request has to be made.
+_TRIED, _PAUSE, _SEND = 10, 60, 20
+
+_SERVERS = models.InterruptibleServer.__table__
+_DUE = sa.select(models.InterruptibleServer).where(
+    clock_skew.is_over(models.InterruptibleServer.resume_at, sa.bindparam(
+        'now', type_=sa.BigInteger), 2 * _PAUSE)).order_by(
+            models.InterruptibleServer.resume_at,
+            models.InterruptibleServer.server_id).limit(_TRIED)
+#: Only one that no other process tries.
+_TAKE = sa.update(_SERVERS).where(
+    _SERVERS.c.server_id == sa.bindparam('server'),
+    _SERVERS.c.resume_at == sa.bindparam('seen'))
+
+
+class Resumption:
+    """Has servers unshelved where they are safe.
+
+    :param credential: returns what is kept as this credential; None: nothing
+        is
+    :param safe_for: seconds for which those have to be safe whose owners want
+        no other
+    """
+
+    def __init__(self, database: api.Database, clock: clocks.Clock,
+                 cloud: cloud_api.Cloud, admission: admissions.Admission,
+                 credential: ty.Callable[[str], str | None], safe_for: int,
+                 ) -> None:
+        self._database = database
+        self._clock = clock
+        self._cloud = cloud
+        self._admission = admission
+        self._credential = credential
+        self._safe_for = safe_for
+
+    def look(self) -> None:
+        """Try those that are due, the longest waiting first.
+
+        :raises DatabaseUnavailable: when the database does not answer
+        """
+        with self._database.reader() as session:
+            due = session.scalars(_DUE, {'now': self._clock.now()}).all()
+        woken = 0
+        for row in due:
+            try:
+                woken += self._try(row, woken)
+            except errors.DatabaseUnavailable:
+                raise
+            except Exception as exc:
+                LOG.warning(
+                    'Server %s: its resumption is tried again: %s',
+                    row.server_id, exc, exc_info=not isinstance(
+                        exc, errors.BlazarError))
+                self._database.retried(self._write, row, self._later())
+
+    def _try(self, row: models.InterruptibleServer, woken: int) -> bool:
+        """
+        :param woken: how many others may not be counted on their hosts yet
+        :returns: whether the server is being unshelved
+        """
+        seen = self._cloud.look(row.server_id)
+        if seen.rest is not cloud_api.RestingState.SHELVED or seen.busy:
+            # It is back, or will be, or does not exist any longer.
+            self._database.retried(
+                self._write, row, interruptible.BACK if seen.host is not None
+                and not seen.busy else self._later())
+            return False
+        wanted = row.safe_for or self._safe_for
+        needs = self._cloud.needs(row.server_id)
+        if self._admission.safe_for(
+                dataclasses.replace(needs, count=woken + 1), row.lead_time,
+                wanted) != wanted:
+            self._database.retried(self._write, row, self._later())
+            return False
+        deadline = cloud_api.Deadline(self._clock, _SEND)
+        if not self._database.retried(self._write, row, self._later() | {
+                'safe_by': self._clock.now() + wanted}):
+            return False
+        credential = None if row.credential_id is None else (
+            self._credential(row.credential_id))
+        LOG.info('Server %s: resuming it after its eviction', row.server_id)
+        try:
+            self._cloud.wake(row.server_id, credential, deadline)
+        except (errors.TrustUnavailable, errors.Forbidden) as exc:
+            LOG.warning('Server %s: it cannot be resumed in the name of its '
+                        'owner, who has to unshelve it: %s',
+                        row.server_id, exc)
+            self._database.retried(self._give_up, row.server_id)
+            return False
+        return True
+
+    def _later(self) -> dict[str, int]:
+        return {'resume_at': self._clock.now() + _PAUSE}
+
+    def _write(self, row: models.InterruptibleServer,
+               values: ty.Mapping[str, ty.Any]) -> bool:
+        """Record something of a server, if no other process has tried it."""
+        with self._database.begin() as connection:
+            return connection.execute(_TAKE.values(**values), {
+                'server': row.server_id, 'seen': row.resume_at}).rowcount == 1
+
+    def _give_up(self, server_id: str) -> None:
+        with self._database.begin() as connection:
+            connection.execute(sa.update(_SERVERS).where(
+                _SERVERS.c.server_id == server_id).values(resume_at=None))

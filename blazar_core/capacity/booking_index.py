@@ -311,10 +311,15 @@ class Index:
                     lead_time + _MINUTE)][:1]):
             yield
 
-    def interruptible_servers(self) -> dict[str, int]:
-        """Return the host of each interruptible server, as last read."""
-        return {server_id: host_id for host_id in [*self._interruptible]
-                for server_id in self.hosts[host_id].interruptible}
+    def interruptible_servers(self) -> dict[str, list[int]]:
+        """Return the hosts of each interruptible server, as they were last
+        read: two while it moves or is resized.
+        """
+        found: dict[str, list[int]] = collections.defaultdict(list)
+        for host_id in [*self._interruptible]:
+            for server_id in self.hosts[host_id].interruptible:
+                found[server_id].append(host_id)
+        return dict(found)
 
     def _apply_all(self, bookings: ty.Iterable[ty.Any], sign: int) -> None:
         assert self._timeline is not None

@@ -23,6 +23,7 @@ import sqlalchemy as sa
 from blazar_core.capacity import booking_index
 from blazar_core.capacity import inventory
 from blazar_core.capacity import rule
+from blazar_core.common import errors
 from blazar_core.common import model
 from blazar_core.common import states
 from blazar_core.db import api
@@ -154,11 +155,17 @@ def make_ordinary(index: booking_index.Index, database: api.Database,
     without an end.
 
     :returns: whether it is ordinary now
+    :raises Conflict: if it has capacity of two hosts
     :raises LostRace: when another process decided about its host meanwhile
     """
     with index.fresh() as timeline:
-        host_id = index.interruptible_servers().get(server_id)
-        host = None if host_id is None else index.hosts[host_id]
+        ids = index.interruptible_servers().get(server_id, [])
+        if len(ids) > 1:
+            raise errors.Conflict(
+                f'Server {server_id} stays interruptible, as it moves to '
+                'another host, or its resize is not confirmed. Confirm or '
+                'revert it, and try again.')
+        host = index.hosts[ids[0]] if ids else None
         if host is not None:
             with index.without_interruptible(host, server_id):
                 rooms = timeline.fits(

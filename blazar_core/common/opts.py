@@ -236,17 +236,19 @@ OPTS: list[cfg.Opt] = [
              'only.'),
     cfg.ListOpt(
         'eviction_actions', item_type=types.String(
-            choices=['shelve', 'delete']),
-        default=['shelve', 'delete'],
+            choices=['migrate', 'shelve', 'delete']),
+        default=['migrate', 'shelve', 'delete'],
         help='What is done to evict an interruptible server, in this order, '
-             'until it has left its host. Users can choose the first one with '
-             'the hint ``on_evict``. ``shelve`` shelves the server, so that '
+             'until it has left its host. ``migrate`` live-migrates it, if '
+             'another host is safe for longer. ``shelve`` shelves it, so that '
              'its owner can unshelve it later; it takes a trust of the owner. '
-             '``delete`` deletes it.'),
+             '``delete`` deletes it. Users can choose which of the last two '
+             'is done first with the hint ``on_evict``.'),
     cfg.IntOpt(
         'interruptible_safe_for', default=3600, min=0,
         help='Seconds for which a host has to be safe for an interruptible '
              'server that was evicted to be unshelved there automatically, '
+             'and for which one is looked for when a server is live-migrated, '
              'unless its owner set ``safe_for``.'),
     cfg.IntOpt(
         'cleaning_time', default=0, min=0, max=10080,

@@ -34,12 +34,14 @@ from blazar_core.lifecycle import resumption
 from blazar_core.lifecycle import server_moves
 from blazar_core.plugins import cloud_api
 
-__all__ = ['COUNTER', 'Evictions', 'LEADER', 'PAUSE', 'actions_of']
+__all__ = ['COUNTER', 'Evictions', 'LEADER', 'MIGRATE', 'PAUSE', 'actions_of']
 
 LOG = logging.getLogger(__name__)
 
 #: Seconds between two looks, and the name of the leader that looks.
 PAUSE, LEADER = 15, 'eviction'
+#: The action for a server for which there is a host where it is safer.
+MIGRATE = 'migrate'
 #: Counts evictions that the cloud has accepted, by ``action``.
 COUNTER = 'blazar_evictions'
 #: Seconds before the lead time from which on evictions are planned.
@@ -51,6 +53,7 @@ _CHECK, _CHECKED = 900, 50
 _SCHEDULED = 'server.interruptible.evict_scheduled'
 _CANCELLED = 'server.interruptible.evict_cancelled'
 _EVICTED = 'server.interruptible.evicted'
+_MIGRATED = 'server.interruptible.migrated'
 _SHORTENED = 'server.interruptible.safe_until'
 
 _SERVERS = models.InterruptibleServer.__table__
@@ -281,6 +284,9 @@ class Evictions:
                 models.Host.service_host).where(
                     models.Host.id == move.source)).one()
         status = self._moves.next_status(move, seen, source.uuid)
+        if seen.resized and status != states.Move.REQUESTED:
+            # It has capacity of two hosts.
+            status = states.Move.PLANNED
         if status == states.Move.MOVED:
             evicted = bool(move.attempts) and seen.host is None
             # Nova's notification of that may be late, or lost.
@@ -289,10 +295,12 @@ class Evictions:
                 seen.rest is cloud_api.RestingState.SHELVED)
             if self._moves.write(move.lease_id, {move.id: status}):
                 LOG.info('Server %s: %s host %s', move.server_id,
-                         'evicted from' if evicted else
+                         'evicted from' if evicted else 'migrated from'
+                         if move.attempts else
                          'before its eviction it has left', source.name)
                 if row is not None:
-                    self._tell(_EVICTED if evicted else _CANCELLED, row)
+                    self._tell(_EVICTED if evicted else _MIGRATED
+                               if move.attempts else _CANCELLED, row)
             return
         if status != states.Move.PLANNED:
             return
@@ -306,8 +314,12 @@ class Evictions:
                     self._tell(_CANCELLED, row)
             return
         left, lease_id = needed
-        if seen.busy and self._may_wait(move, row, left):
-            self._moves.put_off(move, PAUSE)
+        if (seen.busy or seen.resized) and self._may_wait(
+                move, row, left, seen.resized):
+            if seen.resized and self._moves.put_off(move, PAUSE):
+                self._cloud.confirm(move.server_id)
+            elif not seen.resized:
+                self._moves.put_off(move, PAUSE)
             return
         if move.status != states.Move.PLANNED and not self._moves.write(
                 move.lease_id, {move.id: status}, None, move.attempts):
@@ -334,16 +346,18 @@ class Evictions:
                     'server': server_id, 'now': now, 'shelved': shelved})
 
     def _may_wait(self, move: models.ServerMove,
-                  row: models.InterruptibleServer, left: int) -> bool:
+                  row: models.InterruptibleServer, left: int,
+                  resized: bool) -> bool:
         """Return whether a task of a server may go on, so that each action
         that follows still has its time.
 
         :param left: seconds until its capacity is needed
+        :param resized: a confirmation may suffice
         """
         actions = self._sequence(row)
         return move.attempts < len(actions) and (
-            actions[move.attempts] != 'delete' or move.attempts > 0) and (
-                left > _pause(row, actions) * (len(actions) - move.attempts))
+            resized or actions[move.attempts] != 'delete' or move.attempts > 0
+        ) and left > _pause(row, actions) * (len(actions) - move.attempts)
 
     def _request(self, move: models.ServerMove,
                  row: models.InterruptibleServer, left: int) -> None:
@@ -351,6 +365,8 @@ class Evictions:
         action = actions[min(move.attempts, len(actions) - 1)]
 
         def call(deadline: cloud_api.Deadline) -> str:
+            if action == MIGRATE:
+                return self._migrate(move, row, deadline)
             credential = None if row.credential_id is None else (
                 self._credential(row.credential_id))
             # The eviction may have been cancelled while this process stalled.
@@ -367,14 +383,31 @@ class Evictions:
             return ''
 
         LOG.info('Server %s: evicting it (%s)', move.server_id, action)
-        why = self._moves.request(
-            move, call, next_at=self._clock.now() + min(
-                _pause(row, actions), max(PAUSE, left // 2)))
-        if why:
+        next_at = self._clock.now() + min(
+            _pause(row, actions), max(PAUSE, left // 2))
+        why = self._moves.request(move, call, next_at=next_at)
+        if why and action == MIGRATE:
+            LOG.info('Server %s: it is not migrated: %s', move.server_id, why)
+            move.attempts, move.next_at = move.attempts + 1, next_at
+            self._request(move, row, left)
+        elif why:
             LOG.warning('Server %s: it could not be evicted (%s): %s',
                         move.server_id, action, why)
         elif why is not None:
             self._database.counters.add(COUNTER, action=action)
+
+    def _migrate(self, move: models.ServerMove,
+                 row: models.InterruptibleServer,
+                 deadline: cloud_api.Deadline) -> str:
+        """Request a live migration, if that is worth it; returns why not."""
+        try:
+            # Else it would have to leave again at once.
+            if not self._resumption.find_target(row, row.lead_time):
+                return 'No host would be safe for longer.'
+        except errors.CloudUnavailable as exc:
+            return str(exc)
+        return self._cloud.move(
+            move.server_id, None, move.lease_id, deadline)
 
     def _reassign(self, move_id: int, lease_id: str) -> None:
         """Record that another lease needs the capacity of an eviction."""
@@ -447,10 +480,12 @@ class Evictions:
 def actions_of(first: str, known: ty.Sequence[str]) -> list[str]:
     """Return the actions that evict a server, in this order.
 
-    :param first: the user's choice
+    :param first: the user's choice; a migration goes before it
     :param known: all actions, in the operator's order
     """
-    return [*known[known.index(first):]] if first in known else [*known]
+    start = known.index(first) if first in known else 0
+    return [one for number, one in enumerate(known)
+            if one == MIGRATE or number >= start]
 
 
 def _time_of(row: models.InterruptibleServer) -> int:

@@ -6,7 +6,8 @@ One process at a time looks where shelved servers would be safe again for as
 long as their owners want (:mod:`blazar_core.capacity.interruptible`), and has
 them unshelved, in the name of their owners. The cloud's scheduler chooses the
 host, by the same rule: until when the server has to be safe is recorded before
-it is asked.
+it is asked. In the same way a host is found for those that can be
+live-migrated in place of an eviction.
 """
 
 import dataclasses
@@ -119,6 +120,28 @@ class Resumption:
             self._database.retried(self._give_up, row.server_id)
             return False
         return True
+
+    def find_target(self, row: models.InterruptibleServer, least: int) -> bool:
+        """Look for a host on which a server would be safe that has to leave
+        its own, and record for how long it has to be.
+
+        :param least: seconds for which that has to be at least
+        :returns: whether there is one
+        :raises CloudUnavailable: when that is not known now
+        """
+        found = self._admission.safe_for(
+            self._cloud.needs(row.server_id), row.lead_time,
+            max(least, row.safe_for or self._safe_for))
+        if found is None or found < least:
+            return False
+        self._database.retried(self._require, row.server_id,
+                               self._clock.now() + found)
+        return True
+
+    def _require(self, server_id: str, safe_by: int) -> None:
+        with self._database.begin() as connection:
+            connection.execute(sa.update(_SERVERS).where(
+                _SERVERS.c.server_id == server_id).values(safe_by=safe_by))
 
     def _later(self) -> dict[str, int]:
         return {'resume_at': self._clock.now() + _PAUSE}

@@ -54,6 +54,8 @@ class ObservedServer:
         available, so that its build may succeed if it is sent again
     :ivar rest: the state in which it is kept, if it was built and does not run
     :ivar busy: whether a task is under way
+    :ivar resized: whether a resize or cold migration is not confirmed, so that
+        it keeps its capacity of the host before
     """
 
     state: ServerState
@@ -62,6 +64,7 @@ class ObservedServer:
     unplaced: bool = False
     rest: RestingState | None = None
     busy: bool = False
+    resized: bool = dataclasses.field(default=False, compare=False)
 
 
 class BuildTrace(enum.Enum):
@@ -268,6 +271,14 @@ class Cloud(ty.Protocol):
         :returns: why it stays; empty: the cloud has accepted the request
         :raises CloudUnavailable: if it is unknown whether the cloud has
             accepted it
+        """
+        ...
+
+    def confirm(self, server_id: str) -> None:
+        """Request that the resize of a server is confirmed; does nothing if it
+        is gone or in no resize. Idempotent.
+
+        :raises CloudUnavailable: if that is not possible now; says why
         """
         ...
 

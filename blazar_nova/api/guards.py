@@ -175,12 +175,11 @@ class Guards:
             f'Boot a new one.'))
 
     def _evictable(self, environ: Environ, server_id: str) -> ty.Any:
-        """Return the answer to a resize or a cold migration of an
-        interruptible server, or to a resize to a flavor that makes one: Nova
-        would keep the capacity of both hosts until it is confirmed.
+        """Return the answer to a resize of a server that is not interruptible to a
+        flavor whose servers are.
         """
         wanted = _resized(environ)
-        if wanted is None and 'migrate' not in body_of(environ):
+        if wanted is None:
             return None
         try:
             why = self._interruptible.why_not_resized(

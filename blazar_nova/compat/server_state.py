@@ -48,7 +48,8 @@ def of_instance(instance: ty.Any, host: str | None,
     building = instance.vm_state == vm_states.BUILDING
     return Seen(State.BUILDING if building else State.RUNNING, host,
                 rest=end_actions.RESTS.get(instance.vm_state),
-                busy=instance.task_state is not None)
+                busy=instance.task_state is not None,
+                resized=instance.vm_state == vm_states.RESIZED)
 
 
 def at_server(server_id: str) -> Seen:

@@ -17,10 +17,11 @@ from nova.db.main import api as main_db
 from nova.db.main import models as main_models
 import sqlalchemy as sa
 
+from blazar_core.common import errors
 from blazar_nova.compat import bounded_calls
 from blazar_nova.compat import bulk_state
 
-__all__ = ['Unmapped', 'strangers', 'unmapped']
+__all__ = ['Unmapped', 'of_migrations', 'strangers', 'unmapped']
 
 _MAPPINGS = api_models.InstanceMapping
 _REQUESTS = api_models.BuildRequest
@@ -71,6 +72,22 @@ def strangers(consumers: ty.Collection[str], silent: set[str]) -> set[str]:
     return found
 
 
+def of_migrations(consumers: ty.Collection[str]) -> dict[str, str]:
+    """Return the servers of which some consumers in placement are migrations:
+    these keep what the server had on its host before.
+
+    :raises CloudUnavailable: when a cell does not answer
+    """
+    silent: set[str] = set()
+    found = {migration: server_id for batch in bulk_state.batches(consumers)
+             for _cell, rows in _of_cells(silent, _migrations, batch)
+             for migration, server_id in rows}
+    if silent:
+        raise errors.CloudUnavailable(
+            f'Cells do not answer: {", ".join(sorted(silent))}.')
+    return found
+
+
 def _of_cells(silent: set[str], work: ty.Callable[..., ty.Any],
               *args: ty.Any) -> ty.Iterator[tuple[ty.Any, ty.Any]]:
     """Yield the cells that answer, with their answers."""
@@ -100,6 +117,14 @@ def _known(context: ty.Any, consumers: list[str]) -> set[str]:
         return {one for table in (_INSTANCES, _MIGRATIONS)
                 for one in context.session.scalars(sa.select(
                     table.uuid).where(table.uuid.in_(consumers)))}
+
+
+def _migrations(context: ty.Any, consumers: list[str]) -> ty.Any:
+    """:param context: of a cell"""
+    with main_db.get_context_manager(context).reader.using(context):
+        return [*context.session.execute(sa.select(
+            _MIGRATIONS.uuid, _MIGRATIONS.instance_uuid).where(
+                _MIGRATIONS.uuid.in_(consumers))).tuples()]
 
 
 def _mapped(server_ids: list[str], cell_id: int) -> set[str]:

@@ -2,6 +2,7 @@
 
 """Sync hosts and their usage with Nova and placement."""
 
+import collections
 import contextlib
 import dataclasses
 import typing as ty
@@ -10,6 +11,7 @@ from oslo_log import log as logging
 import sqlalchemy as sa
 
 from blazar_core.capacity import enrollment
+from blazar_core.capacity import interruptible
 from blazar_core.capacity import inventory
 from blazar_core.capacity import pending
 from blazar_core.common import errors
@@ -19,6 +21,7 @@ from blazar_core.db import models
 from blazar_core.plugins import resource_types
 from blazar_nova.compat import compute_hosts
 from blazar_nova.compat import process
+from blazar_nova.compat import unmapped_servers
 from blazar_nova.listener import batches
 from blazar_nova.services import wiring
 
@@ -26,6 +29,10 @@ __all__ = ['HostSync']
 
 LOG = logging.getLogger(__name__)
 
+#: What was known of a host; nothing while no server is interruptible.
+_KNOWN = sa.select(models.Host.consumers).where(
+    models.Host.uuid == sa.bindparam('uuid'),
+    sa.exists(sa.select(models.InterruptibleServer.server_id)))
 #: Seconds for which a host is assumed to keep its providers.
 _LASTS = 600
 
@@ -192,11 +199,11 @@ class HostSync:
             return
         self._facts[host.uuid] = (
             now, dataclasses.replace(facts, allocations={}))
+        allocations = self.by_server(host.uuid, facts.allocations)
         with self._parts.database.writer() as session:
             if inventory.report(session, now, model.HostFacts(
                     host.uuid, host.name, host.service_host, facts.capacity,
-                    host.properties, units=facts.units),
-                    facts.allocations, seen):
+                    host.properties, units=facts.units), allocations, seen):
                 LOG.debug('Host %s: %s', host.name, facts)
 
     def _before(self, uuid: str) -> tuple[int, int | None]:
@@ -235,10 +242,39 @@ class HostSync:
 
     def _compare_usage(self, uuid: str, providers: ty.Any) -> None:
         now, seen = self._before(uuid)
-        taken = compute_hosts.taken(providers)
+        taken = self.by_server(uuid, compute_hosts.taken(providers))
         with self._parts.database.writer() as session:
             if inventory.report_usage(session, now, uuid, taken, seen):
                 LOG.debug('Host %s: %s', uuid, taken)
+
+    def by_server(self, uuid: str,
+                  allocations: ty.Mapping[str, model.Resources],
+                  ) -> ty.Mapping[str, model.Resources]:
+        """Return what each server takes of a host. An interruptible one that
+        moves, or whose resize is not confirmed, takes of its host before what
+        Nova keeps for its migration.
+
+        Costs a statement, and one in each cell if there are consumers that
+        were not known, and interruptible servers.
+
+        :raises CloudUnavailable: when a cell does not answer
+        """
+        with self._parts.database.connection() as connection:
+            known = connection.execute(_KNOWN, {'uuid': uuid}).one_or_none()
+        new = set() if known is None else (
+            allocations.keys() - (known.consumers or {}).keys())
+        servers = unmapped_servers.of_migrations(new) if new else {}
+        if not servers:
+            return allocations
+        with self._parts.database.connection() as connection:
+            mine = interruptible.among(connection, servers.values())
+        found: dict[str, collections.Counter[str]] = (
+            collections.defaultdict(collections.Counter))
+        for consumer, amounts in allocations.items():
+            server_id = servers.get(consumer)
+            found[server_id if server_id is not None and server_id in mine
+                  else consumer].update(amounts)
+        return found if mine else allocations
 
     def believe(self, told: process.Told) -> bool:
         """Record that a server came or left, as notified.

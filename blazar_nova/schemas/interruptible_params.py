@@ -7,6 +7,7 @@ import typing as ty
 
 from blazar_core.common import errors
 from blazar_core.common import inputs
+from blazar_core.lifecycle import eviction
 from blazar_nova.schemas import boot_hints
 from blazar_nova.schemas import dates
 
@@ -44,7 +45,8 @@ def of_hints(hints: collections.abc.Mapping[str, object],
     """Return what the hints of a boot request; None: the server is not to be
     interruptible.
 
-    :param actions: the available eviction actions; the first is the default
+    :param actions: the available eviction actions; the first but a migration
+        is the default
     :param by_flavor: whether the flavor makes the server interruptible
     :raises InvalidLeaseParams: if a hint is invalid
     """
@@ -66,7 +68,7 @@ def of_hints(hints: collections.abc.Mapping[str, object],
                 f'--hint interruptible=True, or leave {others[0]} out.')
         return None
     return _params(
-        boot_hints.scalar(hints.get(boot_hints.ON_EVICT, actions[0])),
+        boot_hints.scalar(hints.get(boot_hints.ON_EVICT, _default(actions))),
         boot_hints.scalar(hints.get(boot_hints.RESUME, resume_of(False))),
         actions, dates.length(
             boot_hints.scalar(hints.get(boot_hints.SAFE_FOR, 0)),
@@ -89,10 +91,10 @@ def check_actions(actions: ty.Sequence[str]) -> None:
 
     :raises ConfigurationError: if there is none
     """
-    if not actions:
+    if not _choices(actions):
         raise errors.ConfigurationError(
-            '[blazar] eviction_actions is empty. Write shelve,delete or one '
-            'of them, or leave it out.')
+            '[blazar] eviction_actions has neither shelve nor delete. Add one '
+            'of them, as not every server can be migrated, or leave it out.')
 
 
 def of_flavor(flavor: ty.Any) -> bool:
@@ -110,7 +112,7 @@ def of_body(body: object, actions: ty.Sequence[str]) -> InterruptibleParams:
     values = inputs.json_object(body, 'The body of the request')
     inputs.check_keys(values, {'on_evict': '"shelve"', 'resume': '"auto"'},
                       'an interruptible server')
-    return _params(values.get('on_evict', actions[0]),
+    return _params(values.get('on_evict', _default(actions)),
                    values.get('resume', resume_of(False)), actions)
 
 
@@ -126,7 +128,8 @@ def _params(on_evict: object, resume: object, actions: ty.Sequence[str],
         raise errors.InvalidLeaseParams(
             f'resume is {_given(resume)}. Write auto for a server that is '
             'unshelved when there is capacity again, or manual.')
-    if _RESUMES[resume] and _SHELVE not in actions[actions.index(first):]:
+    if _RESUMES[resume] and _SHELVE not in eviction.actions_of(
+            first, actions):
         raise errors.InvalidLeaseParams(
             'resume=auto is for servers that are shelved when they are '
             f'evicted. Leave it out{_or_choose(actions)}.')
@@ -138,11 +141,20 @@ def _or_choose(actions: ty.Sequence[str]) -> str:
 
 
 def _on_evict(value: object, actions: ty.Sequence[str]) -> str:
-    if value not in actions:
+    if value not in _choices(actions):
         raise errors.InvalidLeaseParams(
             f'on_evict is {_given(value)}. Write what is done first when the '
-            f'server is evicted: {" or ".join(actions)}.')
-    return ty.cast(str, value)
+            f'server is evicted: {" or ".join(_choices(actions))}.')
+    return value
+
+
+def _choices(actions: ty.Sequence[str]) -> list[str]:
+    """Return what users may choose."""
+    return [one for one in actions if one != eviction.MIGRATE]
+
+
+def _default(actions: ty.Sequence[str]) -> str:
+    return _choices(actions)[0]
 
 
 def _given(value: object) -> str:

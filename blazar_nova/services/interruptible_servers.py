@@ -61,7 +61,8 @@ _EVICTED = sa.select(models.InterruptibleServer.server_id).where(
     models.InterruptibleServer.evicted_at.is_not(None))
 _EVICTION = 'EVICTED'
 #: What is done to a server that is evicted.
-_DONE = {'shelve': 'shelved', 'delete': 'deleted'}
+_DONE = {eviction.MIGRATE: 'moved to another host if one is safer',
+         'shelve': 'shelved', 'delete': 'deleted'}
 
 
 class InterruptibleServers:
@@ -256,26 +257,15 @@ class InterruptibleServers:
                  server_id, row.project_id)
 
     def why_not_resized(self, context: ty.Any, server_id: str,
-                        flavor_id: str | None) -> str | None:
-        """Return why a server cannot be resized or migrated now; None: it
-        can, or the user may not see it.
-
-        :param flavor_id: of a resize; None: the flavor does not change
-        """
-        rows = self._rows(server_ids=[server_id])
-        if rows:
-            return None if not context.is_admin and (
-                rows[0].project_id != context.project_id) else (
-                f'Server {server_id} is interruptible and cannot be resized '
-                'or migrated, as both hosts would be in use until that is '
-                'confirmed. Make it an ordinary server first (openstack '
-                'reservation interruptible unset), or create a new one.')
-        flavor = None if flavor_id is None else flavors.named(
-            context, flavor_id)
+                        flavor_id: str) -> str | None:
+        """Return why a server cannot be resized to a flavor; None: it can."""
+        flavor = flavors.named(context, flavor_id)
         return None if flavor is None or not (
-            interruptible_params.of_flavor(flavor)) else (
-            'The servers of this flavor are interruptible from their '
-            'creation on. Create a new server with it.')
+            interruptible_params.of_flavor(flavor)) or (
+            self._rows(server_ids=[server_id])) else (
+            'The servers of this flavor are interruptible. Make server '
+            f'{server_id} interruptible first (openstack reservation '
+            'interruptible set), or create a new server with it.')
 
     # -- answers -------------------------------------------------------------
 
@@ -348,21 +338,24 @@ class InterruptibleServers:
             known = self._index.interruptible_servers()
         with self._database.connection() as connection:
             hosts = interruptible.hosts(connection, now, ids={
-                known[one] for one in ids if one in known})
+                host_id for one in ids for host_id in known.get(one, ())})
             evictions = {
                 (one.server_id, one.source): one for one in connection.execute(
                     _EVICTIONS, {'servers': [*ids],
                                  'hosts': [host.id for host in hosts]})}
-        placed = {one.id: host.id for host in hosts for one in host.servers}
         found: dict[str, int] = {}
         for host in hosts:
-            found |= interruptible.safety(host, {
-                server_id for server_id, source in evictions
-                if source == host.id}, now)[1]
+            for server_id, instant in interruptible.safety(host, {
+                    one for one, source in evictions if source == host.id},
+                    now)[1].items():
+                found[server_id] = min(
+                    instant, found.get(server_id, instant))
+        leaving = {server_id: one
+                   for (server_id, source), one in evictions.items()
+                   if source in known.get(server_id, ())}
         return [self._shown_one(
-            row, row.server_id in placed, found.get(row.server_id),
-            evictions.get((row.server_id, placed.get(row.server_id))), now)
-            for row in rows]
+            row, row.server_id in known, found.get(row.server_id),
+            leaving.get(row.server_id), now) for row in rows]
 
     def _shown_one(self, row: models.InterruptibleServer, placed: bool,
                    instant: int | None, leaving: ty.Any, now: int,
@@ -390,7 +383,9 @@ class InterruptibleServers:
     def _leaving(self, row: models.InterruptibleServer,
                  move: ty.Any) -> dict[str, ty.Any]:
         actions = eviction.actions_of(row.on_evict, self._actions)
-        action = _DONE[actions[min(move.attempts, len(actions) - 1)]]
+        left = actions[min(move.attempts, len(actions) - 1):]
+        action = ', or '.join(_DONE[one] for one in left[
+            :2 if left[0] == eviction.MIGRATE else 1])
         time = clocks.iso(move.next_at)
         return {'time': time, 'status': move.status.upper(), 'message': (
             'Leases need its capacity. ' + (

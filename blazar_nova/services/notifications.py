@@ -93,6 +93,7 @@ _CAUSES: dict[str, tuple[tuple[str, ...], str]] = {
     'server.interruptible.evict_cancelled': (('evict_at',),
                                              Reason.CAPACITY_NOT_NEEDED),
     'server.interruptible.evicted': (('host',), Reason.CAPACITY_NEEDED),
+    'server.interruptible.migrated': (('host',), Reason.CAPACITY_NEEDED),
     'server.interruptible.safe_until': (('safe_until',),
                                         Reason.CAPACITY_NEEDED),
     'host.failed': (('status',), Reason.HOST_DOWN),

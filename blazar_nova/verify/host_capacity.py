@@ -116,8 +116,8 @@ class HostCapacity:
             return
         bookings = self._booked_on(row.id)
         runs = {**pending.awaited(row.consumers, self._parts.clock.now()),
-                **facts.allocations}
-        # Servers on a whole host of a reservation are its own.
+                **self._books.by_server(host.uuid, facts.allocations)}
+        # What runs on a host that a reservation has all of is its own.
         counted = {} if row.assigned_to is not None else {
             consumer: amounts for consumer, amounts in runs.items()
             if consumer not in bookings}

@@ -80,7 +80,8 @@ class InterruptibleTest(InterruptibleTestCase):
         shown = self.shown(server_id)
         self.assertEqual(({
             'time': at, 'status': 'PLANNED',
-            'message': f'Leases need its capacity. It is shelved at {at}.'},
+            'message': 'Leases need its capacity. It is moved to another '
+            f'host if one is safer, or shelved at {at}.'},
             safe), (shown['eviction'], shown['safe_until']))
         self.until(start - EVICTION)
         self.wait_for_status(server_id, 'SHELVED_OFFLOADED')
@@ -234,18 +235,82 @@ class InterruptibleTest(InterruptibleTestCase):
             'GET', '/interruptible', client=self.admin, code=200,
             all_projects='true')['interruptible']])
 
-    def test_it_is_not_resized(self):
-        server_id = self.boot_active('vm1', hints=YES)['id']
-        for client, body in (
-                (self.alice, {'resize': {'flavorRef': '3'}}),
-                (self.admin, {'migrate': None})):
-            self.assertIn('cannot be resized', self.refused(
-                409, client.post_server_action, server_id, body))
-        ordinary = self.boot_active('vm2')['id']
+    def host_of(self, server_id):
+        return self.admin.get_server(server_id)['OS-EXT-SRV-ATTR:host']
+
+    def counts(self, server_id):
+        """Whether a server counts on a host."""
+        with self.listener.parts.database.reader() as session:
+            return any(server_id in (one or ()) for one in session.scalars(
+                sa.select(models.Host.consumers)))
+
+    def resize(self, server_id, flavor):
+        self.alice.post_server_action(
+            server_id, {'resize': {'flavorRef': flavor}})
+        self.wait_for_status(server_id, 'VERIFY_RESIZE')
+        self.fill_books()
+
+    def test_a_resize_takes_no_reserved_capacity(self):
+        """Until it is confirmed it is in the way of both hosts."""
+        server_id = self.boot_active('vm1', flavor='1', hints=YES)['id']
+        source = self.host_of(server_id)
+        self.resize(server_id, '2')
+        self.assertNotEqual(source, self.host_of(server_id))
+        self.assert_verified()
+        self.assertIn('is not confirmed', self.ask(
+            'DELETE', f'/interruptible/{server_id}', code=409)[
+                'error_message'])
+        start = self.start_of(self.reserve())
+        self.assertEqual(clocks.iso(start - LEAD),
+                         self.shown(server_id)['safe_until'])
+        self.until(start - LEAD)
+        self.until(start - EVICTION)
+        self.wait_for_status(server_id, 'ACTIVE')
+        self.fill_books()
+        self.until(start - EVICTION + 20)
+        self.wait_for_status(server_id, 'SHELVED_OFFLOADED')
+        self.fill_books()
+        self.until(start - 100)
+        self.assert_verified()
+
+    def test_a_resize_to_a_flavor_of_the_other_kind(self):
+        server_id = self.boot_active('vm1', flavor='1')['id']
         self.new_flavor()
-        self.assertIn('interruptible from their creation on', self.refused(
-            409, self.alice.post_server_action, ordinary,
+        self.assertIn('Make server', self.refused(
+            409, self.alice.post_server_action, server_id,
             {'resize': {'flavorRef': 'cheap'}}))
+        self.fill_books()
+        self.ask('PUT', f'/interruptible/{server_id}', {}, code=200)
+        self.resize(server_id, 'cheap')
+        self.alice.post_server_action(server_id, {'revertResize': None})
+        self.wait_for_status(server_id, 'ACTIVE')
+        # The claim of the scheduler counts for half a minute.
+        self.clock.advance(60)
+        self.fill_books()
+        self.assert_verified()
+        self.ask('DELETE', f'/interruptible/{server_id}', code=204)
+
+    def test_it_is_migrated_where_that_is_safer(self):
+        server_id = self.boot_active('vm1', flavor='1', hints=YES)['id']
+        source = self.host_of(server_id)
+        other = self.boot_active('vm2', flavor='4')['id']
+        self.fill_books()
+        start = self.start_of(self.reserve(amount=1))
+        self.alice.delete_server(other)
+        # The claim of the scheduler counts for half a minute.
+        self.clock.advance(60)
+        self.wait_for(lambda: self.fill_books() or not self.counts(other))
+        self.until(start - LEAD)
+        self.assertIn('moved to another host', self.shown(server_id)[
+            'eviction']['message'])
+        self.until(start - EVICTION)
+        self.wait_for(lambda: self.host_of(server_id) != source)
+        self.wait_for_status(server_id, 'ACTIVE')
+        self.fill_books()
+        self.until(start - 100)
+        self.told.wait('server.interruptible.migrated')
+        self.assertIsNone(self.shown(server_id)['safe_until'])
+        self.assert_verified()
 
     def test_a_server_of_a_lease_is_not_made_so(self):
         server = self.boot_active('vm1', hints=self.lease_hints('vm1'))

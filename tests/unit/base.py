@@ -144,6 +144,7 @@ class FakeCloud:
         self.left: dict[str, int] = {}
         self.hosts: set[str] = set()
         self.moves: list[tuple[str, str | None]] = []
+        self.confirmed: list[str] = []
         self.evacuations: list[tuple[str, str | None]] = []
         self.broken: dict[str, Exception] = {}
 
@@ -256,6 +257,10 @@ class FakeCloud:
              deadline: cloud_api.Deadline) -> str:
         self._break('move')
         return self._take_up(server_id, deadline, self.moves, host)
+
+    def confirm(self, server_id: str) -> None:
+        self._break('confirm')
+        self.confirmed.append(server_id)
 
     def evacuate(self, server_id: str, _lease_id: str,
                  deadline: cloud_api.Deadline) -> str:

@@ -146,7 +146,8 @@ _RECORDS = entry.subject(
         entry.columns('uuid host deleted', 'servers without a mapping')),
     entry.of(
         'nova.db.main.models.Migration',
-        entry.columns('uuid', 'servers without a mapping')),
+        entry.columns('uuid', 'servers without a mapping'),
+        entry.columns('instance_uuid', 'servers on two hosts')),
     entry.of(
         'nova.db.api.models.InstanceGroupMember',
         entry.columns('instance_uuid group_id', 'groups of many servers')),

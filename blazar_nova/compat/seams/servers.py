@@ -261,6 +261,9 @@ _ACTIONS = entry.subject(
             'live_migrate(self, context, instance, block_migration, '
             'disk_over_commit, host_name, force=, async_=)', 'drain a host'),
         entry.called(
+            'confirm_resize(self, context, instance, migration=)',
+            'evict a server that was resized'),
+        entry.called(
             'evacuate(self, context, instance, host, on_shared_storage, '
             'admin_password=, force=, target_state=)', 'leave a failed host'),
         entry.refers(

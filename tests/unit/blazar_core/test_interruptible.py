@@ -47,6 +47,8 @@ class InterruptibleTestCase(test_scheduler_claims.ClaimTestCase):
         self.told = []
         self.evictions = self.new_evictions()
 
+    ACTIONS = ('shelve', 'delete')
+
     def new_evictions(self):
         """Return an object that evicts servers."""
         return eviction.Evictions(
@@ -54,7 +56,7 @@ class InterruptibleTestCase(test_scheduler_claims.ClaimTestCase):
             lambda event, payload: self.told.append((
                 event.rpartition('.')[2], payload['server_id'],
                 payload.get('evict_at') or payload.get('safe_until'))),
-            lambda _credential_id: 'trust', ['shelve', 'delete'],
+            lambda _credential_id: 'trust', self.ACTIONS,
             resumption.Resumption(
                 self.database, self.clock, self.cloud, self.admission,
                 lambda _credential_id: 'trust', 3600))
@@ -345,7 +347,30 @@ class TestAdmission(InterruptibleTestCase):
         self.assertIn('is interruptible', str(exc))
 
 
-class TestEvictions(InterruptibleTestCase):
+class EvictionTestCase(InterruptibleTestCase):
+
+    def needed(self, vcpus=2, ahead=LEAD + 60):
+        """Create a lease that needs capacity of the host soon."""
+        start = self.clock.now() - NOW + ahead
+        lease = self.lease(start, start + 1000, resources={'VCPU': vcpus})
+        self.until(NOW + start - LEAD)
+        self.evictions.plan()
+        return lease, NOW + start
+
+    def run_until(self, instant):
+        """Let a listener look every 15 seconds."""
+        while self.clock.now() < instant:
+            self.clock.advance(15)
+            self.evictions.carry_out()
+            self.evictions.plan()
+
+    def set_busy(self, server_id, busy=True):
+        """Set whether the cloud works on a server."""
+        self.cloud.servers[server_id] = dataclasses.replace(
+            self.cloud.servers[server_id], busy=busy)
+
+
+class TestEvictions(EvictionTestCase):
 
     def test_the_owner_is_notified_and_the_server_is_gone_in_time(self):
         self.host('one', VCPU=4)
@@ -374,26 +399,6 @@ class TestEvictions(InterruptibleTestCase):
         self.evictions.carry_out()
         self.assertEqual([('evicted', server_id, None)], self.events())
         self.assertEqual({server_id: states.Move.MOVED}, self.moves())
-
-    def needed(self, vcpus=2, ahead=LEAD + 60):
-        """Create a lease that needs capacity of the host soon."""
-        start = self.clock.now() - NOW + ahead
-        lease = self.lease(start, start + 1000, resources={'VCPU': vcpus})
-        self.until(NOW + start - LEAD)
-        self.evictions.plan()
-        return lease, NOW + start
-
-    def run_until(self, instant):
-        """Let a listener look every 15 seconds."""
-        while self.clock.now() < instant:
-            self.clock.advance(15)
-            self.evictions.carry_out()
-            self.evictions.plan()
-
-    def set_busy(self, server_id, busy=True):
-        """Set whether the cloud works on a server."""
-        self.cloud.servers[server_id] = dataclasses.replace(
-            self.cloud.servers[server_id], busy=busy)
 
     def test_a_long_notice_is_kept(self):
         self.host('one', VCPU=4)
@@ -651,6 +656,135 @@ class TestEvictions(InterruptibleTestCase):
                 interruptible.forget(connection, [one])
             self.lifecycle.lease_close.revoke_over()
             self.assertEqual(revoked, self.cloud.revoked)
+
+
+class TestMigrations(EvictionTestCase):
+    """A server is live-migrated, if another host is safe for longer."""
+
+    ACTIONS = ('migrate', 'shelve', 'delete')
+
+    def setUp(self):
+        super().setUp()
+        self.host('one', VCPU=4)
+        self.server_id = self.boot(vcpus=1)
+        _lease, self.start = self.needed(vcpus=4)
+        self.host('two', VCPU=4)
+        self.cloud.hosts = {self.uuid_of('two')}
+        self.events()
+
+    def actions(self):
+        """What was done: migrations, and servers shelved and deleted."""
+        return tuple(map(len, (
+            self.cloud.moves, self.cloud.rests, self.cloud.deleted)))
+
+    def test_to_a_host_that_is_safe_for_longer(self):
+        self.run_until(self.start - 300)
+        self.assertEqual([(self.server_id, None)], self.cloud.moves)
+        self.assertTrue(self.fits('two', self.server_id))
+        self.cloud.arrive(self.server_id, self.uuid_of('two'))
+        self.run_until(self.start)
+        self.assertEqual((1, 0, 0), self.actions())
+        self.assertEqual([('migrated', self.server_id, None)], self.events())
+        row, = self.scalars(models.InterruptibleServer)
+        self.assertIsNone(row.evicted_at)
+        self.assertEqual({self.server_id: states.Move.MOVED}, self.moves())
+
+    def test_where_none_is_safe_it_is_shelved_at_once(self):
+        later = self.start - NOW + LEAD
+        self.lease(later, later + 1000, resources={'VCPU': 4},
+                   hosts=frozenset([self.uuid_of('two')]))
+        self.run_until(self.start - 300)
+        self.assertEqual((0, 1, 0), self.actions())
+
+    def test_where_that_is_not_known_it_is_shelved_at_once(self):
+        self.cloud.broken['needs'] = errors.CloudUnavailable('none')
+        self.run_until(self.start - 300)
+        self.assertEqual((0, 1, 0), self.actions())
+
+    def test_what_cannot_be_migrated_is_shelved_at_once(self):
+        self.cloud.broken[self.server_id] = Exception('It is pinned.')
+        self.cloud.bring = lambda *_of: self.cloud.rests.append(None)
+        self.run_until(self.start - 300)
+        self.assertEqual((0, 1, 0), self.actions())
+
+    def test_what_comes_back_is_shelved(self):
+        self.run_until(self.start - 300)
+        self.cloud.arrive(self.server_id)
+        self.run_until(self.start - 200)
+        self.assertEqual((1, 1, 0), self.actions())
+
+    def test_what_hangs_is_deleted_in_time(self):
+        self.cloud.slow.add(self.server_id)
+        self.run_until(self.start - 165)
+        self.assertEqual((1, 0, 0), self.actions())
+        self.run_until(self.start - 90)
+        self.assertEqual((1, 1, 0), self.actions())
+        self.run_until(self.start - 60)
+        self.assertEqual((1, 1, 1), self.actions())
+
+    def test_one_process_migrates_it(self):
+        self.until(self.start - 300)
+        needs = self.cloud.needs
+
+        def both(one):
+            self.cloud.needs = needs
+            self.new_evictions().carry_out()
+            return needs(one)
+
+        self.cloud.needs = both
+        self.evictions.carry_out()
+        self.assertEqual((1, 0, 0), self.actions())
+
+
+class TestResized(EvictionTestCase):
+    """A server whose resize is not confirmed has capacity of two hosts."""
+
+    def setUp(self):
+        super().setUp()
+        self.host('one', VCPU=4)
+        self.host('two', VCPU=4)
+        self.server_id = self.boot(vcpus=2)
+        self.claim(self.server_id, 'two', VCPU=3)
+        self.cloud.servers[self.server_id] = cloud_api.ObservedServer(
+            State.RUNNING, self.uuid_of('two'), resized=True)
+
+    def need(self, *hosts):
+        for host in hosts:
+            self.lease(LEAD + 60, LEAD + 1000, resources={'VCPU': 4})
+        self.until(NOW + LEAD + 60 - LEAD)
+        self.evictions.plan()
+        return NOW + LEAD + 60
+
+    def test_both_count_until_they_can_be_evicted(self):
+        index = self.admission.index
+        with index.fresh():
+            self.assertEqual(2, len(index.interruptible_servers()[
+                self.server_id]))
+        self.assertEqual({}, self.row('one').usage)
+
+    def test_it_is_confirmed_where_its_old_host_is_needed(self):
+        start = self.need('one', 'two')
+        self.run_until(start - 285)
+        self.assertEqual([self.server_id], [*{*self.cloud.confirmed}])
+        self.cloud.servers[self.server_id] = cloud_api.ObservedServer(
+            State.RUNNING, self.uuid_of('two'))
+        self.run_until(start)
+        self.assertEqual([], self.cloud.deleted)
+        self.assertEqual([(self.server_id, cloud_api.RestingState.SHELVED)],
+                         self.cloud.rests)
+
+    def test_what_is_not_confirmed_is_deleted_in_time(self):
+        self.cloud.broken['confirm'] = errors.CloudUnavailable('none')
+        start = self.need('one', 'two')
+        self.cloud.broken['bring'] = errors.CloudUnavailable('none')
+        self.run_until(start)
+        self.assertEqual([self.server_id], [*{*self.cloud.deleted}])
+
+    def test_it_stays_interruptible_until_then(self):
+        self.assertIn('is not confirmed', str(self.assertRaises(
+            errors.Conflict, interruptible.make_ordinary,
+            self.admission.index, self.database, self.clock.now(),
+            self.server_id)))
 
 
 class TestResumption(InterruptibleTestCase):

@@ -10,14 +10,19 @@ from tests.unit import base
 class TestActions(base.TestCase):
 
     def test_an_operator_leaves_some(self):
-        self.assertIn('eviction_actions is empty', str(self.assertRaises(
-            errors.ConfigurationError, interruptible_params.check_actions,
-            [])))
+        for actions in [], ['migrate']:
+            self.assertIn('neither shelve nor delete', str(self.assertRaises(
+                errors.ConfigurationError, interruptible_params.check_actions,
+                actions)))
         interruptible_params.check_actions(['delete'])
 
     def test_the_first_one_is_the_default(self):
         self.assertEqual(('delete', 0, False), interruptible_params.of_hints(
-            {'interruptible': 'True'}, ['delete', 'shelve']))
+            {'interruptible': 'True'}, ['migrate', 'delete', 'shelve']))
         self.assertRaises(
             errors.InvalidLeaseParams, interruptible_params.of_hints,
             {'interruptible': 'True', 'on_evict': 'shelve'}, ['delete'])
+        self.assertRaises(
+            errors.InvalidLeaseParams, interruptible_params.of_hints,
+            {'interruptible': 'True', 'on_evict': 'migrate'},
+            ['migrate', 'delete'])

@@ -175,8 +175,8 @@ class Guards:
             f'Boot a new one.'))
 
     def _evictable(self, environ: Environ, server_id: str) -> ty.Any:
-        """Return the answer to a resize of a server that is not interruptible to a
-        flavor whose servers are.
+        """Return the answer to a resize of a server that is not interruptible
+        to a flavor whose servers are.
         """
         wanted = _resized(environ)
         if wanted is None:

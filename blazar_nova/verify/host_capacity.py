@@ -117,7 +117,7 @@ class HostCapacity:
         bookings = self._booked_on(row.id)
         runs = {**pending.awaited(row.consumers, self._parts.clock.now()),
                 **self._books.by_server(host.uuid, facts.allocations)}
-        # What runs on a host that a reservation has all of is its own.
+        # Servers on a whole host of a reservation are its own.
         counted = {} if row.assigned_to is not None else {
             consumer: amounts for consumer, amounts in runs.items()
             if consumer not in bookings}

@@ -350,6 +350,17 @@ class Admission:
                     known, middle)
         return known
 
+    def fits_without_interruptible(
+            self, demands: ty.Sequence[model.Demand], window: model.Window,
+            host_bound: ProjectHosts | None = None) -> bool:
+        """Return whether demands fit where no interruptible server is."""
+        try:
+            self.pick_all(demands, window, host_bound=host_bound,
+                          instead_of=self.index.evictable())
+        except errors.Refused:
+            return False
+        return True
+
     def quote(self, demands: ty.Sequence[model.Demand], window: model.Window,
               host_bound: ProjectHosts | None = None,
               ) -> refusals.Refusal | None:

@@ -297,6 +297,13 @@ class Index:
                 if window.end < until]):
             yield
 
+    def evictable(self) -> list[ty.Any]:
+        """Return the amounts of interruptible servers as bookings, as last
+        read; for :meth:`excluding`.
+        """
+        return [_Kept(host_id, window.start, window.end, None, amounts)
+                for host_id, window, amounts in self._lent]
+
     @contextlib.contextmanager
     def without_interruptible(self, host: model.Host, server_id: str,
                               ) -> ty.Iterator[None]:

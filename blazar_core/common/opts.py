@@ -244,6 +244,13 @@ OPTS: list[cfg.Opt] = [
              'its owner can unshelve it later; it takes a trust of the owner. '
              '``delete`` deletes it. Users can choose which of the last two '
              'is done first with the hint ``on_evict``.'),
+    cfg.BoolOpt(
+        'evict_now', default=False,
+        help='Admit a lease that starts so soon that interruptible servers '
+             'are in its way: its start is put off until they have been '
+             'evicted, for at most interruptible_notice and eviction_timeout '
+             'and two minutes, and its end stays. If disabled, the lease is '
+             'refused with that start.'),
     cfg.IntOpt(
         'interruptible_safe_for', default=3600, min=0,
         help='Seconds for which a host has to be safe for an interruptible '

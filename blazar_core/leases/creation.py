@@ -34,28 +34,71 @@ LOG = logging.getLogger(__name__)
 NewLease = new_leases.NewLease
 NewReservation = new_leases.NewReservation
 RESOURCE_TYPE = new_leases.RESOURCE_TYPE
+_MINUTE = 60
 
 
 class LeaseCreation:
-    """Creates and offers leases."""
+    """Creates and offers leases.
+
+    :param eviction_time: seconds by which the start of a lease is put off for
+        the eviction of interruptible servers; 0: it is refused
+    """
 
     def __init__(self, database: api.Database, clock: clocks.Clock,
                  admission: admissions.Admission,
                  types: resource_types.ResourceTypes,
-                 commits: budget_commits.BudgetCommits) -> None:
+                 commits: budget_commits.BudgetCommits,
+                 eviction_time: int = 0) -> None:
         self._database = database
         self._clock = clock
         self._admission = admission
         self._types = types
         self._commits = commits
+        self._eviction_time = eviction_time
 
     def check(self, new: NewLease) -> None:
         """Check that a lease fits now, without booking anything.
 
         :raises Refused: if it does not; says why, and when it would
         """
-        self._admission.pick_all(
-            new.demands, new.booked, host_bound=new.host_bound())
+        try:
+            self._admission.pick_all(
+                new.demands, new.booked, host_bound=new.host_bound())
+        except errors.Refused as exc:
+            if self.after_evictions(new, exc.refusal) is None:
+                raise
+
+    def after_evictions(self, new: NewLease, refusal: refusals.Refusal,
+                        ) -> NewLease | None:
+        """Return a lease that was refused with the start at which the
+        interruptible servers in its way have been evicted. Its end stays.
+
+        :returns: None: they are not why it was refused, or do not leave in
+            time
+        """
+        now, window, start = (
+            self._clock.now(), new.request.window, refusal.next_start)
+        # Interruptible servers count to the end of a minute.
+        if not self._eviction_time or start is None or not (
+                window.start < start < window.end) or (
+                start > now + self._eviction_time + 2 * _MINUTE) or (
+                not self._admission.fits_without_interruptible(
+                    new.demands, new.booked, new.host_bound())):
+            return None
+        request = dataclasses.replace(
+            new.request, window=model.Window(start, window.end),
+            starts_now=False, before_end=None if (
+                new.request.before_end is None) else max(
+                    start, new.request.before_end),
+            events=tuple(dataclasses.replace(
+                event, time=max(start, event.time))
+                for event in new.request.events))
+        first, *others = new.reservations
+        return dataclasses.replace(new, request=request, reservations=(
+            dataclasses.replace(first, warnings=(*first.warnings, (
+                f'The lease starts in {start - now} seconds, at '
+                f'{clocks.iso(start)}: interruptible servers are evicted '
+                'before.'))), *others))
 
     def quote(self, new: NewLease) -> refusals.Refusal | None:
         """Return why a lease does not fit, or None."""
@@ -112,6 +155,14 @@ class LeaseCreation:
                         connection, [(new, encrypted, picked)], head_start)[0],
                     new.host_bound)
             except errors.Refused as exc:
+                later = None if head_start is not None else (
+                    self.after_evictions(new, exc.refusal))
+                if later is not None:
+                    return self._admission.admit(
+                        later.demands, later.booked,
+                        lambda connection, picked: self.write(
+                            connection, [(later, sealed, picked)])[0],
+                        later.host_bound)
                 if not may_wait:
                     raise
                 why = str(exc)

@@ -30,15 +30,16 @@ class Leases:
     """The leases in the reservation database.
 
     :param charge: commits new leases with the operator's budget service
+    :param eviction_time: see :class:`.creation.LeaseCreation`
     """
 
     def __init__(self, database: api.Database, clock: clocks.Clock,
                  admission: admissions.Admission,
                  types: resource_types.ResourceTypes,
-                 charge: Charge = ()) -> None:
+                 charge: Charge = (), eviction_time: int = 0) -> None:
         commits = budget_commits.BudgetCommits(database, clock, types, *charge)
         self.creation = creation.LeaseCreation(
-            database, clock, admission, types, commits)
+            database, clock, admission, types, commits, eviction_time)
         self.updates = updates.LeaseUpdates(database, clock, admission, types)
         self.reassignment = reassignment.Reassignment(database, clock, types)
         self.members = members.Members(database, clock, types, commits)

@@ -240,9 +240,15 @@ class LeaseAdmission:
         if request.starts_now and not self._leases.creation.why_wait(new):
             try:
                 return self._start(new, call)
-            except errors.Refused:
+            except errors.Refused as exc:
                 if request.patience is None:
-                    raise
+                    if self._leases.creation.after_evictions(
+                            new, exc.refusal) is None:
+                        raise
+                    new = dataclasses.replace(
+                        new, granted=self._limits.check(
+                            limit_requests.asked_of(
+                                new, True, self._parts.types)))
         return self._hold(new, call)
 
     def _start(self, new: creation.NewLease, call: build_calls.BuildCall,

@@ -155,7 +155,10 @@ def assemble(conf: ty.Any, clock: clocks.Clock | None = None) -> Parts:
         functools.partial(limit_requests.of_change, allowed, types, words),
         budget, aside.later), lost_after(conf))
     known = keystone_identity.KeystoneIdentity(trusts)
-    made = leases.Leases(books, clock, search, types, charge)
+    made = leases.Leases(
+        books, clock, search, types, charge,
+        conf.blazar.evict_now and (conf.blazar.interruptible_notice +
+                                   conf.blazar.eviction_timeout))
     moves = evacuation.Evacuation(
         books, clock, search, cloud, 60 * conf.blazar.healing_interval, types)
     return Parts(

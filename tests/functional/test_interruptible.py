@@ -11,6 +11,7 @@ import sqlalchemy as sa
 from blazar_core.common import clocks
 from blazar_core.common import errors
 from blazar_core.db import models
+from blazar_nova.services import wiring
 from tests import driven
 from tests.functional import api_base
 
@@ -212,6 +213,19 @@ class InterruptibleTest(InterruptibleTestCase):
         self.fill_books()
         self.until(start)
         self.assertIsNone(self.shown(server_id)['eviction'])
+
+    def test_a_boot_with_a_lease_starts_when_others_are_evicted(self):
+        for number in range(2):
+            self.boot_active(f'vm{number}', flavor='4', hints=YES)
+        self.fill_books()
+        hints = self.lease_hints('leased')
+        self.refused(409, self.boot, 'leased', flavor='4', hints=hints)
+        wiring.shared().leases.creation._eviction_time = LEAD
+        server_id = self.boot('leased', flavor='4', hints=hints)['id']
+        self.wait_for_status(server_id, 'RESERVED')
+        lease, = self.ask('GET', '/leases', code=200)['leases']
+        self.assertIn('interruptible servers are evicted before',
+                      lease['warnings'][0])
 
     def test_without_a_trust_it_is_refused(self):
         self.useFixture(fixtures.MockPatch(

@@ -148,6 +148,41 @@ class TestAdmission(InterruptibleTestCase):
         self.lease(refused.refusal.next_start - NOW, 9000,
                    resources={'VCPU': 4})
 
+    def evict_now(self):
+        """The operator lets leases start as soon as others are evicted."""
+        self.leases.creation._eviction_time = LEAD
+
+    def test_a_lease_starts_as_soon_as_others_are_evicted(self):
+        self.host('one', VCPU=4)
+        self.boot(vcpus=3)
+        self.evict_now()
+        end = self.clock.now() - NOW + 5000
+        now = self.clock.now()
+        lease = self.lease(now - NOW, end, resources={'VCPU': 4})
+        late = lease['start_date'] - now
+        self.assertTrue(LEAD <= late <= LEAD + 60, late)
+        self.assertEqual(NOW + end, lease['end_date'])
+        self.assertIn(f'starts in {late} seconds', lease['warnings'][0])
+        self.until(lease['start_date'] - LEAD)
+        self.evictions.plan()
+        self.assertEqual([lease['start_date'] - 300], self.scalars(
+            models.ServerMove.next_at))
+
+    def test_a_lease_is_not_late_for_other_reasons(self):
+        self.host('one', VCPU=4)
+        self.boot(vcpus=1)
+        self.evict_now()
+        self.lease(0, 500, resources={'VCPU': 3})
+        self.assertRaises(errors.Refused, self.lease, 10, 5000,
+                          resources={'VCPU': 4})
+
+    def test_a_lease_that_ends_before_that_is_refused(self):
+        self.host('one', VCPU=4)
+        self.boot(vcpus=3)
+        self.evict_now()
+        self.assertRaises(errors.Refused, self.lease, 10, LEAD,
+                          resources={'VCPU': 4})
+
     def test_the_database_decides_by_the_same_rule(self):
         """The decision does not depend on what is found in memory."""
         self.host('one', VCPU=4)

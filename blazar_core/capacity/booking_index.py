@@ -104,6 +104,17 @@ Alike: ty.TypeAlias = ty.Callable[
     [host_properties.Expression | None], frozenset[str]]
 
 
+class Lent(ty.NamedTuple):
+    """What interruptible servers take, by position.
+
+    :ivar hosts: which hosts have any
+    :ivar taken: the amounts, as if they were never evicted
+    """
+
+    hosts: npt.NDArray[np.bool_]
+    taken: timelines.Tentative
+
+
 class Index:
     """The reservation database in memory, ready to be searched."""
 
@@ -133,6 +144,7 @@ class Index:
         self._lent: list[_Entry] = []
         self._interruptible: dict[
             int, ty.Mapping[int, model.Resources]] = {}
+        self._lent_at: Lent | None = None
         self._forgotten = 0
         #: The instant since which everything is known.
         self._since = 0
@@ -297,6 +309,35 @@ class Index:
                 if window.end < until]):
             yield
 
+    def lent(self) -> Lent | None:
+        """Within :meth:`fresh`: what interruptible servers take, by position;
+        None: nothing.
+        """
+        if not self._lent:
+            return None
+        assert self._timeline is not None
+        found, timeline = self._lent_at, self._timeline
+        if found is None or len(found.hosts) != len(timeline):
+            taken = timelines.Tentative(len(timeline))
+            amounts: dict[str, npt.NDArray[np.int64]] = {}
+            for host_id, some in self._interruptible.items():
+                place = timeline.index(host_id)
+                taken.servers[place] = 1
+                for one in some.values():
+                    for rc, amount in one.items():
+                        amounts.setdefault(rc, np.zeros(
+                            len(timeline), np.int64))[place] += amount
+            taken.amounts.update(amounts)
+            found = self._lent_at = Lent(taken.servers > 0, taken)
+        return found
+
+    def lent_until(self) -> int:
+        """Within :meth:`fresh`: the instant from which on interruptible
+        servers take nothing.
+        """
+        return max((window.end for _host, window, _some in self._lent),
+                   default=0)
+
     def evictable(self) -> list[ty.Any]:
         """Return the amounts of interruptible servers as bookings, as last
         read; for :meth:`excluding`.
@@ -347,6 +388,7 @@ class Index:
         self.ids_by_uuid = {host.uuid: host.id for host in hosts.values()}
         self._uuids, self._apart = np.empty(0, object), None
         self.judged = self._masks = None
+        self._lent_at = None
         self._interruptible = {
             host.id: rule.by_lead_time(host.interruptible)
             for host in hosts.values() if host.interruptible}
@@ -397,7 +439,8 @@ class Index:
                 self.judged = None
             self.hosts[host.id] = host
             self.ids_by_uuid[host.uuid] = host.id
-            self._interruptible.pop(host.id, None)
+            if self._interruptible.pop(host.id, None) or host.interruptible:
+                self._lent_at = None
             if host.interruptible:
                 self._interruptible[host.id] = rule.by_lead_time(
                     host.interruptible)

@@ -175,12 +175,15 @@ class _Order(ty.NamedTuple):
     :ivar gather: whether a reserved host comes before an unreserved one even
         if others are deciding about it
     :ivar off: hosts that are switched off: last
+    :ivar evicting: hosts from which interruptible servers would be evicted;
+        None: there are none
     """
 
     reserved: npt.NDArray[np.bool_]
     lost: npt.NDArray[np.bool_]
     gather: bool
     off: npt.NDArray[np.bool_]
+    evicting: npt.NDArray[np.bool_] | None = None
 
     def groups(self, candidates: npt.NDArray[np.intp],
                ) -> list[npt.NDArray[np.intp]]:
@@ -188,7 +191,9 @@ class _Order(ty.NamedTuple):
         lost = self.lost[candidates].astype(np.int8)
         new = (~self.reserved[candidates]).astype(np.int8)
         rank = 2 * new + lost if self.gather else 2 * lost + new
-        rank += 4 * self.off[candidates]
+        if self.evicting is not None:
+            rank += 4 * self.evicting[candidates]
+        rank += 8 * self.off[candidates]
         return [candidates[rank == one] for one in np.unique(rank)]
 
 
@@ -277,8 +282,9 @@ class Selection:
         that accept fewer servers get more only of what all others leave. The
         levels of the timeline are searched once; each demand costs O(H) more.
         """
-        order = _Order(timeline.reserved() | timeline.mask(own),
-                       timeline.mask(last), gather, self._index.apart().off)
+        order = _Order(self._reserved(timeline) | timeline.mask(own),
+                       timeline.mask(last), gather, self._index.apart().off,
+                       self._evicting(timeline, demands, window))
         fewest = [demand.fewest() for demand in demands]
         beside = timelines.Tentative(len(timeline))
         if len(demands) == 1 and not kept:
@@ -317,6 +323,34 @@ class Selection:
                 peaks)))
         return [[timeline.ids[place] for place in picked[number]]
                 for number in range(len(demands))]
+
+    def _reserved(self, timeline: timelines.Timeline,
+                  ) -> npt.NDArray[np.bool_]:
+        """Return which hosts have reservations; those that have only
+        interruptible servers have none.
+        """
+        lent = self._index.lent()
+        if lent is None:
+            return timeline.reserved()
+        later = timeline.busy(timeline.peaks(model.Window(
+            self._index.lent_until(), model.FOREVER)))
+        return timeline.reserved() & (~lent.hosts | later)
+
+    def _evicting(self, timeline: timelines.Timeline,
+                  demands: ty.Iterable[model.Demand], window: model.Window,
+                  ) -> npt.NDArray[np.bool_] | None:
+        """Return from which hosts interruptible servers would be evicted;
+        None: there are none, or the window starts too soon for that.
+        """
+        lent = self._index.lent()
+        if lent is None or window.start < self._index.lent_until():
+            return None
+        found = np.zeros(len(timeline), bool)
+        for demand in demands:
+            found |= timeline.fits(
+                demand, window, lent.hosts, lent.taken) < np.minimum(
+                    timeline.fits(demand, window, lent.hosts), demand.count)
+        return found
 
     def gathered(self, timeline: timelines.Timeline,
                  asked: ty.Sequence[model.Demand],

@@ -9,6 +9,7 @@ import threading
 
 import fixtures
 from oslo_utils import uuidutils
+import sqlalchemy as sa
 
 from blazar_core.capacity import booking_index
 from blazar_core.capacity import eligibility
@@ -382,6 +383,51 @@ class TestAdmission(InterruptibleTestCase):
         self.assertIn('is interruptible', str(exc))
 
 
+class TestSelection(InterruptibleTestCase):
+    """The hosts of a reservation are those where none is evicted for it."""
+
+    def setUp(self):
+        super().setUp()
+        self.host('one', VCPU=4)
+        self.host('two', VCPU=4)
+        self.boot(vcpus=2)
+
+    def host_of(self, vcpus, count=1):
+        self.clock.advance(1)
+        start = self.clock.now() - NOW + 2 * LEAD
+        lease = self.lease(start, start + 1000, count=count,
+                           resources={'VCPU': vcpus})
+        with self.database.connection() as connection:
+            return [*connection.scalars(sa.select(models.Host.name).join(
+                models.Booking, models.Booking.host_id == models.Host.id,
+            ).join(models.Reservation).where(
+                models.Reservation.lease_id == lease['id']))]
+
+    def test_one_without_interruptible_servers(self):
+        self.assertEqual(['two'], self.host_of(4))
+
+    def test_one_where_they_need_not_leave(self):
+        self.boot('two', vcpus=3)
+        self.assertEqual(['one'], self.host_of(2))
+
+    def test_before_one_that_has_reservations(self):
+        self.lease(9000, 9100, resources={'VCPU': 1},
+                   hosts=frozenset([self.uuid_of('one')]))
+        self.assertEqual(['two'], self.host_of(4))
+
+    def test_of_others_one_that_has_reservations(self):
+        """Not one that has only interruptible servers."""
+        self.lease(9000, 9100, resources={'VCPU': 1},
+                   hosts=frozenset([self.uuid_of('two')]))
+        self.clock.advance(1)
+        with self.admission.index.fresh() as timeline:
+            self.assertEqual([False, True], [
+                *self.admission.selector._reserved(timeline)])
+
+    def test_any_where_no_other_will_do(self):
+        self.assertEqual(['one', 'two'], sorted(self.host_of(4, 2)))
+
+
 class EvictionTestCase(InterruptibleTestCase):
 
     def needed(self, vcpus=2, ahead=LEAD + 60):
@@ -544,8 +590,8 @@ class TestEvictions(EvictionTestCase):
     def test_one_that_has_left_for_another_host_is_evicted_there(self):
         self.host('one', VCPU=4)
         server_id = self.boot(vcpus=3)
-        self.host('two', VCPU=4)
         _lease, start = self.needed(vcpus=4)
+        self.host('two', VCPU=4)
         self.leave(server_id)
         later = start + 700 - NOW
         self.lease(later, later + 1000, resources={'VCPU': 4})

@@ -142,7 +142,7 @@ def listen(url: str, key: str, name: str, count: int, action: float,
     life = handlers.Handlers(
         conf, database, clock, admissions.Admission(database, clock),
         handlers.Integration(
-            cloud, kinds, {}, encryption.Encryption([key]).open,
+            cloud, kinds, {}, encryption.Encryption([key]).decrypt,
             lambda _event, _lease: None), base.LOST_AFTER)
     working = engine.Engine(conf, database, clock, life, name)
     thread = threading.Thread(target=working.run)

@@ -134,7 +134,7 @@ def listen(url: str, key: str, failed: int) -> None:
     watching = overbooking.OverbookingCheck(
         database, clock, search, reassignment.Reassignment(
             database, clock, kinds), demands.Demands(
-                clock, encryption.Encryption([key]).open, kinds),
+                clock, encryption.Encryption([key]).decrypt, kinds),
         notify, HOUR)
     believing = host_status.HostStatus(
         database, clock, host_status.Thresholds(60, 60, HOUR), notify)

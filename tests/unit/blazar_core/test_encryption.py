@@ -9,7 +9,7 @@ from blazar_core.db import encryption
 SECRET = 'admin_pass=hunter2 ünïcode \U0001f511'
 
 
-class TestVault(base.BaseTestCase):
+class TestEncryption(base.BaseTestCase):
 
     def setUp(self):
         super().setUp()
@@ -63,7 +63,7 @@ class TestVault(base.BaseTestCase):
         other = 'A' if encrypted[middle] != 'A' else 'B'
         for bad in (encrypted[:middle] + other + encrypted[middle + 1:],
                     encrypted[:-4], '', 'not encrypted at all'):
-            self.assertRaises(errors.DecryptionError, one.open, bad)
+            self.assertRaises(errors.DecryptionError, one.decrypt, bad)
 
     def test_without_a_key_it_says_what_to_write(self):
         refused = self.assertRaises(

@@ -859,8 +859,8 @@ class TestReencrypt(base.LeaseTestCase):
             2, credentials.reencrypt(
                 self.database, encryption.Encryption([new, old]).reencrypt))
         kept, = self.scalars(models.Credential)
-        self.assertEqual(['another', 'trust'], list(
-            map(encryption.Encryption([new]).open, credentials.all_of(kept))))
+        self.assertEqual(['another', 'trust'], list(map(
+            encryption.Encryption([new]).decrypt, credentials.all_of(kept))))
 
     def test_with_nothing_held_nothing_is_reencrypted(self):
         self.assertEqual(0, credentials.reencrypt(self.database, self.fail))

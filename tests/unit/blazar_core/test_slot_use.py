@@ -140,7 +140,7 @@ class TestRebind(base.LeaseTestCase):
                 self.rows, [self.ids.get(host) for host in hosts])), reason))
         return leases and leases[0]
 
-    def rebind_other(self, booking_id):
+    def reassign_other(self, booking_id):
         self.rows = [booking_id]
         return self.reassign('two')
 
@@ -209,7 +209,7 @@ class TestRebind(base.LeaseTestCase):
         self.assertIsNone(
             self.leases.reassignment.reassign(reassignment.Reassigned(
                 self.made['id'], -1, {self.rows[0]: self.ids['two']})))
-        self.assertIsNone(self.rebind_other(-1))
+        self.assertIsNone(self.reassign_other(-1))
         self.assertRaises(errors.NotFound, self.leases.reassignment.reassign,
                           reassignment.Reassigned('unheard-of', 0, {}))
         self.assertEqual(['one', 'one'], self.booked())

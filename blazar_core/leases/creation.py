@@ -161,7 +161,7 @@ class LeaseCreation:
                     return self._admission.admit(
                         later.demands, later.booked,
                         lambda connection, picked: self.write(
-                            connection, [(later, sealed, picked)])[0],
+                            connection, [(later, encrypted, picked)])[0],
                         later.host_bound)
                 if not may_wait:
                     raise

@@ -112,7 +112,7 @@ class Resumption:
             self._credential(row.credential_id))
         LOG.info('Server %s: resuming it after its eviction', row.server_id)
         try:
-            self._cloud.wake(row.server_id, credential, deadline)
+            self._cloud.unshelve(row.server_id, credential, deadline)
         except (errors.TrustUnavailable, errors.Forbidden) as exc:
             LOG.warning('Server %s: it cannot be resumed in the name of its '
                         'owner, who has to unshelve it: %s',

@@ -784,7 +784,8 @@ class TestMigrations(EvictionTestCase):
 
     def test_what_cannot_be_migrated_is_shelved_at_once(self):
         self.cloud.broken[self.server_id] = Exception('It is pinned.')
-        self.cloud.bring = lambda *_of: self.cloud.rests.append(None)
+        self.cloud.set_resting_state = lambda *_of: self.cloud.rests.append(
+            None)
         self.run_until(self.start - 300)
         self.assertEqual((0, 1, 0), self.actions())
 
@@ -857,7 +858,8 @@ class TestResized(EvictionTestCase):
     def test_what_is_not_confirmed_is_deleted_in_time(self):
         self.cloud.broken['confirm'] = errors.CloudUnavailable('none')
         start = self.need('one', 'two')
-        self.cloud.broken['bring'] = errors.CloudUnavailable('none')
+        self.cloud.broken['set_resting_state'] = errors.CloudUnavailable(
+            'none')
         self.run_until(start)
         self.assertEqual([self.server_id], [*{*self.cloud.deleted}])
 
@@ -895,10 +897,10 @@ class TestResumption(InterruptibleTestCase):
                 eviction.PAUSE, 60))
 
     def look_until_woken(self, server_id, end):
-        while not self.cloud.woken:
+        while not self.cloud.unshelved:
             self.look_until(self.clock.now() + 15)
         self.assertTrue(end < self.clock.now() < end + 75)
-        self.assertEqual([server_id], self.cloud.woken)
+        self.assertEqual([server_id], self.cloud.unshelved)
 
     def row_of(self, server_id):
         return self.scalars(models.InterruptibleServer,
@@ -916,9 +918,9 @@ class TestResumption(InterruptibleTestCase):
         later = end + 3600 + LEAD - 60
         self.lease(later - NOW, later - NOW + 1000, resources={'VCPU': 4})
         self.look_until(end + 300)
-        self.assertEqual([], self.cloud.woken)
+        self.assertEqual([], self.cloud.unshelved)
         self.look_until(later + 1000)
-        self.assertEqual([], self.cloud.woken)
+        self.assertEqual([], self.cloud.unshelved)
         self.look_until_woken(server_id, later + 1000)
         self.assertTrue(self.fits('one', server_id))
         self.assertGreater(self.row_of(server_id).safe_by,
@@ -933,7 +935,7 @@ class TestResumption(InterruptibleTestCase):
     def test_its_owner_has_to_otherwise(self):
         server_id, end = self.evicted()
         self.look_until(end + 300)
-        self.assertEqual([], self.cloud.woken)
+        self.assertEqual([], self.cloud.unshelved)
         self.assertIsNotNone(self.row_of(server_id).evicted_at)
 
     def test_once_it_is_back_it_is_left_alone(self):
@@ -945,9 +947,10 @@ class TestResumption(InterruptibleTestCase):
         row = self.row_of(server_id)
         self.assertEqual((None, None), (row.evicted_at, row.resume_at))
         self.leave(server_id)
-        self.cloud.bring(server_id, cloud_api.RestingState.SHELVED, None)
+        self.cloud.set_resting_state(server_id, cloud_api.RestingState.SHELVED,
+                                     None)
         self.look_until(self.clock.now() + 300)
-        self.assertEqual([server_id], self.cloud.woken)
+        self.assertEqual([server_id], self.cloud.unshelved)
 
     def test_the_owner_may_be_faster(self):
         server_id, end = self.evicted()
@@ -958,15 +961,15 @@ class TestResumption(InterruptibleTestCase):
 
     def test_what_fails_is_tried_again(self):
         server_id, end = self.evicted(resume=True)
-        self.cloud.broken['wake'] = errors.CloudUnavailable('none')
+        self.cloud.broken['unshelve'] = errors.CloudUnavailable('none')
         self.look_until(end + 75)
-        del self.cloud.broken['wake']
+        del self.cloud.broken['unshelve']
         self.look_until(end + 150)
-        self.assertEqual([server_id], self.cloud.woken)
+        self.assertEqual([server_id], self.cloud.unshelved)
 
     def test_without_its_trust_its_owner_has_to(self):
         server_id, end = self.evicted(resume=True)
-        self.cloud.broken['wake'] = errors.TrustUnavailable('none')
+        self.cloud.broken['unshelve'] = errors.TrustUnavailable('none')
         self.look_until(end + 75)
         self.assertIsNone(self.row_of(server_id).resume_at)
 
@@ -988,7 +991,7 @@ class TestResumption(InterruptibleTestCase):
                     'server': server_id, 'now': self.clock.now(),
                     'shelved': True})
         self.look_until(self.clock.now() + 15)
-        self.assertEqual(4, len(self.cloud.woken))
+        self.assertEqual(4, len(self.cloud.unshelved))
 
     def test_one_process_resumes_a_server(self):
         server_id, end = self.evicted(resume=True)
@@ -1002,7 +1005,7 @@ class TestResumption(InterruptibleTestCase):
 
         self.cloud.needs = both
         self.evictions._resumption.look()
-        self.assertEqual([server_id], self.cloud.woken)
+        self.assertEqual([server_id], self.cloud.unshelved)
 
 
 class TestStories(InterruptibleTestCase):

@@ -168,7 +168,7 @@ class ServersTest(test_blazar_import.JudgingTestCase):
         for values, part in (
                 ({'flavor': {'id': '7'}}, 'no record of its flavor'),
                 ({'flavor': {**blazar18.FLAVOR, 'extra_specs': {
-                    'hw:cpu_policy': 'none'}}}, 'make nothing of'),
+                    'hw:cpu_policy': 'none'}}}, 'Nova rejects the flavor'),
                 ({'amount': 0}, '"amount"'), ({'vcpus': 0}, '"vcpus"'),
                 ({'resource_properties': ['like', '$a', 'b']}, '"like" is no'
                  )):

@@ -532,6 +532,10 @@ LIMIT_OPTS: list[cfg.Opt] = [
         help='Maximum number of networks (virtual:network) that the leases of '
              'a project hold at the same time.'),
     cfg.IntOpt(
+        'max_reserved_volume_gb_per_project', default=-1, min=-1,
+        help='Maximum storage for volumes (virtual:volume) in GiB that the '
+             'leases of a project hold at the same time.'),
+    cfg.IntOpt(
         'max_host_spread', default=2, min=-1,
         help='How many times as many hosts, plus 2, the leases of a project '
              'may use over all times as they use at the same time. A host '

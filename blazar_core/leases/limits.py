@@ -49,6 +49,7 @@ _CLASSES = {
     'max_reserved_hosts_per_project': (model.HOST,),
     'max_reserved_floating_ips_per_project': (model.FLOATING_IP,),
     'max_reserved_networks_per_project': (model.SEGMENT,),
+    'max_reserved_volume_gb_per_project': (model.VOLUME_GB,),
 }
 #: Limits that do not depend on the database, unless a lease is changed.
 _DATES = frozenset({_DURATION, _AHEAD})
@@ -475,4 +476,5 @@ _WHAT = {
     'max_reserved_hosts_per_project': 'whole hosts in leases',
     'max_reserved_floating_ips_per_project': 'floating IPs in leases',
     'max_reserved_networks_per_project': 'networks in leases',
+    'max_reserved_volume_gb_per_project': 'GiB for volumes in leases',
 }

@@ -1,30 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""A client of neutron with the credentials that Nova has in ``[neutron]``.
-
-Nova's own client covers what servers need of networks, but not floating IPs
-and segments.
-"""
+"""Neutron, asked with the credentials that Nova has in ``[neutron]``."""
 
 import functools
 import typing as ty
 import urllib.parse
 
-from keystoneauth1 import exceptions
-from keystoneauth1 import loading
 from oslo_utils import timeutils
 
-from blazar_core.common import errors
-from blazar_nova.compat import process
+from blazar_nova.compat import rest_service
 
 __all__ = ['FloatingIP', 'Network', 'Neutron', 'Port', 'Segment', 'Subnet',
            'neutron']
 
-#: Seconds in which neutron must answer.
-_SECONDS = 30
 #: The tags that a reservation has on its objects, as in Blazar.
 _TAG, _RESERVATION = 'blazar', 'reservation:'
-_GROUP = 'neutron'
 #: The fields of ranges that are read, without the many segments in use.
 _OF_RANGES = ('shared', 'project_id', 'network_type', 'physical_network',
               'minimum', 'maximum')
@@ -91,25 +81,10 @@ class Port(ty.NamedTuple):
     device_id: str
 
 
-class Neutron:
-    """A client of neutron; it connects at its first use, after WSGI servers
-    have forked.
+class Neutron(rest_service.RestService):
+    """Neutron's API."""
 
-    Every method raises :class:`.errors.CloudUnavailable` if neutron does not
-    answer, or refuses for a reason that may pass.
-    """
-
-    def is_configured(self) -> bool:
-        """Return whether ``[neutron]`` has credentials."""
-        return self._adapter is not None
-
-    @functools.cached_property
-    def _adapter(self) -> ty.Any:
-        auth = loading.load_auth_from_conf_options(process.CONF, _GROUP)
-        return auth and loading.load_adapter_from_conf_options(
-            process.CONF, _GROUP, auth=auth,
-            session=loading.load_session_from_conf_options(
-                process.CONF, _GROUP, auth=auth))
+    name, group, prefix = 'Neutron', 'neutron', '/v2.0'
 
     def subnets(self, network_id: str) -> list[Subnet] | None:
         """Return the subnets of an external network; None if there is none."""
@@ -182,14 +157,6 @@ class Neutron:
                 if not one['shared'] and one['project_id'] == mine
                 for number in range(one['minimum'], one['maximum'] + 1)]
 
-    def _own_project(self) -> str:
-        try:
-            return ty.cast(str, self._adapter and
-                           self._adapter.get_project_id())
-        except exceptions.ClientException as exc:
-            raise errors.CloudUnavailable(
-                f'Keystone does not answer: {exc}') from exc
-
     def networks(self, **limits: str) -> list[Network]:
         """Return networks of all projects."""
         return [Network(
@@ -261,33 +228,8 @@ class Neutron:
         found = self._ask('GET', f'/{kind}?{query}')
         return ty.cast(list[dict[str, ty.Any]], found[kind])
 
-    def _ask(self, method: str, path: str,
-             missing: dict[str, ty.Any] | None = None,
-             **more: ty.Any) -> dict[str, ty.Any]:
-        """Return neutron's answer.
-
-        :param missing: the result for 404; None: raise an error
-        """
-        if not self.is_configured():
-            raise errors.CloudUnavailable(
-                'Neutron cannot be asked: [neutron] of nova.conf has no '
-                'auth_type.')
-        try:
-            answer = self._adapter.request(
-                f'/v2.0{path}', method, timeout=_SECONDS, **more)
-            return ty.cast(dict[str, ty.Any],
-                           answer.json() if answer.content else {})
-        except exceptions.NotFound as exc:
-            if missing is not None:
-                return missing
-            raise errors.CloudUnavailable(_refusal(exc)) from exc
-        except exceptions.HttpError as exc:
-            raise errors.CloudUnavailable(_refusal(exc)) from exc
-        except (exceptions.ClientException, KeyError, TypeError,
-                ValueError) as exc:
-            # Possibly the answer of a proxy in front of neutron.
-            raise errors.CloudUnavailable(
-                f'Neutron does not answer: {exc}') from exc
+    def _sentence(self, answer: ty.Any) -> str:
+        return ty.cast(str, answer['NeutronError']['message'])
 
 
 def _created(found: ty.Mapping[str, ty.Any]) -> int:
@@ -298,15 +240,6 @@ def _reservations(found: ty.Mapping[str, ty.Any]) -> frozenset[str]:
     return frozenset(tag.removeprefix(_RESERVATION)
                      for tag in found.get('tags', ())
                      if tag.startswith(_RESERVATION))
-
-
-def _refusal(exc: ty.Any) -> str:
-    """Return neutron's message as a sentence."""
-    try:
-        said = exc.response.json()['NeutronError']['message']
-    except Exception:
-        said = str(exc)
-    return f'Neutron refuses: {said.rstrip(".")}.'
 
 
 @functools.cache

@@ -81,6 +81,9 @@ class Cloud:
                     f'/v3/projects/{projects[project]}/users/{user_id}'
                     f'/roles/{roles[name]}')
         for kind, (name, port, path) in {
+                **({'block-storage': ('cinder', 'cinder',
+                                      '/v3/%(project_id)s')}
+                   if 'cinder' in self.site.services else {}),
                 'placement': ('placement', 'placement', ''),
                 'image': ('glance', 'glance', ''),
                 'network': ('neutron', 'neutron', ''),

@@ -28,7 +28,7 @@ ACCOUNTS = {
     'other': ('other', ('member', 'reader')),
     'watcher': ('demo', ('reader',)),
     **{service: ('service', ('service', 'admin')) for service in (
-        'nova', 'placement', 'glance', 'neutron', 'blazar')},
+        'nova', 'placement', 'glance', 'neutron', 'cinder', 'blazar')},
 }
 
 Lines = dict[str, dict[str, ty.Any]]
@@ -40,12 +40,14 @@ class Site(ty.NamedTuple):
     :ivar urls: database -> its URL
     :ivar ports: service -> its port
     :ivar token_expiry: seconds
+    :ivar services: those beside what every stack has
     """
 
     folder: str
     urls: dict[str, str]
     ports: dict[str, int]
     token_expiry: int | None
+    services: tuple[str, ...] = ()
 
     def endpoint(self, service: str) -> str:
         return f'http://127.0.0.1:{self.ports[service]}'
@@ -65,8 +67,8 @@ class Site(ty.NamedTuple):
 def write(site: Site) -> None:
     """Write all of them."""
     for folder in ('etc/keystone', 'etc/placement', 'etc/glance', 'etc/nova',
-                   'etc/rabbitmq', 'etc/nginx', 'etc/neutron', 'data/nginx',
-                   'data/neutron', 'data/images',
+                   'etc/rabbitmq', 'etc/nginx', 'etc/neutron', 'etc/cinder',
+                   'data/nginx', 'data/neutron', 'data/cinder', 'data/images',
                    'data/staging', 'data/tasks', 'data/locks', 'data/nova',
                    'data/guests'):
         os.makedirs(os.path.join(site.folder, folder), exist_ok=True)
@@ -75,6 +77,7 @@ def write(site: Site) -> None:
     write_file(f'{site.etc("glance")}/glance-api.conf', _glance(site))
     control, conductor, compute = _nova(site)
     write_file(f'{site.etc("neutron")}/neutron.conf', _neutron(site))
+    write_file(f'{site.etc("cinder")}/cinder.conf', _cinder(site))
     _write_entry_point(site.data('neutron', 'stack_ports-1.dist-info'))
     write_file(f'{site.etc("nova")}/nova.conf', control)
     write_file(f'{site.etc("nova")}/scheduler.conf', {
@@ -238,6 +241,31 @@ def _neutron(site: Site) -> Lines:
     }
 
 
+def _cinder(site: Site) -> Lines:
+    """With two backends whose volumes are only rows."""
+    backends = {name: {
+        'volume_driver': 'tests.stack.volumes.Driver',
+        'volume_backend_name': name} for name in ('ssd', 'disk')}
+    return {
+        'DEFAULT': {
+            'auth_strategy': 'keystone', 'enabled_backends': 'ssd,disk',
+            'transport_url': site.transport_url,
+            'state_path': site.data('cinder'),
+            'glance_api_servers': site.endpoint('glance'),
+            'api_paste_config': os.path.join(
+                sys.prefix, 'etc/cinder/api-paste.ini'),
+            'resource_query_filters_file': os.path.join(
+                sys.prefix, 'etc/cinder/resource_filters.json')},
+        'database': {'connection': site.urls['cinder']},
+        'keystone_authtoken': _middleware(site, 'cinder'),
+        'nova': _credentials(site, 'nova'),
+        'service_user': {'send_service_user_token': True,
+                         **_credentials(site, 'cinder')},
+        'oslo_concurrency': {'lock_path': site.data('locks')},
+        **backends,
+    }
+
+
 def _write_entry_point(folder: str) -> None:
     """Have neutron find a mechanism driver that nothing installs."""
     os.makedirs(folder, exist_ok=True)
@@ -275,6 +303,9 @@ def _nova(site: Site) -> tuple[Lines, Lines, Lines]:
         'placement': credentials,
         'glance': {'region_name': REGION},
         'neutron': credentials,
+        **({'cinder': {key: value for key, value in credentials.items()
+                       if key != 'region_name'} | {'os_region_name': REGION}}
+           if 'cinder' in site.services else {}),
         'keystone': credentials,
         'oslo_concurrency': {'lock_path': site.data('locks')},
         'vnc': {'enabled': False},

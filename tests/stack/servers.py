@@ -21,7 +21,7 @@ __all__ = ['DATABASES', 'Mariadb', 'Postgresql', 'database', 'erlang',
 #: database -> the user it belongs to
 DATABASES = {'keystone': 'keystone', 'placement': 'placement',
              'glance': 'glance', 'nova_api': 'nova', 'nova_cell0': 'nova',
-             'nova': 'nova', 'neutron': 'neutron',
+             'nova': 'nova', 'neutron': 'neutron', 'cinder': 'cinder',
              'blazar_nova': 'blazar'}
 _BIN = '/usr/lib/rabbitmq/bin'
 

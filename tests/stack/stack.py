@@ -32,9 +32,9 @@ ROOT = os.path.dirname(os.path.dirname(os.path.dirname(
     os.path.abspath(__file__))))
 DATABASES = ('mariadb', 'postgresql')
 #: What a stack may have beside what every stack has.
-SERVICES = ('neutron',)
+SERVICES = ('cinder', 'neutron')
 PORTS = ('database', 'epmd', 'erlang', 'rabbitmq', 'keystone', 'placement',
-         'glance', 'neutron', 'nova-api', 'nova-api-uwsgi')
+         'glance', 'neutron', 'cinder', 'nova-api', 'nova-api-uwsgi')
 #: Seconds that anything may take to be up.
 PATIENCE = 240
 #: What Nova writes, for each of its hosts, when it takes messages.
@@ -296,7 +296,8 @@ class Stack:
         return configuration.Site(
             self.folder, {name: self._database.shared_url(name)
                           for name in servers.DATABASES},
-            self.settings.ports, self.settings.token_expiry)
+            self.settings.ports, self.settings.token_expiry,
+            tuple(self.settings.services))
 
     @functools.cached_property
     def _database(self) -> servers.Database:
@@ -363,6 +364,8 @@ class Stack:
         else:
             yield self._module('neutron', 'network', str(settings.ports[
                 'neutron']), ready='Serving requests')
+        if 'cinder' in settings.services:
+            yield from self._cinder()
         nova = ('setup-nova', 'rabbitmq', 'accounts')
         yield self._nova('nova-conductor', 'conductor', nova)
         for name in dict.fromkeys(self.hosts().values()):
@@ -399,6 +402,28 @@ class Stack:
             needs=('setup-neutron', 'rabbitmq', 'accounts'), environ={
                 'OS_NEUTRON_CONFIG_FILES': conf,
                 'PYTHONPATH': f'{ROOT}:{self.site.data("neutron")}'})
+
+    def _cinder(self) -> collections.abc.Iterator[Program]:
+        folder = self.site.etc('cinder')
+        conf = os.path.join(folder, 'cinder.conf')
+        yield self._program(
+            'setup-cinder',
+            ['sh', '-c', '"$@" && echo "exit 0"', 'sh',
+             self._binary('setup-cinder', 'cinder-manage'),
+             '--config-file', conf, 'db', 'sync'],
+            'exit 0', once=True, needs=('databases',))
+        needs = ('setup-cinder', 'rabbitmq', 'accounts')
+        # It looks for its configuration in the home of its user.
+        yield self._program(
+            'cinder', wsgi_command(
+                self._python('cinder'), self.settings.ports['cinder'],
+                'cinder.wsgi.api'), 'Serving requests', needs=needs,
+            environ={'HOME': folder})
+        for name, ready in (('cinder-scheduler', 'Starting cinder-scheduler'),
+                            ('cinder-volume', 'Starting cinder-volume')):
+            yield self._program(
+                name, [self._binary(name, name), '--config-file', conf],
+                ready, needs=needs, environ={'PYTHONPATH': ROOT})
 
     def _program(self, name: str, command: list[str], ready: str,
                  environ: dict[str, str] | None = None, **more: ty.Any,

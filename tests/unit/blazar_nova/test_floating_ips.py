@@ -6,6 +6,8 @@ import dataclasses
 import types
 from unittest import mock
 
+from keystoneauth1 import exceptions
+
 from blazar_core.common import errors
 from blazar_core.db import api
 from blazar_core.db import models
@@ -571,7 +573,7 @@ class TestNeutron(base.TestCase):
              network_api.Segment('vxlan', None, 7)], self.neutron.segments())
 
     def test_a_neutron_without_ranges(self):
-        self.adapter.request.side_effect = network_api.exceptions.NotFound()
+        self.adapter.request.side_effect = exceptions.NotFound()
         self.assertEqual([], self.neutron.segments())
 
     def test_networks_on_a_segment(self):
@@ -594,13 +596,13 @@ class TestNeutron(base.TestCase):
             errors.CloudUnavailable, self.neutron.reserved)))
 
     def test_errors_may_pass(self):
-        refusal = network_api.exceptions.Conflict(response=mock.Mock(
+        refusal = exceptions.Conflict(response=mock.Mock(
             json=lambda: {'NeutronError': {'message': 'Quota exceeded'}}))
         for exc, part in (
                 (refusal, 'Neutron refuses: Quota exceeded'),
-                (network_api.exceptions.ConnectFailure('no'),
+                (exceptions.ConnectFailure('no'),
                  'does not answer'),
-                (network_api.exceptions.NotFound(), 'Neutron refuses'),
+                (exceptions.NotFound(), 'Neutron refuses'),
                 (ValueError('html'), 'does not answer')):
             self.adapter.request.side_effect = exc
             self.assertIn(part, str(self.assertRaises(
@@ -608,5 +610,5 @@ class TestNeutron(base.TestCase):
                 FIRST, 'p')))
 
     def test_what_is_gone_is_released(self):
-        self.adapter.request.side_effect = network_api.exceptions.NotFound()
+        self.adapter.request.side_effect = exceptions.NotFound()
         self.neutron.release('1')

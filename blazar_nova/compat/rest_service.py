@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""REST APIs of services that Nova has credentials for.
+
+Nova's own clients of neutron and cinder cover what servers need of them.
+Floating IPs, segments and volume types are not part of that.
+"""
+
+import abc
+import functools
+import typing as ty
+
+from keystoneauth1 import adapter
+from keystoneauth1 import exceptions
+from keystoneauth1 import loading
+
+from blazar_core.common import errors
+from blazar_nova.compat import process
+
+__all__ = ['RestService']
+
+#: Seconds that a service has to answer.
+_SECONDS = 30
+
+
+class RestService(abc.ABC):
+    """A service, with the credentials of a group of nova.conf; connects when
+    it is first used, after WSGI servers have forked.
+
+    Every method of the classes that derive from it raises
+    :class:`.errors.CloudUnavailable` if the service does not answer, or
+    refuses for a reason that may pass.
+
+    :cvar name: the service, as messages name it
+    :cvar group: the group of nova.conf
+    :cvar prefix: what each path begins with
+    """
+
+    name: ty.ClassVar[str]
+    group: ty.ClassVar[str]
+    prefix: ty.ClassVar[str] = ''
+
+    def is_configured(self) -> bool:
+        """Return whether nova.conf has credentials for the service."""
+        return self._adapter is not None
+
+    @functools.cached_property
+    def _adapter(self) -> ty.Any:
+        auth = loading.load_auth_from_conf_options(process.CONF, self.group)
+        return auth and self._connect(
+            auth, loading.load_session_from_conf_options(
+                process.CONF, self.group, auth=auth))
+
+    def _connect(self, auth: ty.Any, session: ty.Any) -> adapter.Adapter:
+        return loading.load_adapter_from_conf_options(
+            process.CONF, self.group, auth=auth, session=session)
+
+    @abc.abstractmethod
+    def _sentence(self, answer: ty.Any) -> str:
+        """Return the sentence of a refusal, of its decoded body."""
+
+    def _ask(self, method: str, path: str,
+             missing: dict[str, ty.Any] | None = None,
+             **more: ty.Any) -> dict[str, ty.Any]:
+        """
+        :param missing: the answer if the object does not exist; None: an error
+        """
+        if not self.is_configured():
+            raise errors.CloudUnavailable(
+                f'{self.name} cannot be asked: [{self.group}] of nova.conf '
+                'has no auth_type.')
+        try:
+            answer = self._adapter.request(
+                f'{self.prefix}{path}', method, timeout=_SECONDS, **more)
+            return ty.cast(dict[str, ty.Any],
+                           answer.json() if answer.content else {})
+        except exceptions.HttpError as exc:
+            if missing is not None and isinstance(exc, exceptions.NotFound):
+                return missing
+            raise errors.CloudUnavailable(
+                f'{self.name} refuses: {self._refusal(exc).rstrip(".")}.',
+            ) from exc
+        except (exceptions.ClientException, KeyError, TypeError,
+                ValueError) as exc:
+            # Or a proxy in front of the service does.
+            raise errors.CloudUnavailable(
+                f'{self.name} does not answer: {exc}') from exc
+
+    def _refusal(self, exc: ty.Any) -> str:
+        try:
+            return self._sentence(exc.response.json())
+        except Exception:
+            return str(exc)
+
+    def _own_project(self) -> str:
+        """Return the id of the project of the credentials."""
+        try:
+            return ty.cast(str, self._adapter and
+                           self._adapter.get_project_id())
+        except exceptions.ClientException as exc:
+            raise errors.CloudUnavailable(
+                f'Keystone does not answer: {exc}') from exc

@@ -1,0 +1,157 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""Cinder, asked with the credentials that Nova has in ``[cinder]``."""
+
+import functools
+import typing as ty
+import urllib.parse
+
+from keystoneauth1 import adapter
+
+from blazar_nova.compat import process
+from blazar_nova.compat import rest_service
+
+__all__ = ['Cinder', 'Volume', 'VolumeType', 'cinder']
+
+#: Volumes in one answer.
+_PAGE = 1000
+#: The first version with groups of volumes.
+_GROUPS = {'headers': {'OpenStack-API-Version': 'volume 3.13'}}
+
+
+class VolumeType(ty.NamedTuple):
+    """A public or private volume type."""
+
+    id: str
+    name: str
+    is_public: bool
+    extra_specs: ty.Mapping[str, str]
+
+
+class Volume(ty.NamedTuple):
+    """A volume of any project.
+
+    :ivar servers: the ids of the servers to which it is attached, as its
+        users say
+    :ivar group_id: the group of volumes to which it belongs
+    """
+
+    id: str
+    project_id: str
+    status: str
+    servers: tuple[str, ...] = ()
+    group_id: str | None = None
+
+
+class Cinder(rest_service.RestService):
+    """Cinder's API."""
+
+    name, group = 'Cinder', 'cinder'
+
+    def _connect(self, auth: ty.Any, session: ty.Any) -> adapter.Adapter:
+        # As nova.volume.cinder does: Nova has no other options of it.
+        group = process.CONF.cinder
+        service_type, service_name, interface = group.catalog_info.split(':')
+        return adapter.Adapter(
+            session, auth=auth, service_type=service_type,
+            service_name=service_name or None, interface=interface,
+            region_name=group.os_region_name)
+
+    def types(self) -> list[VolumeType]:
+        """Return all volume types, private ones too."""
+        return [VolumeType(one['id'], one['name'], one['is_public'],
+                           one.get('extra_specs', {}))
+                for one in self._ask('GET', '/types?is_public=None')[
+                    'volume_types']]
+
+    def create_type(self, name: str, description: str,
+                    extra_specs: ty.Mapping[str, str]) -> str:
+        """Create a private volume type; returns its id."""
+        made = self._ask('POST', '/types', json={'volume_type': {
+            'name': name, 'description': description,
+            'os-volume-type-access:is_public': False,
+            'extra_specs': dict(extra_specs)}})
+        return ty.cast(str, made['volume_type']['id'])
+
+    def delete_type(self, type_id: str) -> None:
+        """Delete a volume type without volumes; nothing when it is gone."""
+        self._ask('DELETE', f'/types/{type_id}', missing={})
+
+    def projects_of(self, type_id: str) -> set[str]:
+        """Return the projects that may use a private volume type."""
+        return {one['project_id'] for one in self._ask(
+            'GET', f'/types/{type_id}/os-volume-type-access',
+            missing={'volume_type_access': []})['volume_type_access']}
+
+    def allow(self, type_id: str, project_id: str) -> None:
+        """Let a project use a private volume type that it may not use."""
+        self._access(type_id, 'addProjectAccess', project_id)
+
+    def deny(self, type_id: str, project_id: str) -> None:
+        """Let a project use a private volume type no longer."""
+        self._access(type_id, 'removeProjectAccess', project_id, missing={})
+
+    def _access(self, type_id: str, action: str, project_id: str,
+                **more: ty.Any) -> None:
+        self._ask('POST', f'/types/{type_id}/action', json={
+            action: {'project': project_id}}, **more)
+
+    def limit(self, project_id: str, type_name: str, gigabytes: int) -> None:
+        """Set how many GiB a project may have in volumes of a type."""
+        self._ask('PUT', f'/os-quota-sets/{project_id}', json={
+            'quota_set': {f'gigabytes_{type_name}': gigabytes}})
+
+    def freeze(self, project_id: str, type_name: str) -> None:
+        """Let a project have no more in volumes of a type than it has now:
+        cinder refuses a quota below that.
+        """
+        key = f'gigabytes_{type_name}'
+        usage = self._ask('GET', f'/os-quota-sets/{project_id}?usage=True')[
+            'quota_set'].get(key, {'in_use': 0, 'reserved': 0})
+        self.limit(project_id, type_name, usage['in_use'] + usage['reserved'])
+
+    def volumes_of(self, type_id: str) -> list[Volume]:
+        """Return the volumes of a type, of all projects."""
+        found: list[Volume] = []
+        while True:
+            query = {'all_tenants': 1, 'volume_type_id': type_id,
+                     'limit': _PAGE, 'sort': 'id:asc'}
+            if found:
+                query['marker'] = found[-1].id
+            page = self._ask('GET', '/volumes/detail?' + urllib.parse.
+                             urlencode(query), **_GROUPS)['volumes']
+            found += [Volume(
+                one['id'], one['os-vol-tenant-attr:tenant_id'], one['status'],
+                tuple(attached['server_id'] for attached
+                      in one['attachments'] if attached['server_id']),
+                one.get('group_id')) for one in page]
+            if len(page) < _PAGE:
+                return found
+
+    def remove_from_group(self, group_id: str, volume_id: str) -> None:
+        """Let a volume belong to a group no longer."""
+        self._ask('PUT', f'/groups/{group_id}', missing={}, json={
+            'group': {'remove_volumes': volume_id}}, **_GROUPS)
+
+    def reset(self, volume_id: str) -> None:
+        """Make a volume available that no server has: without attachments,
+        and without the state in which its users have put it.
+        """
+        self._ask('POST', f'/volumes/{volume_id}/action', missing={}, json={
+            'os-reset_status': {'status': 'available',
+                                'attach_status': 'detached'}})
+
+    def delete_volume(self, volume_id: str) -> None:
+        """Have cinder delete a volume with its snapshots; nothing when it is
+        gone.
+        """
+        self._ask('DELETE', f'/volumes/{volume_id}?cascade=True', missing={})
+
+    def _sentence(self, answer: ty.Any) -> str:
+        return ty.cast(str, next(iter(answer.values()))['message'])
+
+
+@functools.cache
+def cinder() -> Cinder:
+    """The cinder of this process."""
+    return Cinder()

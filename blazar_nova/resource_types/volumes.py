@@ -1,0 +1,281 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""virtual:volume: storage for volumes, in GiB of a volume type.
+
+The operator enrolls a volume type by an extra spec with its capacity. The
+type is private, and no project has access to it: the capacity is for leases.
+When a lease starts, its project gets a volume type with the id of the
+reservation, which has the extra specs of the enrolled one, and a quota of the
+reserved size for it. When the lease ends, its volumes are deleted.
+"""
+
+import functools
+import typing as ty
+
+from oslo_log import log as logging
+
+from blazar_core.common import errors
+from blazar_core.common import host_properties
+from blazar_core.common import inputs
+from blazar_core.common import model
+from blazar_core.common import words
+from blazar_core.plugins import resource_types
+from blazar_nova.compat import volume_api
+from blazar_nova.compat import volume_detachment
+
+__all__ = ['VolumeService', 'Volumes']
+
+LOG = logging.getLogger(__name__)
+
+Values: ty.TypeAlias = resource_types.Values
+
+#: The extra spec of an enrolled volume type: its capacity in GiB.
+CAPACITY = 'blazar:capacity_gb'
+#: Extra specs of the volume type of a reservation: the id of the reservation,
+#: and that of the enrolled type.
+_RESERVATION, _ENROLLED = 'blazar:reservation', 'blazar:volume_type'
+_LARGEST = 2 ** 31 - 1
+#: Statuses in which cinder deletes a volume.
+_DELETABLE = frozenset({
+    'available', 'error', 'error_restoring', 'error_extending',
+    'error_managing', 'error_deleting'})
+#: Statuses that last as long as the users of a volume like.
+_HELD = frozenset({'awaiting-transfer', 'reserved', 'in-use', 'maintenance'})
+
+
+class VolumeService(ty.Protocol):
+    """What is needed of cinder; see :class:`.volume_api.Cinder`."""
+
+    def is_configured(self) -> bool:
+        ...
+
+    def types(self) -> list[volume_api.VolumeType]:
+        ...
+
+    def create_type(self, name: str, description: str,
+                    extra_specs: ty.Mapping[str, str]) -> str:
+        ...
+
+    def delete_type(self, type_id: str) -> None:
+        ...
+
+    def projects_of(self, type_id: str) -> set[str]:
+        ...
+
+    def allow(self, type_id: str, project_id: str) -> None:
+        ...
+
+    def deny(self, type_id: str, project_id: str) -> None:
+        ...
+
+    def limit(self, project_id: str, type_name: str, gigabytes: int) -> None:
+        ...
+
+    def freeze(self, project_id: str, type_name: str) -> None:
+        ...
+
+    def volumes_of(self, type_id: str) -> list[volume_api.Volume]:
+        ...
+
+    def remove_from_group(self, group_id: str, volume_id: str) -> None:
+        ...
+
+    def reset(self, volume_id: str) -> None:
+        ...
+
+    def delete_volume(self, volume_id: str) -> None:
+        ...
+
+
+class Volumes(resource_types.ResourceType):
+    """Storage in which the project of a lease may create volumes while the
+    lease lasts.
+
+    :ivar cinder: the service
+    :ivar detach: see :func:`.volume_detachment.detach`
+    """
+
+    parameters: ty.ClassVar[ty.Mapping[str, str]] = {
+        'amount': '1', 'size': '100', 'volume_type': '"reserved-ssd"'}
+    changeable = ()
+
+    def __init__(self) -> None:
+        self.cinder: VolumeService = volume_api.cinder()
+        self.detach: ty.Callable[[str, str], bool] = volume_detachment.detach
+
+    # -- what is asked for -------------------------------------------------
+
+    def read(self, values: Values) -> Values:
+        # There is one volume type for each reservation.
+        asked: Values = {
+            'amount': inputs.integer(
+                values.get('amount', 1), 'amount', 1, 1),
+            'size': inputs.integer(values.get('size'), 'size', 1, _LARGEST)}
+        if 'volume_type' in values:
+            asked['volume_type'] = inputs.text(
+                values['volume_type'], 'volume_type')
+        return asked
+
+    def requirements(self, asking: ty.Any,
+                     params: Values) -> resource_types.Requirements:
+        return resource_types.Requirements(_demand_of(params), {})
+
+    def demand(self,
+               reserved: resource_types.ReservationContext) -> model.Demand:
+        return _demand_of(reserved.params)
+
+    # -- what happens in cinder --------------------------------------------
+
+    def start(self, reserved: resource_types.ReservationContext) -> None:
+        types = self.cinder.types()
+        enrolled = [one for one in types if one.id in reserved.hosts]
+        if not enrolled:
+            # Its capacity is gone: the lease gets other capacity, or none.
+            raise errors.CloudUnavailable(
+                f'Reservation {reserved.id} has no volume type: '
+                f'{", ".join(reserved.services.values()) or "none"} is '
+                'deleted. An operator has to create and enroll it again.')
+        mine = _of_reservation(types, reserved.id)
+        if mine is not None and (
+                mine.extra_specs.get(_ENROLLED) != enrolled[0].id):
+            self._remove(mine, reserved)
+            mine = None
+        type_id = mine.id if mine is not None else self.cinder.create_type(
+            reserved.id, f'Lease {reserved.lease_id}',
+            _extra_specs(enrolled[0], reserved.id))
+        projects = self.cinder.projects_of(type_id)
+        for project_id in projects - {reserved.project_id}:
+            self._close(type_id, reserved.id, project_id)
+        left = [one for one in self.cinder.volumes_of(type_id)
+                if one.project_id != reserved.project_id]
+        if left:
+            raise errors.CloudUnavailable(
+                f'Reservation {reserved.id} has {_listed(left)} of the '
+                'previous project: delete them.')
+        self.cinder.limit(
+            reserved.project_id, reserved.id, reserved.params['size'])
+        if reserved.project_id not in projects:
+            self.cinder.allow(type_id, reserved.project_id)
+        LOG.info('Lease %s: project %s may use %s GiB by volume type %s',
+                 reserved.lease_id, reserved.project_id,
+                 reserved.params['size'], reserved.id)
+
+    def bookings_changed(self, reserved: resource_types.ReservationContext) -> None:
+        self.start(reserved)
+
+    def transferred(self, reserved: resource_types.ReservationContext) -> None:
+        self.start(reserved)
+
+    def end(self, reserved: resource_types.ReservationContext) -> None:
+        mine = _of_reservation(self.cinder.types(), reserved.id)
+        if mine is not None:
+            self._remove(mine, reserved)
+
+    def open_reservations(self) -> ty.Collection[str] | None:
+        if not self.cinder.is_configured():
+            return None
+        return {one.extra_specs[_RESERVATION] for one in self.cinder.types()
+                if one.extra_specs.get(_RESERVATION)}
+
+    def _close(self, type_id: str, name: str, project_id: str) -> None:
+        """Let a project create and extend no volumes of a type."""
+        self.cinder.freeze(project_id, name)
+        self.cinder.deny(type_id, project_id)
+
+    def _remove(self, mine: volume_api.VolumeType,
+                reserved: resource_types.ReservationContext) -> None:
+        """Delete a volume type: first what lets projects use it, then its
+        volumes with their snapshots, last itself; safe to repeat.
+
+        :raises CloudUnavailable: while there are volumes
+        """
+        for project_id in self.cinder.projects_of(mine.id):
+            self._close(mine.id, mine.name, project_id)
+        volumes = self.cinder.volumes_of(mine.id)
+        for one in volumes:
+            self._delete(one)
+        if volumes:
+            servers = {server for one in volumes for server in one.servers}
+            attached = f', attached to {", ".join(sorted(servers)[:5])}' if (
+                servers) else ''
+            raise errors.CloudUnavailable(
+                f'Reservation {reserved.id} has {_listed(volumes)}{attached}: '
+                'being detached and deleted.')
+        self.cinder.delete_type(mine.id)
+        LOG.info('Lease %s: volume type %s is deleted', reserved.lease_id,
+                 reserved.id)
+
+    def _delete(self, one: volume_api.Volume) -> None:
+        """Go one step further in deleting a volume, whatever state its users
+        have put it into.
+        """
+        if any([self.detach(server_id, one.id) for server_id in one.servers]):
+            return
+        if one.group_id is not None:
+            self.cinder.remove_from_group(one.group_id, one.id)
+            return
+        if one.status in _HELD:
+            self.cinder.reset(one.id)
+        elif one.status not in _DELETABLE:
+            # Cinder is at work.
+            return
+        self.cinder.delete_volume(one.id)
+
+    # -- the pool ----------------------------------------------------------
+
+    def hosts(self) -> ty.Iterable[model.HostFacts] | None:
+        if not self.cinder.is_configured():
+            return None
+        return [model.HostFacts(
+            one.id, one.name, one.name, {model.VOLUME_GB: capacity},
+            {'volume_type': one.name})
+            for one in self.cinder.types()
+            if (capacity := self._capacity(one))]
+
+    def _capacity(self, kind: volume_api.VolumeType) -> int:
+        """Return how many GiB of a volume type leases may have."""
+        text = kind.extra_specs.get(CAPACITY, '')
+        if not text:
+            return 0
+        why = '' if text.isdecimal() and int(text) <= _LARGEST else (
+            f'its extra spec {CAPACITY} is {text}, and no number of GiB')
+        if kind.is_public:
+            why = 'it is public: every project would use its capacity'
+        elif not why and (projects := self.cinder.projects_of(kind.id)):
+            why = (f'{words.count(len(projects), "project")} may use its '
+                   f'capacity: {", ".join(sorted(projects)[:5])}')
+        if why:
+            LOG.warning('Volume type %s is not enrolled: %s', kind.name, why)
+            return 0
+        return int(text)
+
+
+def _of_reservation(types: ty.Iterable[volume_api.VolumeType],
+                    reservation_id: str) -> volume_api.VolumeType | None:
+    return next((one for one in types if
+                 one.extra_specs.get(_RESERVATION) == reservation_id), None)
+
+
+def _extra_specs(enrolled: volume_api.VolumeType, reservation_id: str,
+                 ) -> dict[str, str]:
+    """Return the extra specs of the volume type of a reservation."""
+    return {key: value for key, value in enrolled.extra_specs.items()
+            if key != CAPACITY} | {
+                _RESERVATION: reservation_id, _ENROLLED: enrolled.id}
+
+
+def _listed(volumes: ty.Sequence[volume_api.Volume]) -> str:
+    ids = ', '.join(sorted(one.id for one in volumes)[:5])
+    return f'{words.count(len(volumes), "volume")} ({ids})'
+
+
+def _demand_of(params: ty.Mapping[str, ty.Any]) -> model.Demand:
+    return model.Demand(
+        {model.VOLUME_GB: params['size']}, params['amount'],
+        properties=_like(params.get('volume_type')))
+
+
+@functools.lru_cache(1000)
+def _like(volume_type: str | None) -> host_properties.Expression | None:
+    return None if volume_type is None else host_properties.parse(
+        ['==', '$volume_type', volume_type])

@@ -1,0 +1,131 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""Storage in a real cinder, and volumes that its own client creates."""
+
+import json
+import time
+import typing as ty
+
+from tests.integration import base
+from tests.integration import test_lease_api as lease_api
+from tests import stack
+
+
+class CinderTest(lease_api.LeaseApiTestCase):
+
+    _stack: ty.ClassVar[stack.Stack]
+
+    @classmethod
+    def setUpClass(cls) -> None:
+        super().setUpClass()
+        cls._stack = stack.Stack(f'{base.folder()}-cinder')
+        cls._stack.down()
+        cls.addClassCleanup(cls._stack.down)
+        base.start(cls._stack, hosts=1, services=['cinder'])
+
+    @classmethod
+    def stack(cls) -> stack.Stack:
+        return cls._stack
+
+    def setUp(self) -> None:
+        super().setUp()
+        for name, capacity in (('ssd', 100), ('disk', 1000)):
+            self.volumes('type', 'create', f'reserved-{name}', '--private',
+                         '--property', f'blazar:capacity_gb={capacity}',
+                         '--property', f'volume_backend_name={name}',
+                         user='admin')
+            self.addCleanup(self.volumes, 'type', 'delete',
+                            f'reserved-{name}', user='admin')
+
+    def volumes(self, *words: str, user: str = 'demo', code: int = 0,
+                ) -> ty.Any:
+        """Type a command of ``openstack volume``.
+
+        :returns: what it prints, as JSON; its error if it fails
+        """
+        done = self.run_client(
+            'openstack', 'volume', *words,
+            *(() if 'delete' in words else ('-f', 'json')), user=user)
+        self.assertEqual(code, done.returncode, done.stderr)
+        return json.loads(done.stdout or 'null') if code == 0 else done.stderr
+
+    def reserve(self, seconds: int, *reservations: base.Json) -> base.Json:
+        now = time.time()
+        return self.demo('POST', '/leases', {
+            'name': 'storage', 'start_date': 'now',
+            'end_date': base.date(now + seconds),
+            'reservations': list(reservations)}, service='reservation')[
+                'lease']
+
+    def shown(self, lease: base.Json) -> base.Json:
+        return self.demo('GET', f'/leases/{lease["id"]}',
+                         service='reservation')['lease']
+
+    def test_from_the_lease_to_the_deletion_of_volumes(self) -> None:
+        self.wait_for(lambda: self.demo.request(
+            'POST', '/leases?dry_run=true', {
+                'name': 'storage', 'start_date': 'now',
+                'end_date': base.date(time.time() + 3600), 'reservations': [
+                    {'resource_type': 'virtual:volume', 'size': 1}]},
+            service='reservation').json()['quote']['fits'],
+            'enrolled volume types')
+        lease = self.reserve(3600, {
+            'resource_type': 'virtual:volume', 'size': 60,
+            'volume_type': 'reserved-ssd'})
+        self.wait_for_lease(lease['id'], 'ACTIVE')
+        kind = lease['reservations'][0]['id']
+        # Others see nothing of it, and 40 GiB are left.
+        self.assertIn(kind, {one['Name'] for one in self.volumes(
+            'type', 'list')})
+        self.assertNotIn(kind, {one['Name'] for one in self.volumes(
+            'type', 'list', user='other')})
+        refused = self.demo.request('POST', '/leases', {
+            'name': 'more', 'start_date': 'now',
+            'end_date': base.date(time.time() + 60), 'reservations': [{
+                'resource_type': 'virtual:volume', 'size': 41,
+                'volume_type': 'reserved-ssd'}]}, service='reservation')
+        self.assertEqual(409, refused.status_code, refused.text)
+        made = self.volumes('create', 'data', '--size', '40', '--type', kind)
+        self.wait_for(lambda: self.volumes('show', made['id'])['status'] ==
+                      'available', 'a volume')
+        self.assertEqual('ssd', self.volumes(
+            'show', made['id'], user='admin')['os-vol-host-attr:host'].split(
+                '@')[1].split('#')[0])
+        self.assertIn('exceeds', self.volumes(
+            'create', 'more', '--size', '21', '--type', kind, code=1).lower())
+        # Other projects cannot accept its transfer; one is left open.
+        given = self.volumes('transfer', 'request', 'create', made['id'])
+        self.assertIn('404', self.volumes(
+            'transfer', 'request', 'accept', given['id'], '--auth-key',
+            given['auth_key'], user='other', code=1).lower())
+        self.volumes('transfer', 'request', 'delete', given['id'])
+        # It is attached when the lease ends.
+        server = self.boot()['server']['id']
+        self.wait_for(lambda: self.server(server)['status'] == 'ACTIVE',
+                      'a server')
+        self.demo('POST', f'/servers/{server}/os-volume_attachments', {
+            'volumeAttachment': {'volumeId': made['id']}})
+        self.wait_for(lambda: self.volumes('show', made['id'])['status'] ==
+                      'in-use', 'an attachment')
+        more = self.volumes('create', 'more', '--size', '1', '--type', kind)
+        self.wait_for(lambda: self.volumes('show', more['id'])['status'] ==
+                      'available', 'another volume')
+        self.volumes('transfer', 'request', 'create', more['id'])
+        self.demo('PUT', f'/leases/{lease["id"]}', {
+            'end_date': base.date(time.time() + 2)}, service='reservation')
+        self.wait_for(lambda: made['id'] in (
+            self.shown(lease)['status_reason'] or ''),
+            'a lease that says what it waits for')
+        self.assertIn(server, self.shown(lease)['status_reason'])
+        self.wait_for_lease(lease['id'], 'TERMINATED', seconds=240)
+        # The server is without it, and not deleted.
+        self.assertEqual([], self.demo(
+            'GET', f'/servers/{server}/os-volume_attachments')[
+                'volumeAttachments'])
+        self.assertEqual('ACTIVE', self.server(server)['status'])
+        self.assertEqual([], self.volumes('list', '--all-projects',
+                                          user='admin'))
+        self.assertEqual(
+            {'reserved-ssd', 'reserved-disk', '__DEFAULT__'},
+            {one['Name'] for one in self.volumes(
+                'type', 'list', user='admin')})

@@ -1,0 +1,435 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""Storage for volumes."""
+
+import dataclasses
+import itertools
+import types
+from unittest import mock
+
+from keystoneauth1 import exceptions
+
+from blazar_core.common import errors
+from blazar_core.common import model
+from blazar_core.db import api
+from blazar_core.plugins import resource_types
+from blazar_nova.compat import volume_api
+from blazar_nova.listener import host_sync
+from blazar_nova.resource_types import registry
+from blazar_nova.resource_types import volumes
+from tests import databases
+from tests import driven
+from tests.unit import base
+
+NAME = 'virtual:volume'
+SSD = '5a1c3c64-2f0e-4a5c-9a3e-6c0f5a7e0001'
+DISK = '5a1c3c64-2f0e-4a5c-9a3e-6c0f5a7e0002'
+
+load_tests = databases.load_tests
+
+
+class FakeCinder:
+    """A cinder in memory.
+
+    :ivar kinds: the volume types, by id
+    :ivar access: by volume type, the projects that may use it
+    :ivar limits: GiB, by project and name of the type
+    :ivar volumes: by id, with their type and size
+    :ivar servers: those that Nova has
+    :ivar dies_after: by method, raised when it is done
+    """
+
+    def __init__(self):
+        self._ids = itertools.count(1)
+        self.kinds, self.access, self.limits = {}, {}, {}
+        self.volumes, self.dies_after, self.servers = {}, {}, set()
+
+    def enroll(self, type_id, name, capacity, **values):
+        self.kinds[type_id] = volume_api.VolumeType(
+            type_id, name, False, {
+                volumes.CAPACITY: str(capacity), 'volume_backend_name': name})
+        self.kinds[type_id] = self.kinds[type_id]._replace(**values)
+        self.access.setdefault(type_id, set())
+
+    def create(self, project_id, kind, size, **values):
+        """Do what a member may do; returns whether cinder admits it."""
+        found = next((one for one in self.kinds.values() if one.name == kind),
+                     None)
+        if found is None or project_id not in self.access[found.id]:
+            return False
+        limit = self.limits.get((project_id, kind), 10 ** 6)
+        used = sum(gigabytes for one, of, gigabytes in self.volumes.values()
+                   if (one.project_id, of) == (project_id, found.id))
+        if used + size > limit:
+            return False
+        made = volume_api.Volume(
+            f'vol{next(self._ids)}', project_id, 'available')
+        self.volumes[made.id] = made._replace(**values), found.id, size
+        return True
+
+    def become(self, volume_id, **values):
+        one, *more = self.volumes[volume_id]
+        self.volumes[volume_id] = one._replace(**values), *more
+
+    def _done(self, method):
+        if method in self.dies_after:
+            raise self.dies_after.pop(method)
+
+    def is_configured(self):
+        return True
+
+    def types(self):
+        return list(self.kinds.values())
+
+    def create_type(self, name, description, extra_specs):
+        if any(one.name == name for one in self.kinds.values()):
+            raise errors.CloudUnavailable('Cinder refuses: it exists.')
+        type_id = f'type{next(self._ids)}'
+        self.kinds[type_id] = volume_api.VolumeType(
+            type_id, name, False, extra_specs)
+        self.access[type_id] = set()
+        self._done('create_type')
+        return type_id
+
+    def delete_type(self, type_id):
+        if any(of == type_id for _one, of, _size in self.volumes.values()):
+            raise errors.CloudUnavailable('Cinder refuses: it is in use.')
+        self.kinds.pop(type_id, None)
+        self._done('delete_type')
+
+    def projects_of(self, type_id):
+        return set(self.access[type_id])
+
+    def allow(self, type_id, project_id):
+        self.access[type_id].add(project_id)
+        self._done('allow')
+
+    def deny(self, type_id, project_id):
+        self.access[type_id].discard(project_id)
+        self._done('deny')
+
+    def limit(self, project_id, type_name, gigabytes):
+        if any(size > gigabytes for one, of, size in self.volumes.values()
+               if (one.project_id, self.kinds[of].name) == (
+                   project_id, type_name)):
+            raise errors.CloudUnavailable('Cinder refuses: it is used.')
+        self.limits[project_id, type_name] = gigabytes
+        self._done('limit')
+
+    def freeze(self, project_id, type_name):
+        type_id, = (one.id for one in self.types() if one.name == type_name)
+        self.limit(project_id, type_name, sum(
+            size for one, of, size in self.volumes.values()
+            if (one.project_id, of) == (project_id, type_id)))
+
+    def volumes_of(self, type_id):
+        return [one for one, of, _size in self.volumes.values()
+                if of == type_id]
+
+    def detach(self, server_id, volume_id):
+        """Do what Nova does; it takes its time."""
+        if server_id not in self.servers:
+            return False
+        self.become(volume_id, status='detaching')
+        return True
+
+    def remove_from_group(self, group_id, volume_id):
+        self.become(volume_id, group_id=None)
+
+    def reset(self, volume_id):
+        self.become(volume_id, status='available', servers=())
+        self._done('reset')
+
+    def delete_volume(self, volume_id):
+        one, _kind, _size = self.volumes[volume_id]
+        if one.servers or one.status != 'available' or one.group_id:
+            raise errors.CloudUnavailable('Cinder refuses: it is in use.')
+        self.become(volume_id, status='deleting')
+        self._done('delete_volume')
+
+    def finish(self):
+        """Detach and delete what is being detached and deleted."""
+        for its_id, (one, *_rest) in self.volumes.items():
+            if one.status == 'detaching':
+                self.become(its_id, status='available', servers=())
+        self.volumes = {its_id: (one, *more) for its_id, (one, *more)
+                        in self.volumes.items() if one.status != 'deleting'}
+
+
+class VolumeTestCase(base.LeaseTestCase):
+    """100 GiB of a fast type and 1000 of a slow one are enrolled."""
+
+    def more_types(self):
+        self.cinder = FakeCinder()
+        self.kind = volumes.Volumes()
+        self.kind.cinder = self.cinder
+        self.kind.detach = self.cinder.detach
+        return {NAME: self.kind}
+
+    def setUp(self):
+        super().setUp()
+        self.host('compute', VCPU=10)
+        self.cinder.enroll(SSD, 'ssd', 100)
+        self.cinder.enroll(DISK, 'disk', 1000)
+        self.parts = types.SimpleNamespace(
+            database=self.database, clock=self.clock, types=self.types)
+        self.sync()
+        self.engine = self.new_engine()
+
+    def sync(self):
+        host_sync.HostSync(self.parts).compare_pools(
+            lambda _what, work, *args: work(*args))
+
+    def wanted(self, **values):
+        asking = registry.Asking(
+            types.SimpleNamespace(project_id='project', user_id='user',
+                                  is_admin=False),
+            lambda: (), self.types, lambda _projects: None)
+        return asking.new_reservation({
+            'resource_type': NAME, 'size': 60, 'volume_type': 'ssd',
+            **values})
+
+    def run_for(self, seconds):
+        self.clock.advance(seconds)
+        for _time in range(3):
+            driven.run_due(self.engine)
+            self.clock.advance(1)
+
+    def started(self, **values):
+        """The id of the reservation of a lease that has started."""
+        self.lease = self.reserve(0, 1000, self.wanted(**values))
+        driven.run_due(self.engine)
+        return self.lease['reservations'][0]['id']
+
+    def reserved(self):
+        with self.database.reader() as session:
+            (_kind, reserved), = self.types.reserved(
+                session, api.found(session, self.lease['id']))
+        return reserved
+
+
+class TestLife(VolumeTestCase):
+
+    def test_a_project_has_so_much_from_start_to_end(self):
+        lease = self.reserve(50, 100, self.wanted())
+        its_id = lease['reservations'][0]['id']
+        self.assertFalse(self.cinder.create('project', its_id, 1))
+        self.run_for(50)
+        self.assertEqual('ACTIVE', self.status(lease))
+        made, = (one for one in self.cinder.types() if one.name == its_id)
+        self.assertEqual('ssd', made.extra_specs['volume_backend_name'])
+        self.assertNotIn(volumes.CAPACITY, made.extra_specs)
+        self.assertEqual(
+            [True, False, True, False, False, False],
+            [self.cinder.create(*asked) for asked in (
+                ('project', its_id, 40), ('project', its_id, 21),
+                ('project', its_id, 20), ('other', its_id, 1),
+                ('project', 'ssd', 1), ('project', its_id, 1))])
+        self.assertEqual({its_id}, self.kind.open_reservations())
+        self.run_for(100)
+        # Cinder takes its time.
+        self.assertEqual('TERMINATING', self.status(lease))
+        self.assertIn('2 volumes (vol2, vol3)', self.reason(lease))
+        self.assertEqual({'deleting'}, {
+            one.status for one, *_rest in self.cinder.volumes.values()})
+        self.cinder.finish()
+        for _time in range(2):
+            self.run_for(300)
+        self.assertEqual(('TERMINATED', {SSD, DISK}, set()), (
+            self.status(lease), {*self.cinder.kinds},
+            self.kind.open_reservations()))
+
+    def test_no_more_is_reserved_than_is_enrolled(self):
+        self.reserve(0, 100, self.wanted())
+        refused = self.assertRaises(
+            errors.Refused, self.reserve, 50, 150, self.wanted(size=41))
+        self.assertEqual(base.NOW + 100, refused.refusal.next_start)
+        self.reserve(50, 150, self.wanted(size=40))
+        self.reserve(50, 150, self.wanted(volume_type='disk', size=1000))
+        refused = self.assertRaises(
+            errors.Refused, self.reserve, 0, 10, self.wanted(size=1001))
+        self.assertIsNone(refused.refusal.next_start)
+
+    def test_the_type_may_be_any(self):
+        wanted = registry.Asking(
+            types.SimpleNamespace(project_id='project', user_id='user',
+                                  is_admin=False),
+            lambda: (), self.types, lambda _projects: None).new_reservation(
+                {'resource_type': NAME, 'size': 500})
+        self.reserve(0, 100, wanted)
+        driven.run_due(self.engine)
+        self.assertIn('disk', {
+            one.extra_specs['volume_backend_name']
+            for one in self.cinder.types() if one.id not in (SSD, DISK)})
+
+    def test_what_is_wrong_gets_a_sentence(self):
+        for wrong, part in (({'amount': 2}, '"amount" is 2'),
+                            ({'size': 0}, '"size" is 0'),
+                            ({'size': None}, '"size"'),
+                            ({'volume_type': 7}, '"volume_type"'),
+                            ({'gigabytes': 7}, '"gigabytes" is not known')):
+            self.assertIn(part, str(self.assertRaises(
+                errors.InvalidLeaseParams, self.wanted, **wrong)))
+
+    def test_only_private_types_that_no_project_uses_are_enrolled(self):
+        self.cinder.enroll('a', 'public', 5, is_public=True)
+        self.cinder.enroll('b', 'used', 5)
+        self.cinder.allow('b', 'project')
+        self.cinder.enroll('c', 'much', 'much')
+        self.cinder.enroll('d', 'ordinary', '')
+        self.assertEqual(
+            [('ssd', {model.VOLUME_GB: 100}), ('disk', {
+                model.VOLUME_GB: 1000})],
+            [(one.name, one.capacity) for one in self.kind.hosts()])
+
+
+class TestEnd(VolumeTestCase):
+
+    def test_volumes_are_detached_whatever_their_users_do(self):
+        its_id = self.started()
+        self.cinder.servers.add('server1')
+        for number, values in enumerate((
+                {'status': 'in-use', 'servers': ('server1',)},
+                {'status': 'in-use', 'servers': ('unknown',)},
+                {'status': 'reserved'}, {'status': 'awaiting-transfer'},
+                {'group_id': 'group'}, {'status': 'creating'}), 2):
+            self.cinder.create('project', its_id, 1, **values)
+            self.assertIn(f'vol{number}', self.cinder.volumes)
+        self.run_for(1000)
+        self.assertEqual('TERMINATING', self.status(self.lease))
+        self.assertIn('6 volumes (vol2, ', self.reason(self.lease))
+        self.assertIn('attached to server1, unknown', self.reason(self.lease))
+        # No other one is created meanwhile.
+        self.assertFalse(self.cinder.create('project', its_id, 1))
+        self.cinder.finish()
+        self.assertEqual(
+            {'vol2': 'available', 'vol6': 'available', 'vol7': 'creating'},
+            {key: one.status for key, (one, *_rest)
+             in self.cinder.volumes.items()})
+        self.cinder.become('vol7', status='available')
+        self.run_for(300)
+        self.cinder.finish()
+        self.run_for(300)
+        self.assertEqual(('TERMINATED', {SSD, DISK}), (
+            self.status(self.lease), {*self.cinder.kinds}))
+
+    def test_whoever_dies_it_is_taken_apart_in_the_end(self):
+        its_id = self.started()
+        self.cinder.create('project', its_id, 1, status='reserved')
+        for method in ('limit', 'deny', 'reset', 'delete_volume',
+                       'delete_type'):
+            self.cinder.dies_after[method] = RuntimeError('killed')
+        self.run_for(1000)
+        for _time in range(8):
+            self.run_for(300)
+            self.cinder.finish()
+        self.assertEqual(({}, 'TERMINATED', {SSD, DISK}), (
+            self.cinder.dies_after, self.status(self.lease),
+            {*self.cinder.kinds}))
+
+    def test_what_is_of_no_lease_is_closed(self):
+        its_id = self.started()
+        self.kind.end(resource_types.unknown(its_id))
+        self.assertEqual({SSD, DISK}, {*self.cinder.kinds})
+
+
+class TestFailures(VolumeTestCase):
+
+    def test_whoever_dies_it_is_open_in_the_end_and_to_one_project(self):
+        for method in ('create_type', 'limit', 'allow'):
+            self.cinder.dies_after[method] = RuntimeError('killed')
+        its_id = self.started()
+        for _time in range(4):
+            self.run_for(60)
+        self.assertEqual(({}, 'ACTIVE'), (
+            self.cinder.dies_after, self.status(self.lease)))
+        self.assertEqual(
+            [{'project'}, {}], [next(
+                projects for type_id, projects in self.cinder.access.items()
+                if self.cinder.kinds[type_id].name == its_id),
+                self.cinder.dies_after])
+        self.assertEqual(60, self.cinder.limits['project', its_id])
+
+    def test_another_type_takes_its_place_while_it_has_no_volumes(self):
+        its_id = self.started()
+        reserved = dataclasses.replace(self.reserved(), hosts=(DISK,))
+        self.cinder.create('project', its_id, 1, status='creating')
+        self.assertRaises(
+            errors.CloudUnavailable, self.kind.bookings_changed, reserved)
+        self.cinder.volumes.clear()
+        self.kind.bookings_changed(reserved)
+        made, = (one for one in self.cinder.types() if one.name == its_id)
+        self.assertEqual('disk', made.extra_specs['volume_backend_name'])
+
+    def test_it_goes_to_another_project_with_the_lease(self):
+        its_id = self.started()
+        reserved = dataclasses.replace(self.reserved(), project_id='other')
+        self.cinder.create('project', its_id, 1)
+        self.assertIn('1 volume (vol2) of the previous project', str(
+            self.assertRaises(errors.CloudUnavailable, self.kind.transferred,
+                              reserved)))
+        self.assertFalse(self.cinder.create('project', its_id, 1))
+        self.assertFalse(self.cinder.create('other', its_id, 1))
+        self.cinder.volumes.clear()
+        self.kind.transferred(reserved)
+        self.assertFalse(self.cinder.create('project', its_id, 1))
+        self.assertTrue(self.cinder.create('other', its_id, 60))
+
+    def test_a_type_that_is_deleted_is_named(self):
+        self.lease = self.reserve(50, 100, self.wanted())
+        del self.cinder.kinds[SSD]
+        self.run_for(50)
+        self.assertEqual('STARTING', self.status(self.lease))
+        self.assertIn('ssd is deleted', self.reason(self.lease))
+
+
+class TestCinder(base.TestCase):
+    """What is asked of cinder."""
+
+    def setUp(self):
+        super().setUp()
+        self.cinder = volume_api.Cinder()
+        self.adapter = mock.Mock()
+        self.cinder.__dict__['_adapter'] = self.adapter
+
+    def answer(self, *bodies):
+        self.adapter.request.side_effect = [
+            mock.Mock(content=b'x', json=lambda body=body: body)
+            for body in bodies]
+
+    def test_all_pages_of_volumes(self):
+        def page(count, start):
+            return {'volumes': [{
+                'id': str(number), 'status': 'in-use',
+                'os-vol-tenant-attr:tenant_id': 'p',
+                'group_id': None, 'attachments': [
+                    {'server_id': 's'}, {'server_id': None}]}
+                for number in range(start, start + count)]}
+
+        self.answer(page(1000, 0), page(1, 1000))
+        self.assertEqual(
+            volume_api.Volume('1000', 'p', 'in-use', ('s',)),
+            self.cinder.volumes_of('ssd')[1000])
+        self.assertIn('marker=999', str(self.adapter.request.mock_calls[1]))
+
+    def test_a_quota_is_not_lowered_below_what_is_used(self):
+        self.answer({'quota_set': {'gigabytes_ssd': {
+            'limit': 60, 'in_use': 7, 'reserved': 1}}}, {'quota_set': {}})
+        self.cinder.freeze('p', 'ssd')
+        self.adapter.request.assert_called_with(
+            '/os-quota-sets/p', 'PUT', timeout=30,
+            json={'quota_set': {'gigabytes_ssd': 8}})
+
+    def test_a_refusal_has_the_words_of_cinder(self):
+        self.adapter.request.side_effect = exceptions.BadRequest(
+            response=mock.Mock(json=lambda: {'badRequest': {
+                'code': 400, 'message': 'Volume type is in use.'}}))
+        self.assertIn('Cinder refuses: Volume type is in use.', str(
+            self.assertRaises(errors.CloudUnavailable,
+                              self.cinder.delete_type, '1')))
+
+    def test_no_credentials(self):
+        self.cinder.__dict__['_adapter'] = None
+        self.assertFalse(self.cinder.is_configured())
+        self.assertIn('[cinder] of nova.conf has no auth_type', str(
+            self.assertRaises(errors.CloudUnavailable, self.cinder.types)))

@@ -178,10 +178,12 @@ class Evictions:
                     one.lead_time for one in stay)):
             if one.id in rows:
                 self._schedule(host, rows[one.id], instant)
-        # A cancelled eviction does not change the generation.
+        # A cancelled eviction, or a resumption that is done, does not change
+        # the generation.
         self._known[host.id] = host.generation, now if (
-            len(stay) < len(host.servers)) else min(
-                found.values(), default=None)
+            len(stay) < len(host.servers)) or any(
+                one.id in rows and rows[one.id].evicted_at is not None
+                for one in stay) else min(found.values(), default=None)
 
     def _show(self, row: models.InterruptibleServer, safe_until: int | None,
               ) -> None:
@@ -200,11 +202,13 @@ class Evictions:
             **(interruptible.BACK if back else {})})
 
     def _is_back(self, server_id: str) -> bool:
-        # That it has left its host may not be recorded yet.
+        # That it has left its host may not be recorded yet; or its
+        # resumption may fail.
         try:
-            return self._cloud.look(server_id).host is not None
+            seen = self._cloud.look(server_id)
         except errors.CloudUnavailable:
             return False
+        return seen.host is not None and not seen.busy
 
     def _write(self, server_id: str,
                values: ty.Mapping[str, ty.Any]) -> None:
@@ -287,6 +291,11 @@ class Evictions:
         if seen.resized and status != states.Move.REQUESTED:
             # It has capacity of two hosts.
             status = states.Move.PLANNED
+        if status == states.Move.MOVED and seen.busy and (
+                seen.host is not None):
+            # Until its resize is finished it has capacity of two hosts.
+            self._moves.put_off(move, PAUSE)
+            return
         if status == states.Move.MOVED:
             evicted = bool(move.attempts) and seen.host is None
             # Nova's notification of that may be late, or lost.

@@ -784,8 +784,8 @@ class TestMigrations(EvictionTestCase):
 
     def test_what_cannot_be_migrated_is_shelved_at_once(self):
         self.cloud.broken[self.server_id] = Exception('It is pinned.')
-        self.cloud.set_resting_state = lambda *_of: self.cloud.rests.append(
-            None)
+        self.cloud.set_resting_state = (
+            lambda *_of: self.cloud.rests.append(None))
         self.run_until(self.start - 300)
         self.assertEqual((0, 1, 0), self.actions())
 
@@ -855,11 +855,18 @@ class TestResized(EvictionTestCase):
         self.assertEqual([(self.server_id, cloud_api.RestingState.SHELVED)],
                          self.cloud.rests)
 
+    def test_what_is_being_resized_has_left_neither_host(self):
+        start = self.need('one', 'two')
+        self.cloud.servers[self.server_id] = dataclasses.replace(
+            self.cloud.servers[self.server_id], busy=True, resized=False)
+        self.run_until(start - 270)
+        self.assertIn(self.server_id, self.row('one').interruptible or {})
+
     def test_what_is_not_confirmed_is_deleted_in_time(self):
         self.cloud.broken['confirm'] = errors.CloudUnavailable('none')
         start = self.need('one', 'two')
-        self.cloud.broken['set_resting_state'] = errors.CloudUnavailable(
-            'none')
+        self.cloud.broken['set_resting_state'] = (
+            errors.CloudUnavailable('none'))
         self.run_until(start)
         self.assertEqual([self.server_id], [*{*self.cloud.deleted}])
 
@@ -947,10 +954,35 @@ class TestResumption(InterruptibleTestCase):
         row = self.row_of(server_id)
         self.assertEqual((None, None), (row.evicted_at, row.resume_at))
         self.leave(server_id)
-        self.cloud.set_resting_state(server_id, cloud_api.RestingState.SHELVED,
-                                     None)
+        self.cloud.set_resting_state(
+            server_id, cloud_api.RestingState.SHELVED, None)
         self.look_until(self.clock.now() + 300)
         self.assertEqual([server_id], self.cloud.unshelved)
+
+    def test_one_that_does_not_come_back_is_tried_again(self):
+        server_id, end = self.evicted(resume=True)
+        self.look_until_woken(server_id, end)
+        self.come_back(server_id)
+        self.cloud.servers[server_id] = dataclasses.replace(
+            self.cloud.servers[server_id], busy=True)
+        self.look_until(self.clock.now() + 30)
+        self.leave(server_id)
+        self.cloud.servers[server_id] = cloud_api.ObservedServer(
+            State.RUNNING, rest=cloud_api.RestingState.SHELVED)
+        self.look_until(self.clock.now() + 120)
+        self.assertIn(len(self.cloud.unshelved), (2, 3))
+
+    def test_one_that_comes_back_slowly_is_left_alone_then(self):
+        server_id, end = self.evicted()
+        self.look_until(end)
+        self.come_back(server_id)
+        seen = self.cloud.servers[server_id]
+        self.cloud.servers[server_id] = dataclasses.replace(seen, busy=True)
+        self.look_until(end + 30)
+        self.assertIsNotNone(self.row_of(server_id).evicted_at)
+        self.cloud.servers[server_id] = seen
+        self.look_until(end + 60)
+        self.assertIsNone(self.row_of(server_id).evicted_at)
 
     def test_the_owner_may_be_faster(self):
         server_id, end = self.evicted()

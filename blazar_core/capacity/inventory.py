@@ -48,8 +48,13 @@ _RUNS = sa.select(
         ('lead_time', _INTERRUPTIBLE.c.lead_time),
         ('since', _INTERRUPTIBLE.c.created_at))),
 ).outerjoin(_BOOKINGS, _BOOKINGS.c.server_id == sa.bindparam('server'))
-_TOLD = _RUNS.where(_HOSTS.c.service_host == sa.bindparam('service_host'),
-                    _HOSTS.c.name == sa.bindparam('name'))
+_WHOLE_IN_USE = sa.select(models.Booking.running).where(
+    models.Booking.host_id == _HOSTS.c.id,
+    models.Booking.reservation_id == _HOSTS.c.assigned_to,
+).limit(1).correlate(_HOSTS).scalar_subquery()
+_TOLD = _RUNS.add_columns(_WHOLE_IN_USE.label('whole_in_use')).where(
+    _HOSTS.c.service_host == sa.bindparam('service_host'),
+    _HOSTS.c.name == sa.bindparam('name'))
 _CLAIMS = _RUNS.where(_HOSTS.c.id == sa.bindparam('host'))
 #: Write what runs on a host if its total usage is unchanged.
 _CONFIRM = sa.update(_HOSTS).where(
@@ -85,6 +90,11 @@ _LEASED = sa.select(models.Booking).where(
     sa.or_(models.Booking.host_id == sa.bindparam('host'),
            sa.and_(models.Booking.host_id.is_(None),
                    models.Booking.failed_at.is_not(None))),
+).options(orm.joinedload(models.Booking.reservation))
+#: The booking of the reservation that has the whole host.
+_WHOLE = sa.select(models.Booking).where(
+    models.Booking.host_id == sa.bindparam('host'),
+    models.Booking.reservation_id == sa.bindparam('reservation'),
 ).options(orm.joinedload(models.Booking.reservation))
 _LEAD_TIMES = sa.select(
     _INTERRUPTIBLE.c.server_id, _INTERRUPTIBLE.c.lead_time,
@@ -169,7 +179,8 @@ def record(connection: sa.Connection, now: int, service_host: str, name: str,
         return False
     row = rows[0]
     if row.assigned_to is not None:
-        return True
+        # Whether the host is in use decides what its lease has used.
+        return bool(row.whole_in_use) == (takes is not None)
     known = row.consumers.get(server_id)
     if takes is not None and known is not None:
         if server_id in pending.awaited(row.consumers, now):
@@ -402,6 +413,8 @@ def _report(session: orm.Session, now: int, row: models.Host,
                *failed, *(one for one in _of_new_kinds(
                    session, row, values.get('units', row.units))
                    if one.row not in changed)]
+    resized += _in_use(session, row, bool(allocations), {
+        one.row for one in resized})
     _stays_away(session, row, [
         one for one in row.consumers or () if one not in consumers])
     values = {**values, **counted(
@@ -426,6 +439,20 @@ def _report(session: orm.Session, now: int, row: models.Host,
                                  updated_at=now, **values)
         session.expire(row)
     return bool(values or resized)
+
+
+def _in_use(session: orm.Session, row: models.Host, is_in_use: bool,
+            changed: ty.Collection[models.Booking | None],
+            ) -> list[ledger.Edit]:
+    """Return the edit that records whether a whole host is in use.
+
+    :param changed: bookings that have another edit: the next report follows
+    """
+    return [] if row.assigned_to is None else [
+        ledger.Edit(booking, ledger.new_of(booking, running=is_in_use))
+        for booking in session.scalars(_WHOLE, {
+            'host': row.id, 'reservation': row.assigned_to})
+        if booking.running != is_in_use and booking not in changed]
 
 
 def _stays_away(session: orm.Session, row: models.Host,

@@ -33,9 +33,9 @@ There are three kinds:
     a lease that waits for capacity.
 ``used``
     What servers of the reservation have: from when one is seen to run until
-    it is deleted or leaves its lease, even past the end of the lease. A
-    reservation of whole hosts uses all of them from its first server on. The
-    row has no end at first; a row with sign -1 ends it.
+    it is deleted or leaves its lease, even past the end of the lease. A whole
+    host is used while servers are on it. The row has no end at first; a row
+    with sign -1 ends it.
 
 A decision adds one statement for all of its rows: bookings of a reservation
 with the same window are one row. ``recorded_at`` of a booking is the time from
@@ -69,7 +69,6 @@ class Kind(enum.StrEnum):
 class Owner(ty.NamedTuple):
     """The owner of a reservation, for its records.
 
-    :ivar used: whether it is of whole hosts and has been used
     :ivar admitted: whether its lease has its capacity; false: it waits for it
     :ivar first: whether nothing was recorded of it before
     """
@@ -77,7 +76,6 @@ class Owner(ty.NamedTuple):
     lease_id: str
     project_id: str
     resource_type: str
-    used: bool = False
     admitted: bool = True
     first: bool = True
 
@@ -119,9 +117,9 @@ class Records:
         if owner is None:
             return was
         before = {} if row is None or was is None else _segments(
-            row, row.start_date, row.end_date, owner)
+            row, row.start_date, row.end_date)
         after = {} if new is None or not owner.admitted else _segments(
-            new, new.window.start, new.window.end, owner)
+            new, new.window.start, new.window.end)
         if before == after:
             return was
         return self._replace(of.reservation_id, owner, was, before, after)
@@ -144,8 +142,8 @@ class Records:
     def begin_use(self, booking: models.Booking) -> None:
         """Record that a booking is used from now on."""
         owner = self._owners[ty.cast(str, booking.reservation_id)]
-        used = _segments(booking, booking.start_date, booking.end_date,
-                         owner).get(Kind.USED)
+        used = _segments(
+            booking, booking.start_date, booking.end_date).get(Kind.USED)
         if booking.recorded_at is not None and used is not None:
             booking.recorded_at = self._replace(
                 ty.cast(str, booking.reservation_id), owner,
@@ -156,7 +154,7 @@ class Records:
         if booking.recorded_at is None:
             return
         reservation_id = ty.cast(str, booking.reservation_id)
-        has = _segments(booking, booking.start_date, booking.end_date, before)
+        has = _segments(booking, booking.start_date, booking.end_date)
         self._replace(reservation_id, before, booking.recorded_at, has, {})
         booking.recorded_at = self._replace(
             reservation_id, self._owners[reservation_id],
@@ -189,24 +187,21 @@ class Records:
             connection.execute(_RECORDS.insert(), rows)
 
 
-def _segments(booking: ty.Any, start: int, end: int, owner: Owner,
-              ) -> _Segments:
+def _segments(booking: ty.Any, start: int, end: int) -> _Segments:
     """Return what a booking reserves and uses."""
     # A booking within a reservation of the whole host takes nothing.
     if booking.host_id is None or not booking.resources:
         return {}
     amounts = model.plain(booking.resources)
     found = {Kind.RESERVED: _Segment(booking.host_id, start, end, amounts)}
-    if booking.running or owner.used:
+    if booking.running:
         found[Kind.USED] = _Segment(
-            booking.host_id, 0 if booking.running else start, model.FOREVER,
-            amounts)
+            booking.host_id, 0, model.FOREVER, amounts)
     return found
 
 
 def _owner(one: models.Reservation, first: bool = False) -> Owner:
     return Owner(one.lease_id, one.lease.project_id, one.resource_type,
-                 one.whole and one.lease.used_at is not None,
                  one.lease.status not in states.SEEKING, first)
 
 

@@ -135,7 +135,8 @@ class Maintenance:
             obstacles |= self._running(
                 [row for row in rows if row.reservation_id == one and
                  obstacles.get(row.id) == alternatives.IN_USE and
-                 row.running and row.end_date > window.start], host.uuid)
+                 row.server_id and row.running and
+                 row.end_date > window.start], host.uuid)
         return [Promised(
             lease.id, lease.name, lease.project_id, lease.user_id,
             row.start_date, row.end_date, row.server_id,

@@ -22,8 +22,8 @@ from blazar_core.common import recurrences
 from blazar_core.db import models
 from blazar_core.leases import views
 
-__all__ = ['KEYS', 'MAX_INTERVALS', 'OF_WHOLE', 'Query', 'Totals', 'UNITS',
-           'forget', 'is_used', 'leases', 'reserved_at', 'totals']
+__all__ = ['KEYS', 'MAX_INTERVALS', 'Query', 'Totals', 'UNITS',
+           'forget', 'leases', 'reserved_at', 'totals']
 
 #: Keys by which totals can be grouped, in addition to the time.
 KEYS = ('project_id', 'lease_id', 'resource_type')
@@ -36,10 +36,6 @@ _BATCH = 500
 _Kind = usage_records.Kind
 _RECORDS = models.UsageRecord.__table__.c
 _LEASES = models.Lease.__table__.c
-#: Columns that tell whether a booking is a whole host in use, which it is from
-#: the first server of its lease on.
-OF_WHOLE = (_LEASES.used_at.is_not(None).label('has_begun'),
-            sa.cast(models.Reservation.resources, sa.Text).label('kind'))
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -214,21 +210,12 @@ def forget(connection: sa.Connection, before: int, last: str) -> str:
     return ids[-1] if ids else ''
 
 
-def is_used(row: ty.Any) -> bool:
-    """Return whether a booking is in use.
-
-    :param row: has the columns ``running`` and :data:`OF_WHOLE`
-    """
-    return bool(row.running or (
-        row.has_begun and model.HOST in json.loads(row.kind)))
-
-
 def reserved_at(connection: sa.Connection, instant: int,
                 ) -> dict[int, tuple[collections.Counter[str],
                                      collections.Counter[str]]]:
     """Return by host what leases reserve at an instant, as currently planned,
-    and what of that servers use now, by class. A whole host is in use from
-    the first server of its lease on.
+    and what of that servers use now, by class. A whole host is in use while
+    servers are on it.
     """
     booking = models.Booking.__table__.c
     amounts = sa.cast(booking.resources, sa.Text)
@@ -236,15 +223,14 @@ def reserved_at(connection: sa.Connection, instant: int,
                            collections.Counter[str]]] = {}
     for row in connection.execute(sa.select(
             booking.host_id, amounts.label('amounts'), booking.running,
-            *OF_WHOLE, sa.func.count().label('number'),
-    ).select_from(models.Booking).join(models.Reservation).join(
-        models.Lease).where(
-            booking.host_id.is_not(None), booking.start_date <= instant,
-            booking.end_date > instant,
-    ).group_by(booking.host_id, amounts, booking.running, *OF_WHOLE)):
+            sa.func.count().label('number'),
+    ).where(
+            booking.reservation_id.is_not(None), booking.host_id.is_not(None),
+            booking.start_date <= instant, booking.end_date > instant,
+    ).group_by(booking.host_id, amounts, booking.running)):
         reserved, used = found.setdefault(
             row.host_id, (collections.Counter(), collections.Counter()))
         for rc, amount in model.plain(json.loads(row.amounts)).items():
             reserved[rc] += amount * row.number
-            used[rc] += amount * row.number * is_used(row)
+            used[rc] += amount * row.number * row.running
     return found

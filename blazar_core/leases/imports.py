@@ -256,8 +256,7 @@ class LeaseImport:
 def _owners(known: KnownLease) -> dict[str, usage_records.Owner]:
     """Return the owners of its reservations, whose records start now."""
     return {one.id: usage_records.Owner(
-        known.id, known.project_id, one.resource_type,
-        known.active and model.HOST in one.resources)
+        known.id, known.project_id, one.resource_type)
         for one in known.reservations}
 
 

@@ -152,8 +152,6 @@ class Rows:
         """Return the owners of its reservations."""
         return {row['id']: usage_records.Owner(
             self.lease['id'], self.lease['project_id'], row['resource_type'],
-            self.lease['used_at'] is not None and (
-                model.HOST in row['resources']),
             self.lease['status'] not in states.SEEKING)
             for row in self.reservations}
 

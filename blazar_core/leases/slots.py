@@ -12,7 +12,6 @@ import typing as ty
 import sqlalchemy as sa
 from sqlalchemy import orm
 
-from blazar_core.capacity import usage_records
 from blazar_core.common import clocks
 from blazar_core.common import conditions
 from blazar_core.common import errors
@@ -207,6 +206,3 @@ def record_first_use(lease: models.Lease, now: int) -> None:
     if lease.used_at is None:
         lease.used_at, lease.no_show_at = now, None
         conditions.update(lease, now, conditions.Type.UNUSED)
-        usage_records.begin_use(ty.cast(
-            orm.Session, orm.object_session(lease)), now, [
-                row for row in lease.bookings if row.whole])

@@ -179,7 +179,7 @@ class Metrics:
             'as it is planned now.', labels=[*by, 'in_hours'])
         used = core.GaugeMetricFamily(
             'blazar_capacity_used', 'What servers use of what is reserved '
-            'now; a whole host is used from the first server on.', labels=by)
+            'now; a whole host is used while servers are on it.', labels=by)
         with self._parts.database.connection() as connection:
             hosts = connection.execute(sa.select(
                 host.id, host.service_host, host.capacity, host.usage,
@@ -224,19 +224,18 @@ class Metrics:
         with self._parts.database.connection() as connection:
             for row in connection.execute(sa.select(
                     lease.project_id, amounts.label('amounts'),
-                    booking.running, *accounting.OF_WHOLE,
+                    booking.running,
                     sa.func.count().label('number'),
             ).select_from(models.Booking).join(
                 models.Reservation).join(models.Lease).where(
                     booking.host_id.is_not(None), booking.start_date <= now,
                     booking.end_date > now).group_by(
-                        lease.project_id, amounts, booking.running,
-                        *accounting.OF_WHOLE)):
+                        lease.project_id, amounts, booking.running)):
                 for rc, amount in model.plain(
                         json.loads(row.amounts)).items():
                     both = sums.setdefault((row.project_id, rc), [0, 0])
                     both[0] += amount * row.number
-                    both[1] += amount * row.number * accounting.is_used(row)
+                    both[1] += amount * row.number * row.running
         projects = sorted({project_id for project_id, _rc in sums})
         if len(projects) > MOST:
             LOG.warning('Metrics by project: %s projects have leases, and '

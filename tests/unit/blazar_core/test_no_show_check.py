@@ -3,9 +3,11 @@
 """Leases that are never used."""
 
 from blazar_core.audit import audit
+from blazar_core.capacity import inventory
 from blazar_core.common import conditions
 from blazar_core.common import errors
 from blazar_core.db import models
+from blazar_core.leases import creation
 from blazar_core.leases import updates
 from blazar_core.leases import views
 from blazar_core.lifecycle import no_show_check
@@ -13,6 +15,7 @@ from blazar_core.plugins import cloud_api
 from tests import databases
 from tests import driven
 from tests.unit import base
+from tests.unit.blazar_core import test_usage_records
 
 NOW = base.NOW
 
@@ -253,6 +256,10 @@ class TestLowUse(NoShowTestCase):
     no_shows = (0, 50)
     low_use = (40, 200)
 
+    def more_types(self):
+        self.machines = test_usage_records.Machines()
+        return {'machine': self.machines}
+
     def announced(self, lease):
         return [event for event, lease_id in self.notified
                 if lease_id == lease['id']].count(no_show_check.LOW_USE)
@@ -343,6 +350,45 @@ class TestLowUse(NoShowTestCase):
         self.look(140)
         self.assertEqual(('ACTIVE', 1), (
             self.status(lease), self.announced(lease)))
+
+    def runs_on(self, name, *servers):
+        """The periodic sync finds that these servers run on a host."""
+        uuid = self.uuid_of(name)
+        with self.database.writer() as session:
+            inventory.report_usage(
+                session, self.clock.now(), uuid, {
+                    server_id: {'VCPU': 1} for server_id in servers},
+                inventory.generations(session, [uuid])[uuid])
+
+    def test_one_boot_is_no_use_of_whole_hosts_for_the_whole_lease(self):
+        self.host('two', VCPU=2)
+        params = {'min': 2, 'max': 2}
+        lease = self.reserve(0, 1000, creation.NewReservation(
+            self.machines.wanted(None, params).demand,
+            resource_type='machine', params=params, spec={}))
+        driven.run_due(self.engine)
+        self.leases.slots.use(lease['reservations'][0]['id'])
+        self.runs_on('one', 'server')
+        self.look(200)
+        # Half of the hosts.
+        self.assertEqual(0, self.announced(lease))
+        self.look(100)
+        self.runs_on('one')
+        self.look(30)
+        self.assertEqual(0, self.announced(lease))
+        self.look(20)
+        # 75 s of each 200 s.
+        self.assertEqual(1, self.announced(lease))
+        self.runs_on('two', 'other')
+        self.runs_on('one', 'server')
+        self.look(50)
+        self.assertEqual('ACTIVE', self.status(lease))
+        self.runs_on('one')
+        self.runs_on('two')
+        self.look(200)
+        self.look(50)
+        driven.run_due(self.engine)
+        self.assertEqual('TERMINATED', self.status(lease))
 
     def test_a_lease_of_a_boot_uses_all_that_it_has(self):
         lease = self.running_lease(0, 2000)

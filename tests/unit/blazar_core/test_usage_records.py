@@ -10,6 +10,7 @@ import zoneinfo
 from oslo_utils import uuidutils
 import sqlalchemy as sa
 
+from blazar_core.capacity import inventory
 from blazar_core.capacity import usage_records
 from blazar_core.common import errors
 from blazar_core.common import model
@@ -143,27 +144,46 @@ class TestRecords(UsageTestCase):
                 accounting.reserved_at(
                     connection, self.clock.now()).values()))
 
-    def test_whole_hosts_are_used_from_the_first_server_on(self):
+    def runs_on(self, name, **servers):
+        """The periodic sync finds that these servers run on a host."""
+        with self.database.writer() as session:
+            uuid = self.uuid_of(name)
+            inventory.report_usage(
+                session, self.clock.now(), uuid, {
+                    server_id: {'VCPU': vcpus}
+                    for server_id, vcpus in servers.items()},
+                inventory.generations(session, [uuid])[uuid])
+
+    def test_whole_hosts_are_used_while_servers_are_on_them(self):
         params = {'min': 2, 'max': 2}
         lease = self.reserve(0, 300, creation.NewReservation(
             self.machines.requirements(None, params).demand,
             resource_type='machine', params=params, spec={}), active=True)
         self.clock.advance(30)
         self.assertEqual((24000, 24000, 0), self.vcpus())
+        self.leases.slots.use(lease['reservations'][0]['id'])
+        self.assertEqual(0, self.used_now())
         for _time in range(2):
-            self.assertEqual(80 * bool(_time), self.used_now())
-            self.leases.slots.use(lease['reservations'][0]['id'])
+            self.runs_on('one', server=1)
+            self.runs_on('two', other=3, third=1)
+            self.assertEqual(80, self.used_now())
         self.clock.advance(30)
         seen = self.leases.transfer.look(lease['id']).generation
         self.leases.transfer.transfer(
             lease['id'], seen, transfer.Owner('new', 'other'), None, False)
-        self.clock.advance(40)
+        self.clock.advance(10)
+        self.runs_on('two')
+        self.assertEqual(40, self.used_now())
+        self.clock.advance(20)
+        self.runs_on('two', fourth=1)
+        self.clock.advance(10)
         self.lifecycle.lease_end.delete(lease['id'])
         driven.run_due(self.new_engine())
         self.clock.advance(100)
         self.assertEqual((24000, 4800, 2400), self.vcpus(
             project_id='project'))
-        self.assertEqual((0, 3200, 3200), self.vcpus(project_id='new'))
+        self.assertEqual((0, 3200, 3200 - 20 * 40),
+                         self.vcpus(project_id='new'))
 
     def test_a_later_change_counts_later_whatever_the_clock_says(self):
         lease = self.reserve(0, 300, self.places(1, 3), active=True)

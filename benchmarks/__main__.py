@@ -28,7 +28,7 @@ from benchmarks import records
 #: Modules that run by default, in this order.
 NAMES = ('search', 'upkeep', 'growth', 'availability', 'abuse', 'coldload',
          'wide', 'devices', 'admission', 'large', 'due', 'healing', 'filters',
-         'planning', 'comparison')
+         'planning', 'comparison', 'accounts')
 #: Modules that run only if named.
 ON_REQUEST = ('boots', 'latency', 'galera')
 

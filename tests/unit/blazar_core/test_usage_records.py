@@ -5,6 +5,7 @@
 import collections
 import os
 import random
+from unittest import mock
 import zoneinfo
 
 from oslo_utils import uuidutils
@@ -260,6 +261,43 @@ class TestRecords(UsageTestCase):
         del self.cloud.servers[server_id]
         ended, _seen = count(check, server_id)
         self.assertEqual((1, 1, 0, 1), (admitted, started, again, ended))
+
+    def test_without_records_there_would_be_one_statement_less(self):
+        """Of all statements, reading included."""
+        statements = []
+        with self.database.connection() as connection:
+            sa.event.listen(
+                connection.engine, 'before_cursor_execute',
+                lambda _connection, _cursor, statement, *_rest:
+                statements.append(statement))
+
+        def count(work, *args):
+            del statements[:]
+            done = work(*args)
+            return len(statements), done
+
+        def story():
+            reserved, lease = count(lambda: self.lease(
+                self.clock.now() - NOW, self.clock.now() - NOW + 300,
+                count=5, request=self.request(
+                    self.clock.now() - NOW, self.clock.now() - NOW + 300,
+                    starts_now=True)))
+            server_id = base.servers_of(lease)[0]
+            self.cloud.servers[server_id] = cloud_api.ObservedServer(
+                base.State.RUNNING, self.uuid_of(self.host_of(server_id)))
+            started, _seen = count(
+                self.lifecycle.reconciliation.check, server_id)
+            self.clock.advance(10)
+            ended, _seen = count(self.lifecycle.lease_end.delete, lease['id'])
+            return reserved, started, ended
+
+        story()
+        costs = story()
+        with mock.patch.object(usage_records.Records, 'write'), (
+                mock.patch.object(usage_records, 'owners', return_value={})):
+            self.assertGreaterEqual(1, max(
+                cost - without for cost, without in zip(
+                    costs, story(), strict=True)))
 
     def test_records_of_purged_leases_stay_until_they_are_old(self):
         lease = self.running_lease(0, 300)

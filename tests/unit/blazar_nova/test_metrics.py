@@ -295,7 +295,8 @@ class TestExamples(MetricsTestCase):
         self.clock.advance(17)
         self.carry_out()
         for name, label in (('refusals', 'reason'),
-                            ('notifications', 'type')):
+                            ('notifications', 'type'),
+                            ('scheduler_claims', 'result')):
             self.database.counters.add(f'blazar_{name}', **{label: 'a'})
         self.database.counters.flush()
         self.listeners[0].watched('loop', 1, lambda: None)

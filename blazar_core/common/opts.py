@@ -255,7 +255,7 @@ OPTS: list[cfg.Opt] = [
         'interruptible_safe_for', default=3600, min=0,
         help='Seconds for which a host has to be safe for an interruptible '
              'server that was evicted to be unshelved there automatically, '
-             'and for which one is looked for when a server is live-migrated, '
+             'and for which a host has to be safe for a live migration, '
              'unless its owner set ``safe_for``.'),
     cfg.IntOpt(
         'cleaning_time', default=0, min=0, max=10080,

@@ -187,8 +187,8 @@ class Evictions:
 
     def _show(self, row: models.InterruptibleServer, safe_until: int | None,
               ) -> None:
-        """Record until when a server is safe, and that one that was evicted is
-        back; notify its owner if it is safe for a shorter time than before.
+        """Record until when a server is safe, and whether it is back after an
+        eviction; notify its owner if it is safe for a shorter time than before.
         """
         before = row.safe_until
         back = row.evicted_at is not None and self._is_back(row.server_id)
@@ -489,7 +489,7 @@ class Evictions:
 def actions_of(first: str, known: ty.Sequence[str]) -> list[str]:
     """Return the actions that evict a server, in this order.
 
-    :param first: the user's choice; a migration goes before it
+    :param first: the user's choice; a migration is tried before it
     :param known: all actions, in the operator's order
     """
     start = known.index(first) if first in known else 0

@@ -250,9 +250,9 @@ class HostSync:
     def by_server(self, uuid: str,
                   allocations: ty.Mapping[str, model.Resources],
                   ) -> ty.Mapping[str, model.Resources]:
-        """Return what each server takes of a host. An interruptible one that
-        moves, or whose resize is not confirmed, takes of its host before what
-        Nova keeps for its migration.
+        """Return the resources of each server on a host. On the source host of
+        an interruptible server that moves, or whose resize is not confirmed,
+        these are the allocations that Nova keeps for its migration.
 
         Costs a statement, and one in each cell if there are consumers that
         were not known, and interruptible servers.

@@ -160,7 +160,8 @@ class Volumes(resource_types.ResourceType):
                  reserved.lease_id, reserved.project_id,
                  reserved.params['size'], reserved.id)
 
-    def bookings_changed(self, reserved: resource_types.ReservationContext) -> None:
+    def bookings_changed(
+            self, reserved: resource_types.ReservationContext) -> None:
         self.start(reserved)
 
     def transferred(self, reserved: resource_types.ReservationContext) -> None:

@@ -188,7 +188,7 @@ class Evictions:
     def _show(self, row: models.InterruptibleServer, safe_until: int | None,
               ) -> None:
         """Record until when a server is safe, and whether it is back after an
-        eviction; notify its owner if it is safe for a shorter time than before.
+        eviction; notify its owner if it is safe for less time than before.
         """
         before = row.safe_until
         back = row.evicted_at is not None and self._is_back(row.server_id)

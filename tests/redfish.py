@@ -79,24 +79,37 @@ class Emulator(fixtures.Fixture):
         self._password = password
         self._ssl_context = ssl_context
         self._over = threading.Event()
+        self._port, self._running = 0, None
 
     def _setUp(self):
         self.useFixture(fixtures.MonkeyPatch(
             'sushy_tools.emulator.main.Application.systems', _Systems(self)))
         # The cache of the previous emulator of this process.
         vars(main.app).pop('_cache', None)
+        self.serve()
+        self.addCleanup(self.kill)
+        self.addCleanup(self._over.set)
+        scheme = 'http' if self._ssl_context is None else 'https'
+        self.url = f'{scheme}://127.0.0.1:{self._port}'
+
+    def serve(self):
+        """Take connections, after :meth:`kill` at the same port."""
         server = serving.make_server(
-            '127.0.0.1', 0, self._serve, threaded=True,
+            '127.0.0.1', self._port, self._serve, threaded=True,
             ssl_context=self._ssl_context, request_handler=_Quiet)
         thread = threading.Thread(
             target=server.serve_forever, args=(0.02,), daemon=True)
         thread.start()
-        self.addCleanup(thread.join, 20)
-        self.addCleanup(server.server_close)
-        self.addCleanup(server.shutdown)
-        self.addCleanup(self._over.set)
-        scheme = 'http' if self._ssl_context is None else 'https'
-        self.url = f'{scheme}://127.0.0.1:{server.server_port}'
+        self._port, self._running = server.server_port, (server, thread)
+
+    def kill(self):
+        """Refuse connections."""
+        if self._running is not None:
+            server, thread = self._running
+            self._running = None
+            server.shutdown()
+            server.server_close()
+            thread.join(20)
 
     def is_on(self, identity):
         return self.names[identity] in self.on

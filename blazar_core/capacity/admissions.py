@@ -19,6 +19,7 @@ import sqlalchemy as sa
 from sqlalchemy import orm
 
 from blazar_core.capacity import booking_index
+from blazar_core.capacity import outages
 from blazar_core.capacity import selection
 from blazar_core.capacity import start_times
 from blazar_core.capacity import units
@@ -130,23 +131,28 @@ CROWDED = 1
 class Admission:
     """Finds capacity, or explains why there is none.
 
+    :param start_timeout: seconds for which a lease that starts now may wait
+        for hosts that are switched on for it
+
     :ivar index: the index that is searched
     :ivar selector: selects the hosts
     :ivar starts: finds when there is capacity, and how much
     """
 
     def __init__(self, database: api.Database, clock: clocks.Clock,
-                 strategy: selection.Strategy = selection.pack) -> None:
+                 strategy: selection.Strategy = selection.pack,
+                 start_timeout: int = 0) -> None:
         self.index = booking_index.Index(database, clock)
         self.selector = selection.Selection(self.index, strategy)
         self.starts = start_times.StartTimes(clock, self.index, self.selector)
         self._database = database
         self._clock = clock
+        self._start_timeout = start_timeout
         self._lost: dict[int, float] = {}
 
     def admit(self, demands: ty.Sequence[model.Demand], window: model.Window,
               write: ty.Callable[[sa.Connection, selection.Picked], R],
-              host_bound: _HostBound = _no_bound) -> R:
+              host_bound: _HostBound = _no_bound, wakes: bool = False) -> R:
         """Find hosts and write the decision; repeat both after a lost race.
 
         :param demands: admitted all or nothing
@@ -154,6 +160,7 @@ class Admission:
             :func:`blazar_core.capacity.ledger.decide`, about the hosts that
             it is given, one for each server of each demand
         :param host_bound: the hosts of the project, read before each attempt
+        :param wakes: see :meth:`pick_now`
         :returns: what ``write`` returned, after its commit
         :raises Refused: when there is no capacity, with the reason and the
             next start
@@ -162,12 +169,12 @@ class Admission:
         return self.admit_all(
             [(demands, window)],
             lambda connection, picked: write(connection, picked[0]),
-            host_bound)
+            host_bound, wakes)
 
     def admit_all(self, wanted: ty.Sequence[tuple[
             ty.Sequence[model.Demand], model.Window]],
             write: ty.Callable[[sa.Connection, list[selection.Picked]], R],
-            host_bound: _HostBound = _no_bound) -> R:
+            host_bound: _HostBound = _no_bound, wakes: bool = False) -> R:
         """As :meth:`admit`, for windows that do not overlap: all or nothing.
 
         :param wanted: windows of which no two overlap, with the demands of
@@ -181,15 +188,19 @@ class Admission:
             crowded, lag = self.crowded(), next(lags, 0)
             gather, bound = next(losses) < GATHER_TRIES, host_bound()
             own: set[int] = set()
-            picked = []
+            picked, woken = [], []
             for demands, window in wanted:
-                picked.append(self.pick_all(
-                    demands, window, last=crowded, lag=lag, host_bound=bound,
-                    own=own, gather=gather))
+                found, off = self.pick_now(
+                    demands, window, wakes, last=crowded, lag=lag,
+                    host_bound=bound, own=own, gather=gather)
+                picked.append(found)
+                woken += [(row, window.start) for row in off]
                 own.update(*picked[-1])
                 if bound is not None:
                     bound.add(picked[-1], window)
             with self.deciding(), self._database.begin() as connection:
+                for row, start in woken:
+                    outages.wake(connection, self._clock.now(), [row], start)
                 return write(connection, picked)
 
         return self._database.retried(attempt)
@@ -284,6 +295,42 @@ class Admission:
         self._explain(refusal, window)
         raise errors.Refused(refusal, (demands, window))
 
+    def pick_now(self, demands: ty.Sequence[model.Demand],
+                 window: model.Window, wakes: bool = True, **how: ty.Any,
+                 ) -> tuple[selection.Picked, list[sa.Row[ty.Any]]]:
+        """As :meth:`pick_all`, where a lease that starts now may also have
+        hosts that are switched off, if they are back in time.
+
+        :param wakes: false: it may not
+        :returns: the bookings of these hosts as well, see
+            :func:`outages.wake`
+        """
+        try:
+            return self.pick_all(demands, window, **how), []
+        except errors.Refused:
+            off = self.off_hosts(window) if wakes else []
+            if not off:
+                raise
+            # Without them, the refusal says when there is capacity.
+            with contextlib.suppress(errors.Refused):
+                picked = self.pick_all(
+                    demands, window, instead_of=off, **how)
+                used = {*itertools.chain(*picked)}
+                return picked, [row for row in off if row.host_id in used]
+            raise
+
+    def off_hosts(self, window: model.Window) -> list[sa.Row[ty.Any]]:
+        """Return the bookings of the hosts that are switched off, but which a
+        lease can have that starts now.
+        """
+        now = self._clock.now()
+        if window.start > now or not self._start_timeout or (
+                not self.index.apart().off.any()):
+            return []
+        with self._database.connection() as connection:
+            return [*outages.wakeable(
+                connection, now, self._start_timeout, window.start)]
+
     def candidates(self, demand: model.Demand) -> set[int]:
         """Return the ids of the hosts that a demand could have entirely, if
         nothing were booked there.
@@ -362,13 +409,13 @@ class Admission:
         return True
 
     def quote(self, demands: ty.Sequence[model.Demand], window: model.Window,
-              host_bound: ProjectHosts | None = None,
+              host_bound: ProjectHosts | None = None, wakes: bool = False,
               ) -> refusals.Refusal | None:
-        """Return the refusal that :meth:`pick_all` would raise; None: there
+        """Return the refusal that :meth:`pick_now` would raise; None: there
         is capacity.
         """
         try:
-            self.pick_all(demands, window, host_bound=host_bound)
+            self.pick_now(demands, window, wakes, host_bound=host_bound)
         except errors.Refused as exc:
             return exc.refusal
         return None

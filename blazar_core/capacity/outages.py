@@ -15,11 +15,13 @@ from sqlalchemy import orm
 
 from blazar_core.capacity import ledger
 from blazar_core.common import model
+from blazar_core.common import states
 from blazar_core.db import models
 
 __all__ = ['FAILURE', 'MAINTENANCE', 'POWER', 'are_away', 'begin', 'end',
            'failures', 'has_failed', 'last', 'locked', 'note_fenced',
-           'on_host', 'plan', 'stranded', 'until']
+           'off_until', 'on_host', 'plan', 'stranded', 'until', 'wake',
+           'wakeable']
 
 #: The kinds of outages: a failure, planned maintenance, and a host that is
 #: switched off because it is not needed.
@@ -161,6 +163,41 @@ def are_away(connection: sa.Connection, host_ids: ty.Collection[int | None],
         _ROWS.end_date > when)).first() is not None
 
 
+def wakeable(connection: sa.Connection, now: int, within: int, start: int,
+             ) -> ty.Sequence[sa.Row[ty.Any]]:
+    """Return the bookings of hosts that are switched off but could be used
+    within so many seconds.
+
+    :param start: of a lease that would wait for them
+    """
+    return connection.execute(_WAKEABLE, {
+        'now': now, 'within': within, 'start': start}).all()
+
+
+def off_until(connection: sa.Connection) -> int:
+    """Return when all hosts could be used that are switched off; 0: none is.
+    """
+    return connection.scalar(sa.select(sa.func.max(_ROWS.end_date)).where(
+        _ROWS.outage == POWER)) or 0
+
+
+def wake(connection: sa.Connection, now: int,
+         rows: ty.Iterable[sa.Row[ty.Any]], start: int) -> None:
+    """End the outages of hosts that are switched off at an instant, so that a
+    lease can start then, which has them switched on.
+
+    :raises LostRace: when another process decided about one meanwhile
+    """
+    edits = [ledger.Edit(ty.cast(models.Booking, row), ledger.NewBooking(
+        None, row.host_id, None, model.Window(row.start_date, start),
+        row.resources, outage=POWER)) for row in rows]
+    if edits:
+        ledger.decide(connection, now, edits, force=True)
+        connection.execute(sa.update(models.Booking).where(_ROWS.id.in_(
+            [edit.row.id for edit in edits if edit.row])).values(
+                end_date=start))
+
+
 #: An alias, to be independent of outages in an enclosing statement.
 _FAILED = orm.aliased(models.Outage)
 _HOSTS = models.Host.__table__
@@ -168,6 +205,16 @@ _LOCK = sa.update(_HOSTS).where(
     _HOSTS.c.uuid == sa.bindparam('host')).values(
         updated_at=_HOSTS.c.updated_at)
 _ROWS = models.Booking.__table__.c
+#: One that boots can be used sooner than one that is off.
+_WAKEABLE = sa.select(*_ROWS).join(_HOSTS, _HOSTS.c.id == _ROWS.host_id).where(
+    _ROWS.outage == POWER, _ROWS.start_date < sa.bindparam('start'),
+    _ROWS.end_date > sa.bindparam('start'), sa.or_(
+        sa.and_(_HOSTS.c.power_state == states.Power.OFF,
+                _HOSTS.c.power_lead <= sa.bindparam('within')),
+        sa.and_(_HOSTS.c.power_state == states.Power.BOOTING,
+                _HOSTS.c.power_at + _HOSTS.c.power_lead <=
+                sa.bindparam('now') + sa.bindparam('within'))),
+).order_by(_ROWS.host_id)
 _ON_HOST = sa.select(
     _ROWS.start_date, _ROWS.end_date, _ROWS.resources, _ROWS.outage).where(
         _ROWS.host_id == sa.bindparam('host'), _ROWS.outage.is_not(None),

@@ -44,6 +44,7 @@ class Reason(enum.StrEnum):
     NO_CAPACITY = 'NoCapacity'
     SERVERS_ARE_MOVED = 'ServersAreMoved'
     HOSTS_IN_USE = 'HostsInUse'
+    HOSTS_BOOTING = 'HostsBooting'
     SERVERS_IN_USE = 'ServersInUse'
     NO_VALID_HOST = 'NoValidHost'
     SERVERS_FAILED = 'ServersFailed'

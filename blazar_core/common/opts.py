@@ -401,8 +401,9 @@ OPTS: list[cfg.Opt] = [
     cfg.IntOpt(
         'start_timeout', default=300, min=0,
         help='Seconds that the start of a lease waits for servers of an ended '
-             'lease to leave its host. After that the lease starts on any '
-             'host that the reservation database and Nova allow.'),
+             'lease to leave its host, or for hosts that are being switched '
+             'on. After that the lease starts on any host that the '
+             'reservation database and Nova allow.'),
     cfg.IntOpt(
         'lost_build_timeout', min=1,
         help='Seconds after which a build that was sent to nova-conductor and '

@@ -281,9 +281,10 @@ class Host(Base):
 
     ``power_state`` is whether it is switched off because it is not needed
     (None: it is on), ``power_at`` since when, ``power_until`` until when the
-    switch is waited for, and ``power_error`` why it failed. A process works on
-    that while ``power_claimed_until`` is in the future. ``boot_times`` are the
-    durations of its last boots, in seconds.
+    switch is waited for, ``power_lead`` the seconds until it can be used once
+    it is switched on, and ``power_error`` why the switch failed. A process
+    works on that while ``power_claimed_until`` is in the future.
+    ``boot_times`` are the durations of its last boots, in seconds.
     """
 
     __tablename__ = 'hosts'
@@ -323,6 +324,7 @@ class Host(Base):
         sa.String(16), index=True)
     power_at: orm.Mapped[int | None] = orm.mapped_column(sa.BigInteger)
     power_until: orm.Mapped[int | None] = orm.mapped_column(sa.BigInteger)
+    power_lead: orm.Mapped[int | None] = orm.mapped_column(sa.BigInteger)
     power_error: orm.Mapped[str | None] = orm.mapped_column(sa.Text)
     power_claimed_until: orm.Mapped[int | None] = orm.mapped_column(
         sa.BigInteger)

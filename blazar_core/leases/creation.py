@@ -62,7 +62,7 @@ class LeaseCreation:
         :raises Refused: if it does not; says why, and when it would
         """
         try:
-            self._admission.pick_all(
+            self._admission.pick_now(
                 new.demands, new.booked, host_bound=new.host_bound())
         except errors.Refused as exc:
             if self.after_evictions(new, exc.refusal) is None:
@@ -100,10 +100,16 @@ class LeaseCreation:
                 f'{clocks.iso(start)}: interruptible servers are evicted '
                 'before.'))), *others))
 
+    def waits_for_boot(self, new: NewLease) -> bool:
+        """Return whether a lease from now on may have to wait for hosts that
+        are switched on for it.
+        """
+        return bool(self._admission.off_hosts(new.booked))
+
     def quote(self, new: NewLease) -> refusals.Refusal | None:
         """Return why a lease does not fit, or None."""
         return self._admission.quote(
-            new.demands, new.booked, new.host_bound())
+            new.demands, new.booked, new.host_bound(), wakes=True)
 
     def availability(self, demand: model.Demand, window: model.Window,
                      duration: int, most: int,
@@ -153,7 +159,7 @@ class LeaseCreation:
                     new.demands, new.booked,
                     lambda connection, picked: self.write(
                         connection, [(new, encrypted, picked)], head_start)[0],
-                    new.host_bound)
+                    new.host_bound, wakes=head_start is None)
             except errors.Refused as exc:
                 later = None if head_start is not None else (
                     self.after_evictions(new, exc.refusal))

@@ -10,9 +10,9 @@ from blazar_core.common import conditions
 from blazar_core.db import api
 from blazar_core.db import models
 
-__all__ = ['CLEANING', 'GRACE', 'LEFT', 'NOT_CLOSED', 'NOT_FREE', 'NOT_LEFT',
-           'ORPHANED', 'deferred', 'explain', 'no_image', 'not_closed',
-           'put_off', 'refused']
+__all__ = ['BOOTING', 'CLEANING', 'GRACE', 'LEFT', 'NOT_CLOSED', 'NOT_FREE',
+           'NOT_LEFT', 'ORPHANED', 'deferred', 'explain', 'no_image',
+           'not_closed', 'put_off', 'refused']
 
 _T, _R = conditions.Type, conditions.Reason
 
@@ -20,6 +20,9 @@ _T, _R = conditions.Type, conditions.Reason
 NOT_FREE = conditions.Condition(
     _T.START_DELAYED, _R.HOSTS_IN_USE,
     'The hosts are not free yet; the start is retried.')
+BOOTING = conditions.Condition(
+    _T.START_DELAYED, _R.HOSTS_BOOTING,
+    'The hosts are being switched on; the lease starts when they are ready.')
 NOT_LEFT = conditions.Condition(
     _T.START_DELAYED, _R.SERVERS_IN_USE,
     'The servers are still in the previous occurrence; the start is retried.')

@@ -29,9 +29,12 @@ from blazar_core.lifecycle import lease_status
 from blazar_core.lifecycle import retries
 from blazar_core.plugins import resource_types
 
-__all__ = ['LeaseOpening', 'LeaseStart']
+__all__ = ['LeaseOpening', 'LeaseStart', 'WAITED']
 
 LOG = logging.getLogger(__name__)
+
+#: Counter: leases whose start waited for hosts that were switched on.
+WAITED = 'blazar_power_waits'
 
 #: By reservation, the uuids of the hosts that are booked.
 _Hosts: ty.TypeAlias = dict[str, tuple[str, ...]]
@@ -47,12 +50,14 @@ class Read(ty.NamedTuple):
     :ivar outside: why its servers may not start: the hosts of another lease
         are closed to them, or a lease of its project still has what they need;
         empty: they may
+    :ivar booting: whether a host of it is switched off, or boots
     """
 
     lease: models.Lease
     encrypted: dispatch.EncryptedCall | None
     crowded: bool
     outside: str
+    booting: bool = False
 
 
 class LeaseOpening:
@@ -199,17 +204,19 @@ class LeaseStart:
             encrypted = dispatch.encrypted_call(session, leases)
             due = [one for one in leases.values()
                    if one.status in states.TO_START]
-            crowded = self._crowded(session, {
+            crowded, booting = self._crowded(session, {
                 booking.host_id for one in due
                 if now < one.start_date + self._start_timeout
                 for booking in one.bookings}, now)
             outside = {one.id: _why_not_within(session, one) or (
                 exclusive.why_wait(session, one)) for one in due}
         return {lease_id: Read(
-            lease, encrypted.get(lease_id), not crowded.isdisjoint(
-                booking.host_id for booking in lease.bookings)
+            lease, encrypted.get(lease_id),
+            not crowded.isdisjoint(hosts)
             and now < lease.start_date + self._start_timeout,
-            outside.get(lease_id, '')) for lease_id, lease in leases.items()}
+            outside.get(lease_id, ''), not booting.isdisjoint(hosts))
+            for lease_id, lease in leases.items()
+            for hosts in [{one.host_id for one in lease.bookings}]}
 
     def start(self, lease_id: str, when_due: bool = False,
               read: Read | None = None) -> retries.Result:
@@ -246,6 +253,11 @@ class LeaseStart:
                 4 * retries.AGAIN,
                 # Deleting servers one after the other takes some seconds.
                 shown=now > lease.start_date + retries.AWAY)
+        if read.booting:
+            self._await_boot(lease)
+            return retries.RetryAfter(
+                retries.AGAIN, 'its hosts are being switched on',
+                4 * retries.AGAIN)
         if read.outside:
             self._explain(lease_id, read.outside)
             return retries.RetryAfter(
@@ -298,12 +310,29 @@ class LeaseStart:
         lease_conditions.explain(
             self._database, self._clock, lease_id, delayed)
 
+    def _await_boot(self, lease: models.Lease) -> None:
+        """Say in a lease that its hosts are being switched on."""
+        if conditions.is_set(lease.conditions, lease_conditions.BOOTING):
+            return
+
+        def booting(lease: models.Lease) -> list[conditions.Condition]:
+            return [lease_conditions.BOOTING] if (
+                lease.status in states.TO_START) else []
+
+        lease_conditions.explain(
+            self._database, self._clock, lease.id, booting)
+        self._database.counters.add(WAITED)
+
     def _crowded(self, session: orm.Session, host_ids: set[int | None],
-                 now: int) -> set[int]:
-        """Return the hosts that servers of ended leases have not left yet."""
-        return set(session.connection().scalars(_OVERSTAYING, {
+                 now: int) -> tuple[set[int], set[int]]:
+        """Return the hosts that servers of ended leases have not left yet, and
+        those that are switched off or boot.
+        """
+        found = session.execute(_IN_THE_WAY, {
             'hosts': host_ids, 'serverless': [*self._types.serverless],
-            'now': now})) if host_ids else set()
+            'now': now}).all() if host_ids else []
+        return ({row.host_id for row in found if not row.off},
+                {row.host_id for row in found if row.off})
 
     def give_up(self, lease_id: str, event_type: str,
                 settle: ty.Callable[[orm.Session], bool] = lambda _: True,
@@ -325,17 +354,21 @@ class LeaseStart:
             self._dispatcher.never_started, lease_id, why, settle, event_type)
 
 
-#: Hosts with bookings that are over and whose servers have not left. Bookings
-#: without servers always count, as nothing shows whether they are still in
-#: use.
-_OVERSTAYING = sa.select(models.Booking.host_id.distinct()).join(
+#: Hosts with bookings that are over and whose servers have not left, and
+#: hosts that are switched off. Bookings without servers always count, as
+#: nothing shows whether they are still in use.
+_IN_THE_WAY = sa.select(
+    models.Booking.host_id, sa.false().label('off')).distinct().join(
     models.Booking.reservation).where(
         models.Booking.host_id.in_(sa.bindparam('hosts', expanding=True)),
         ledger.TAKES, sa.or_(
             models.Booking.claimed_at.is_not(None),
             models.Reservation.resource_type.in_(
                 sa.bindparam('serverless', expanding=True))),
-        models.Booking.end_date <= sa.bindparam('now'))
+        models.Booking.end_date <= sa.bindparam('now')).union_all(
+            sa.select(models.Host.id, sa.true()).where(
+                models.Host.id.in_(sa.bindparam('hosts', expanding=True)),
+                models.Host.power_state.in_(states.POWERED_OFF)))
 
 
 def _why_not_within(session: orm.Session, lease: models.Lease) -> str:

@@ -32,6 +32,7 @@ from blazar_core.healing import host_status
 from blazar_core.leases import accounting
 from blazar_core.lifecycle import engine
 from blazar_core.lifecycle import eviction
+from blazar_core.lifecycle import lease_start
 from blazar_nova.compat import aggregates
 from blazar_nova.listener import power
 from blazar_nova.services import wiring
@@ -342,7 +343,7 @@ _COUNTED = {
     eviction.COUNTER: 'Evictions of interruptible servers, by the action.',
     power.SWITCHED: 'Hosts that were switched off and on, or could not be.',
     power.OFF_SECONDS: 'Seconds for which hosts were switched off.',
-    power.WAITED: 'Hosts that a lease needed before they were on again.',
+    lease_start.WAITED: 'Starts that waited for hosts to be switched on.',
     'blazar_notifications': 'Notifications about leases, by their type.',
     'blazar_refusals': 'Requests that were refused, by the reason.',
     'blazar_scheduler_claims': 'Claims of hosts by nova-scheduler, by the '

@@ -45,17 +45,16 @@ from blazar_nova.compat import process
 from blazar_nova.listener import power_hosts
 from blazar_nova.services import wiring
 
-__all__ = ['LEADER', 'OFF_SECONDS', 'PAUSE', 'Power', 'SWITCHED', 'WAITED',
-           'of_parts', 'retry']
+__all__ = ['LEADER', 'OFF_SECONDS', 'PAUSE', 'Power', 'SWITCHED', 'of_parts',
+           'retry']
 
 LOG = logging.getLogger(__name__)
 
 #: Seconds between two looks, and the name of the leader that looks.
 PAUSE, LEADER = power_planner.ROUND, 'power'
-#: Counters: hosts that were switched, by ``action``; the seconds that they
-#: were off; and hosts that were needed before they were back.
-SWITCHED, OFF_SECONDS, WAITED = (
-    'blazar_power_switched', 'blazar_power_off_seconds', 'blazar_power_waits')
+#: Counters: hosts that were switched, by ``action``; and the seconds that they
+#: were off.
+SWITCHED, OFF_SECONDS = 'blazar_power_switched', 'blazar_power_off_seconds'
 
 #: Seconds by which an outage is extended at once, and for which a host that
 #: could not be switched is left alone.
@@ -120,13 +119,11 @@ class _Seen(ty.NamedTuple):
 class _Work(ty.NamedTuple):
     """A host that this process has claimed.
 
-    :ivar needed_at: when a lease needs it
     :ivar token: the end of the claim, which no other process has written
     """
 
     row: ty.Any
     lead: int
-    needed_at: int | None
     token: int
     deadline: cloud_api.Deadline
 
@@ -272,25 +269,27 @@ class Power:
                 until <= seen.off_until <= until + 2 * _STEP):
             try:
                 self._database.retried(
-                    self._book, row.uuid, row.power_state, until + _STEP,
+                    self._book, row, seen.host.lead, until + _STEP,
                     bool(seen.away_until))
             except errors.ConcurrentUpdate as exc:
                 LOG.info('Host %s: its outage is moved on later: %s', row.name,
                          exc)
 
-    def _book(self, uuid: str, state: str, until: int, force: bool) -> None:
+    def _book(self, row: ty.Any, lead: int, until: int, force: bool) -> None:
         try:
             with self._database.writer() as session:
-                host = outages.locked(session, uuid)
-                if host is not None and host.power_state == state and (
-                        outage := session.get(
-                            models.Outage, (host.id, outages.POWER))):
+                host = outages.locked(session, row.uuid)
+                outage = session.get(models.Outage, (row.id, outages.POWER))
+                if host is not None and outage is not None and (
+                        host.power_state == row.power_state):
                     outages.last(session, self._clock.now(), outage,
                                  model.Window(outage.began_at or 0, until),
                                  force)
+                    session.execute(sa.update(models.Host).where(
+                        models.Host.id == row.id).values(power_lead=lead))
         except ledger.OverCapacity:
             # A lease needs it by then, and has it switched on.
-            LOG.debug('Host %s is needed before %s', uuid, until)
+            LOG.debug('Host %s is needed before %s', row.name, until)
 
     # -- claims --------------------------------------------------------------
 
@@ -325,7 +324,7 @@ class Power:
 
     def _start(self, row: ty.Any, seen: _Seen, token: int) -> None:
         work = _Work(
-            row, seen.host.lead, seen.host.needed_at, token,
+            row, seen.host.lead, token,
             cloud_api.Deadline(self._clock, self._policy.claim // 2))
         self._later(lambda: self._carry_out(work))
 
@@ -467,7 +466,8 @@ class Power:
         elif not self._switches.is_on(*work.names):
             # Its outage ends when the host could be back.
             self._computes.forget_disabled(row.service_host, row.uuid)
-            if self._enter(work, _State.OFF, now + work.lead):
+            if self._enter(work, _State.OFF, now + work.lead,
+                           power_lead=work.lead):
                 self._told(work, 'off')
         elif row.power_until is None:
             if self._may_send(work, now + self._policy.shutdown_timeout):
@@ -516,11 +516,11 @@ class Power:
             now = self._clock.now()
             outage = session.get(models.Outage, (host.id, outages.POWER))
             # The lease that needs it waits for it; no other gets it before.
-            until = min(now + seen.host.lead, max(
-                seen.host.needed_at or model.FOREVER, now + 1))
             if outage is not None:
-                outages.last(session, now, outage, model.Window(
-                    outage.began_at or now, until))
+                since = outage.began_at or 0
+                outages.last(session, now, outage, model.Window(since, max(
+                    since + 1, min(now + seen.host.lead, (
+                        seen.host.needed_at or model.FOREVER)))))
             self._database.counters.add(
                 OFF_SECONDS, max(0, now - (host.power_at or now)))
             return self._take(session, host, now, _State.BOOTING, token)
@@ -564,8 +564,6 @@ class Power:
         if self._enter(work, _State.FAILED if wrong else None, None,
                        power_error=wrong or None, boot_times=times):
             LOG.info('Host %s is back after %s s', row.name, took)
-            if (work.needed_at or model.FOREVER) <= self._clock.now():
-                self._database.counters.add(WAITED)
             self._told(work, 'failed' if wrong else 'on', wrong)
 
     def _fail_boot(self, work: _Work, why: str) -> None:

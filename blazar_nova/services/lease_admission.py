@@ -243,7 +243,8 @@ class LeaseAdmission:
             except errors.Refused as exc:
                 if request.patience is None:
                     if self._leases.creation.after_evictions(
-                            new, exc.refusal) is None:
+                            new, exc.refusal) is None and (
+                            not self._leases.creation.waits_for_boot(new)):
                         raise
                     new = dataclasses.replace(
                         new, granted=self._limits.check(

@@ -291,4 +291,5 @@ def _admission(conf: ty.Any, books: api.Database, clock: clocks.Clock,
     """Return the search for capacity, with the configured strategy."""
     return admissions.Admission(
         books, clock, selection.spread
-        if conf.blazar.randomize_host_selection else selection.pack)
+        if conf.blazar.randomize_host_selection else selection.pack,
+        conf.blazar.start_timeout)

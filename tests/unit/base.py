@@ -448,7 +448,8 @@ class LeaseTestCase(DatabaseTestCase):
         self.cloud = FakeCloud()
         self.notified: list[tuple[str, str]] = []
         self.encryption = encryption.Encryption([encryption.new_key()])
-        self.admission = admissions.Admission(self.database, self.clock)
+        self.admission = admissions.Admission(
+            self.database, self.clock, start_timeout=self.start_timeout)
         self.places_type = FakeType()
         self.types = resource_types.ResourceTypes({
             'virtual:instance': self.places_type, **self.more_types()},

@@ -2,6 +2,7 @@
 
 """Hosts are off while no lease needs them, and on before one starts."""
 
+import dataclasses
 import os
 import signal
 import subprocess
@@ -13,14 +14,20 @@ import sqlalchemy as sa
 
 from blazar_core.capacity import enrollment
 from blazar_core.capacity import outages
+from blazar_core.common import conditions
 from blazar_core.common import errors
 from blazar_core.common import model
 from blazar_core.common import states
 from blazar_core.db import leader_election
 from blazar_core.db import models
+from blazar_core.leases import creation
+from blazar_core.leases import requests
+from blazar_core.leases import views
 from blazar_core.lifecycle import fault_points
+from blazar_core.lifecycle import lease_start
 from blazar_nova.listener import power
 from tests import databases
+from tests import driven
 from tests import imports
 from tests import machines
 from tests.unit import base
@@ -226,6 +233,118 @@ class TestSwitching(PowerTestCase):
         self.assertEqual(['off', 'force-off'], self.machines.commands('one'))
         self.pass_(20)
         self.assertEqual(State.OFF, self.states()['one'])
+
+
+class TestNow(PowerTestCase):
+    """Leases that start at once, though all hosts are off."""
+
+    start_timeout = LEAD
+
+    def setUp(self):
+        super().setUp()
+        self.all_off()
+        self.pass_(600)
+
+    def now(self, amount=1, end=7200, **more):
+        return self.reserve(
+            self.clock.now() - NOW, self.clock.now() - NOW + end,
+            self.places(amount, 4, among=model.HostPool.ENROLLED),
+            request=self.request(self.clock.now() - NOW,
+                                 self.clock.now() - NOW + end,
+                                 starts_now=True, **more))
+
+    def test_one_waits_for_its_host(self):
+        self.assertIsNone(self.leases.creation.quote(self.wanted()))
+        lease = self.now()
+        worker = self.new_engine()
+        driven.run_due(worker)
+        self.assertEqual(('PENDING', [conditions.Reason.HOSTS_BOOTING]), (
+            self.status(lease), self.reasons(lease)))
+        self.pass_(240, 10)
+        self.assertEqual(['off', 'off', 'on'], self.machines.commands())
+        with self.admission.index.fresh() as timeline:
+            self.assertEqual([], list(timeline.overfull(self.clock.now())))
+        driven.run_due(worker)
+        self.assertEqual('PENDING', self.status(lease))
+        self.pass_(20, 10)
+        driven.run_due(worker)
+        self.assertEqual(('ACTIVE', []), (
+            self.status(lease), self.reasons(lease)))
+        self.assertEqual(1, self.database.counters._counts[
+            lease_start.WAITED, '{}'])
+        name = self.scalars(
+            models.Host.name, models.Host.id == models.Booking.host_id,
+            models.Booking.outage.is_(None))[0]
+        self.assertEqual(['off', 'on'], self.machines.commands(name))
+
+    def wanted(self, amount=1):
+        start = self.clock.now() - NOW
+        return creation.NewLease('project', 'user', self.request(
+            start, start + 7200, starts_now=True), (self.places(
+                amount, 4, among=model.HostPool.ENROLLED),))
+
+    def reasons(self, lease):
+        return [one['reason'] for one in views.get(
+            self.database, lease['id'])['conditions']]
+
+    def test_it_does_not_get_one_that_takes_too_long(self):
+        self.admission._start_timeout = LEAD - 1
+        exc = self.assertRaises(errors.Refused, self.now)
+        ahead = exc.refusal.next_start - self.clock.now()
+        self.assertTrue(LEAD <= ahead <= LEAD + 180, ahead)
+        self.assertIsNotNone(self.leases.creation.quote(self.wanted()))
+
+    def test_one_for_a_minute_later_does_not_wait(self):
+        exc = self.assertRaises(
+            errors.Refused, self.wants, self.clock.now() - NOW + 60)
+        ahead = exc.refusal.next_start - self.clock.now()
+        self.assertTrue(LEAD <= ahead <= LEAD + 180, ahead)
+
+    def test_more_than_there_are_is_refused(self):
+        self.now(2)
+        exc = self.assertRaises(errors.Refused, self.now)
+        self.assertEqual(
+            self.clock.now() + 7200, exc.refusal.next_start)
+
+    def test_one_that_boots_for_another_reason_is_used(self):
+        self.machines.change('one', excluded='x')
+        self.pass_(20, 10)
+        self.machines.change('one', excluded='')
+        self.assertEqual(State.BOOTING, self.states()['one'])
+        self.now(2)
+        self.pass_(500)
+        self.assertEqual({'one': None, 'two': None}, self.states())
+
+    def test_in_maintenance_it_is_not_offered(self):
+        for name in self.names:
+            self.new_maintenance().announce(name, model.Window(
+                self.clock.now(), self.clock.now() + 9000), 'fan')
+        self.assertRaises(errors.Refused, self.now)
+
+    def test_of_two_that_want_the_same_host_one_gets_it(self):
+        self.now(1)
+        made = self.now(1)
+        self.assertRaises(errors.Refused, self.now, 1)
+        self.assertIsNotNone(made)
+
+    def test_who_waits_gets_one_as_soon_as_it_is_back(self):
+        """However long it takes: only a booking has it switched on."""
+        self.admission._start_timeout = 0
+        demand, start = self.places_type.demand, self.clock.now() - NOW
+        self.useFixture(fixtures.MockPatchObject(
+            self.places_type, 'demand', lambda reserved: dataclasses.replace(
+                demand(reserved), among=model.HostPool.ENROLLED)))
+        lease = self.now(duration=7200, retry=requests.Retry(60, 100))
+        self.assertEqual('WAITING', self.status(lease))
+        self.clock.advance(60)
+        driven.run_due(self.new_engine())
+        found = views.get(self.database, lease['id'])
+        self.assertEqual('PENDING', found['status'])
+        ahead = found['start_date'] - NOW - start
+        self.assertTrue(LEAD <= ahead <= LEAD + 180, ahead)
+        self.assertEqual(7200, found['end_date'] - found['start_date'])
+        self.pass_(ahead)
+        self.assertIn(None, self.states().values())
 
 
 class TestSpare(PowerTestCase):

@@ -119,6 +119,7 @@ def _hosts() -> None:
         sa.Column('power_state', sa.String(16)),
         sa.Column('power_at', sa.BigInteger),
         sa.Column('power_until', sa.BigInteger),
+        sa.Column('power_lead', sa.BigInteger),
         sa.Column('power_error', sa.Text),
         sa.Column('power_claimed_until', sa.BigInteger),
         sa.Column('boot_times', sa.JSON),

@@ -77,7 +77,7 @@ class Machines:
             known['all'][name] = {
                 'on': True, 'up_at': 0, 'silent_at': None, 'reason': None,
                 'forced': False, 'servers': [], 'dies': True, 'lies': False,
-                'bmc': name, 'excluded': '', **values}
+                'bmc': name, 'excluded': '', 'common': False, **values}
 
     def change(self, name, **values):
         with self._all() as known:
@@ -153,6 +153,11 @@ class Machines:
 
     def zone(self, service):
         return 'nova'
+
+    has_common = True
+
+    def is_common(self, host, service, properties):
+        return self.get(host)['common']
 
     def excluded(self, host, service, properties):
         return self.get(host)['excluded']

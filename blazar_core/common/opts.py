@@ -669,9 +669,9 @@ POWER_OPTS: list[cfg.Opt] = [
         'margin', default=180, min=0,
         help='Seconds by which a host is switched on earlier than its boot '
              'takes, and for which a late host is waited for. It has to cover '
-             '12 times command_timeout, in case a blazar-listener dies, '
-             'and 10 seconds for each max_switching hosts that one lease '
-             'needs.'),
+             '12 times command_timeout, and [blazar] worker_timeout, in case a '
+             'blazar-listener dies; and 10 seconds for each max_switching '
+             'hosts that one lease needs.'),
     cfg.IntOpt(
         'shutdown_timeout', default=300, min=1,
         help='Seconds after which a host that does not shut down is forced '
@@ -691,6 +691,12 @@ POWER_OPTS: list[cfg.Opt] = [
         'exclude', default=[],
         help='Hosts that stay on: patterns of names (``gpu*``), '
              '``aggregate:NAME``, or ``property:KEY=VALUE``.'),
+    cfg.ListOpt(
+        'common_hosts', default=[],
+        help='Hosts that are switched although they serve all workloads, '
+             'while no server is on them: named as in exclude. A boot without '
+             'a lease never has one switched on: spare_hosts has to suffice '
+             'for those.'),
 ]
 
 

@@ -151,6 +151,14 @@ def hosts(found: ty.Iterable[ty.Mapping[str, ty.Any]]) -> Listing:
         'power_until': 'Until (UTC)'}, [*found])
 
 
+def power(found: ty.Iterable[ty.Mapping[str, ty.Any]]) -> Listing:
+    """Whether hosts are on, since when and until when."""
+    return Listing('power', {
+        'name': 'Host', 'enrolled': 'Enrolled', 'power_state': 'Power',
+        'power_since': 'Since (UTC)', 'power_until': 'Until (UTC)',
+        'why': 'Why'}, [*found])
+
+
 def switched(found: ty.Iterable[ty.Any],
              decided: ty.Iterable[ty.Any]) -> Listing:
     """List the hosts that would be switched, and why the others are not.

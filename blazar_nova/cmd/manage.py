@@ -169,7 +169,7 @@ def _add_hosts(nouns: ty.Any) -> None:
              'completes the removal')
     maintenance.add(verbs).set_defaults(action=_host_maintain)
     switching = _verb(
-        verbs, 'power', 'list whether the enrolled hosts are on or off, and '
+        verbs, 'power', 'list which hosts are on, off or booting, and '
                         'what would be switched now', _host_power)
     switching.add_argument(
         '--dry-run', action='store_true',
@@ -378,8 +378,8 @@ def _host_power(parsed: argparse.Namespace) -> int:
             found = switch.hosts()
             listing = listings.switched(found, switch.decide(found))
         else:
-            listing = listings.hosts(
-                host_enrollment.HostEnrollment(parts).listed())
+            listing = listings.power(
+                host_enrollment.HostEnrollment(parts).switched())
     except errors.BlazarError as exc:
         print(exc, file=sys.stderr)
         return 1

@@ -53,18 +53,16 @@ class Computes:
     CloudUnavailable if Nova or placement does not answer.
 
     :param exclude: ``[blazar_power] exclude``
-    :raises ConfigurationError: if that has an invalid value
+    :param common: ``[blazar_power] common_hosts``
+    :raises ConfigurationError: if these have an invalid value
     """
 
-    def __init__(self, exclude: ty.Sequence[str]) -> None:
-        for one in exclude:
-            kind, colon, name = one.partition(':')
-            if colon and (kind not in ('aggregate', 'property') or not name or
-                          kind == 'property' and '=' not in name):
-                raise errors.ConfigurationError(
-                    f'[blazar_power] exclude has "{one}". Write the pattern '
-                    'of a name, aggregate:NAME, or property:KEY=VALUE.')
+    def __init__(self, exclude: ty.Sequence[str],
+                 common: ty.Sequence[str] = ()) -> None:
+        for option, patterns in ('exclude', exclude), ('common_hosts', common):
+            _check(option, patterns)
         self._exclude = exclude
+        self._common = common
         self._zones: ty.Mapping[str, str] = {}
         self._groups: ty.Mapping[str, ty.Collection[str]] = {}
 
@@ -73,7 +71,8 @@ class Computes:
         do not answer.
         """
         self._zones = aggregates.zones(reserved=False)
-        if any(one.startswith('aggregate:') for one in self._exclude):
+        if any(one.startswith('aggregate:')
+               for one in (*self._exclude, *self._common)):
             self._groups = aggregates.of_hosts()
         found = bounded_calls.of_cells(
             nova_context.get_admin_context(),
@@ -93,7 +92,25 @@ class Computes:
         """Return why a host must stay on, by the last :meth:`services`; empty
         if it need not.
         """
-        for one in self._exclude:
+        one = self._matching(self._exclude, host, service, properties)
+        return f'it is excluded by {one}' if one else ''
+
+    @property
+    def has_common(self) -> bool:
+        """Whether any host that serves all workloads may be switched."""
+        return bool(self._common)
+
+    def is_common(self, host: str, service: str,
+                  properties: ty.Mapping[str, ty.Any]) -> bool:
+        """Return whether a host may be switched although it serves all
+        workloads, as it was read last.
+        """
+        return bool(self._matching(self._common, host, service, properties))
+
+    def _matching(self, patterns: ty.Iterable[str], host: str, service: str,
+                  properties: ty.Mapping[str, ty.Any]) -> str:
+        """Return the first pattern that matches a host; empty: none does."""
+        for one in patterns:
             kind, _colon, name = one.partition(':')
             key, _equals, value = name.partition('=')
             if (name in self._groups.get(service, ()) if kind == 'aggregate'
@@ -101,7 +118,7 @@ class Computes:
                     if kind == 'property' else any(
                         fnmatch.fnmatchcase(it, one)
                         for it in (host, service))):
-                return f'it is excluded by {one}'
+                return one
         return ''
 
     def disable(self, service: str) -> bool:
@@ -127,6 +144,19 @@ class Computes:
         """Return which servers are on a host or about to be; empty if none."""
         there = sorted(host_servers.everybody(pool.Member(uuid, service)))
         return f'it has servers: {", ".join(there[:3])}' if there else ''
+
+
+def _check(option: str, patterns: ty.Iterable[str]) -> None:
+    """
+    :raises ConfigurationError: when one is not what a host may be named by
+    """
+    for one in patterns:
+        kind, colon, name = one.partition(':')
+        if colon and (kind not in ('aggregate', 'property') or not name or
+                      kind == 'property' and '=' not in name):
+            raise errors.ConfigurationError(
+                f'[blazar_power] {option} has "{one}". Write the pattern of a '
+                'name, aggregate:NAME, or property:KEY=VALUE.')
 
 
 def _service(one: ty.Any) -> ComputeService:

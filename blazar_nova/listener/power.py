@@ -68,7 +68,8 @@ _REQUESTS = 12
 _KEPT = 10
 
 _HOST, _BOOKING = models.Host.__table__.c, models.Booking.__table__.c
-_OURS = sa.and_(_HOST.pool == model.COMPUTE, sa.or_(
+_COMPUTES = _HOST.pool == model.COMPUTE
+_OURS = sa.and_(_COMPUTES, sa.or_(
     _HOST.enrollment == states.Enrollment.ENROLLED,
     _HOST.power_state.is_not(None)))
 _ROWS = sa.select(
@@ -76,15 +77,14 @@ _ROWS = sa.select(
     _HOST.usage, _HOST.interruptible, _HOST.properties, _HOST.extra,
     _HOST.enrollment, _HOST.assigned_to, _HOST.power_state, _HOST.power_at,
     _HOST.power_until, _HOST.power_error, _HOST.power_claimed_until,
-    _HOST.boot_times).where(_OURS).order_by(_HOST.id)
+    _HOST.boot_times).order_by(_HOST.id)
 _BOOKED = sa.select(
     _BOOKING.host_id, _BOOKING.outage,
     sa.func.min(_BOOKING.start_date).label('start'),
     sa.func.max(_BOOKING.end_date).label('end')).where(
-        _BOOKING.host_id.in_(sa.select(_HOST.id).where(_OURS)), sa.or_(
-            _BOOKING.end_date > sa.bindparam('now'),
-            _BOOKING.claimed_at.is_not(None))).group_by(
-                _BOOKING.host_id, _BOOKING.outage)
+        sa.or_(_BOOKING.end_date > sa.bindparam('now'),
+               _BOOKING.claimed_at.is_not(None))).group_by(
+                   _BOOKING.host_id, _BOOKING.outage)
 _CLAIM = sa.update(models.Host.__table__).where(
     _HOST.id == sa.bindparam('host'),
     sa.func.coalesce(_HOST.power_state, '') == sa.bindparam('state'), sa.or_(
@@ -107,6 +107,7 @@ class _Seen(ty.NamedTuple):
     :ivar away_until: until when it is unavailable for other reasons; 0: it is
         available
     :ivar off_until: the end of the outage for being off; 0: there is none
+    :ivar wanted: the state of its enrollment in which it may be switched off
     """
 
     row: ty.Any
@@ -114,6 +115,7 @@ class _Seen(ty.NamedTuple):
     service: power_services.ComputeService | None
     away_until: int
     off_until: int
+    wanted: str | None
 
 
 class _Work(ty.NamedTuple):
@@ -150,6 +152,7 @@ class Power:
         self._policy = policy
         self._notify = notify
         self._later = later
+        self._rounds = 0
 
     def look(self, leader: leader_election.Leader) -> None:
         """Switch the hosts that have to be, unless another process does.
@@ -171,7 +174,8 @@ class Power:
             self._move_on(seen)
         under_way = [seen for seen in found if self._is_due(seen)]
         decided = self.decide([seen.host for seen in found])
-        room = self._policy.max_switching
+        again = self._again(under_way, bool(decided))
+        room = self._policy.max_switching - len(again)
         stopping = sum(seen.host.state == _State.STOPPING for seen in found)
         rows = {seen.host.id: seen for seen in found}
         for one in decided:
@@ -179,12 +183,38 @@ class Power:
                 room, stopping = room - 1, stopping + (not one.on)
                 self._begin(rows[one.host.id], one)
         for seen in under_way:
-            self._claim(seen)
+            if seen in again or not self._is_unsent(seen):
+                self._claim(seen)
+
+    def _again(self, under_way: ty.Iterable[_Seen], others: bool,
+               ) -> list[_Seen]:
+        """Return the hosts whose boot could not be requested yet, and is now.
+        They have each second round, and each of them its turn: BMCs that do
+        not answer keep no other host off, and there are no more at once when
+        all of them answer again.
+        """
+        self._rounds += 1
+        unsent = [seen for seen in under_way if self._is_unsent(seen)]
+        if not unsent or others and not self._rounds % 2:
+            return []
+        most = self._policy.max_switching
+        first = self._rounds // 2 * most % len(unsent)
+        return [*unsent[first:], *unsent[:first]][:most]
+
+    def _is_unsent(self, seen: _Seen) -> bool:
+        """Whether a host is to boot, but its BMC was not asked for that, and
+        no process is about to.
+        """
+        row, service = seen.row, seen.service
+        return row.power_state == _State.BOOTING and (
+            row.power_until is None) and not (service and service.up) and (
+            (row.power_claimed_until or 0) <= self._clock.now())
 
     def hosts(self) -> list[power_planner.PowerHost]:
         """Return all hosts that may be switched, with what decides about it.
         """
-        return [seen.host for seen in self._survey()]
+        return [seen.host for seen in self._survey()
+                if seen.row.enrollment == seen.wanted or seen.host.state]
 
     def decide(self, hosts: ty.Iterable[power_planner.PowerHost],
                ) -> list[power_planner.Decision]:
@@ -197,9 +227,11 @@ class Power:
         services, now = self._computes.services(), self._clock.now()
         booked: dict[int, dict[str | None, ty.Any]] = (
             collections.defaultdict(dict))
+        ours = _COMPUTES if self._computes.has_common else _OURS
         with self._database.connection() as connection:
-            rows = connection.execute(_ROWS).all()
-            for one in connection.execute(_BOOKED, {'now': now}):
+            rows = connection.execute(_ROWS.where(ours)).all()
+            for one in connection.execute(_BOOKED.where(_BOOKING.host_id.in_(
+                    sa.select(_HOST.id).where(ours))), {'now': now}):
                 booked[one.host_id][one.outage] = one
         return [self._seen(row, services.get(row.service_host),
                            booked[row.id], now) for row in rows]
@@ -209,28 +241,38 @@ class Power:
         off = booked.get(outages.POWER)
         others = [one for kind, one in booked.items()
                   if kind != outages.POWER]
+        # What its operator wants switched on again, although it has failed.
+        asked = row.power_state == _State.FAILED and row.power_until == 0 and (
+            service is None or not service.up)
         away_until = max((one.end for one in others if one.outage is not None
-                          and one.start <= now), default=0)
-        state = None if row.power_state == _State.FAILED and (
-            row.power_until is not None and
-            row.power_until <= now) else row.power_state
+                          and one.start <= now and not (
+                              asked and one.outage == outages.FAILURE)),
+                         default=0)
+        state: str | None = row.power_state
+        if state == _State.FAILED and row.power_until is not None and (
+                row.power_until <= now):
+            state = _State.OFF if asked else None
         needed_at = min((one.start for one in others), default=None)
         if row.assigned_to or row.interruptible or any(row.usage.values()):
             needed_at = now
-        kept_on = self._computes.excluded(
-            row.name, row.service_host,
-            {**row.properties, **(row.extra or {})})
-        if row.enrollment != states.Enrollment.ENROLLED:
+        names = row.name, row.service_host, {
+            **row.properties, **(row.extra or {})}
+        kept_on = self._computes.excluded(*names)
+        wanted = states.Enrollment.ENROLLED if row.enrollment or not (
+            self._computes.is_common(*names)) else None
+        if row.enrollment != wanted:
             kept_on = 'it is not enrolled'
         elif state == _State.OFF and service is not None and service.up and (
                 service.seen_at > row.power_at + _SILENT):
             kept_on = 'it reports, so it was switched on'
+        elif asked:
+            kept_on = 'its operator wants it to be tried again'
         return _Seen(row, power_planner.PowerHost(
-            row.id, row.name, (self._computes.zone(row.service_host),
+            row.id, row.name, (self._computes.zone(row.service_host), wanted,
                                frozenset(row.capacity.items())), state,
             row.power_at, needed_at, self._policy.lead(row.boot_times),
             self._held(row, state, service, away_until), kept_on), service,
-            away_until, off.end if off is not None else 0)
+            away_until, off.end if off is not None else 0, wanted)
 
     def _held(self, row: ty.Any, state: str | None,
               service: power_services.ComputeService | None,
@@ -410,7 +452,7 @@ class Power:
                 self._database.writer()) as session:
             host = self._free(session, seen, (None, _State.FAILED))
             if host is None or host.assigned_to or host.interruptible or (
-                    host.enrollment != states.Enrollment.ENROLLED or
+                    host.enrollment != seen.wanted or
                     any(host.usage.values())):
                 return None
             now, lead = self._clock.now(), seen.host.lead
@@ -510,7 +552,7 @@ class Power:
 
     def _begin_on(self, seen: _Seen, token: int) -> ty.Any:
         with self._database.writer() as session:
-            host = self._free(session, seen, (_State.OFF,))
+            host = self._free(session, seen, (_State.OFF, _State.FAILED))
             if host is None:
                 return None
             now = self._clock.now()
@@ -521,8 +563,9 @@ class Power:
                 outages.last(session, now, outage, model.Window(since, max(
                     since + 1, min(now + seen.host.lead, (
                         seen.host.needed_at or model.FOREVER)))))
-            self._database.counters.add(
-                OFF_SECONDS, max(0, now - (host.power_at or now)))
+            if host.power_state == _State.OFF:
+                self._database.counters.add(
+                    OFF_SECONDS, max(0, now - (host.power_at or now)))
             return self._take(session, host, now, _State.BOOTING, token)
 
     def _boot(self, work: _Work) -> None:
@@ -595,9 +638,10 @@ def of_parts(parts: wiring.Parts) -> Power:
         field.name: conf[field.name]
         for field in dataclasses.fields(power_planner.Policy)
         if field.name != 'claim'}, claim=_REQUESTS * conf.command_timeout)
-    return Power(parts, power_services.Computes(conf.exclude),
-                 power_hosts.PowerHosts(conf.hosts_file, conf.command_timeout),
-                 policy, process.notify, _in_thread)
+    return Power(
+        parts, power_services.Computes(conf.exclude, conf.common_hosts),
+        power_hosts.PowerHosts(conf.hosts_file, conf.command_timeout),
+        policy, process.notify, _in_thread)
 
 
 def _in_thread(work: ty.Callable[[], object]) -> None:

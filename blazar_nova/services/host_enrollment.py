@@ -12,11 +12,15 @@ import time
 import typing as ty
 
 from oslo_log import log as logging
+import sqlalchemy as sa
+from sqlalchemy import orm
 
 from blazar_core.capacity import enrollment
 from blazar_core.capacity import pending
 from blazar_core.common import clocks
 from blazar_core.common import errors
+from blazar_core.common import model
+from blazar_core.common import states
 from blazar_core.common import words
 from blazar_core.db import models
 from blazar_core.lifecycle import fault_points
@@ -214,7 +218,8 @@ class HostEnrollment:
         """
         with self._database.reader() as session:
             host = enrollment.get(session, host_id)
-        return _described(host, aggregates.zones())
+            on_at = _on_at(session, [host])
+        return _described(host, aggregates.zones(), on_at)
 
     def listed(self, after: int = 0, most: int | None = None,
                reserved: bool = True) -> list[dict[str, ty.Any]]:
@@ -224,8 +229,23 @@ class HostEnrollment:
         """
         with self._database.reader() as session:
             found = enrollment.listed(session, after, most)
+            on_at = _on_at(session, found)
         zones = aggregates.zones(reserved)
-        return [_described(host, zones) for host in found]
+        return [_described(host, zones, on_at) for host in found]
+
+    def switched(self) -> list[dict[str, ty.Any]]:
+        """Return whether hosts are on, of those that are enrolled or switched.
+        """
+        with self._database.reader() as session:
+            found = session.scalars(sa.select(models.Host).where(
+                models.Host.pool == model.COMPUTE, sa.or_(
+                    models.Host.enrollment.is_not(None),
+                    models.Host.power_state.is_not(None)),
+            ).order_by(models.Host.id)).all()
+            on_at = _on_at(session, found)
+        return [{'name': host.name, 'enrolled': host.enrollment is not None,
+                 **_power(host, on_at), 'why': host.power_error or ''}
+                for host in found]
 
     def allocations(self, of: ty.Mapping[str, str],
                     ) -> list[dict[str, ty.Any]]:
@@ -380,8 +400,34 @@ def shown(server_ids: ty.Sequence[str]) -> str:
         f' and {rest} more' if rest > 0 else '')
 
 
+def _on_at(session: orm.Session, hosts: ty.Iterable[models.Host],
+           ) -> dict[int, int]:
+    """Return when hosts that are off are switched on, as far as they have
+    bookings.
+    """
+    leads = {host.id: host.power_lead or 0 for host in hosts
+             if host.power_state == states.Power.OFF}
+    found = session.execute(sa.select(
+        models.Booking.host_id, sa.func.min(models.Booking.start_date)).where(
+            models.Booking.host_id.in_(leads),
+            models.Booking.outage.is_(None)).group_by(
+                models.Booking.host_id)).tuples() if leads else ()
+    return {host_id: start - leads[host_id] for host_id, start in found
+            if host_id is not None}
+
+
+def _power(host: models.Host, on_at: ty.Mapping[int, int],
+           ) -> dict[str, ty.Any]:
+    """Whether a host is on, since when and until when."""
+    return {
+        'power_state': host.power_state or 'on',
+        'power_since': _stamp(host.power_at),
+        # 0 in the row: an operator has allowed another try after a failure.
+        'power_until': _stamp(host.power_until or on_at.get(host.id))}
+
+
 def _described(host: models.Host, zones: ty.Mapping[str, str],
-               ) -> dict[str, ty.Any]:
+               on_at: ty.Mapping[int, int]) -> dict[str, ty.Any]:
     """Return a host as the API shows it, with the properties that operators
     have set.
     """
@@ -392,10 +438,7 @@ def _described(host: models.Host, zones: ty.Mapping[str, str],
         'reservable': bool(host.reservable), 'status': host.enrollment,
         'trust_id': None,
         'availability_zone': zones.get(host.service_host, ''),
-        'power_state': host.power_state or 'on',
-        'power_since': _stamp(host.power_at),
-        # 0 in the row: an operator has allowed another try after a failure.
-        'power_until': _stamp(host.power_until or None),
+        **_power(host, on_at),
         # None for hosts that were enrolled by an earlier release.
         'created_at': _stamp(host.enrolled_at),
         # Not the row's, which changes with its bookings.

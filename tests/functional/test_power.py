@@ -17,6 +17,7 @@ from blazar_nova.compat import compute_hosts
 from blazar_nova.compat import power_services
 from blazar_nova.compat import providers
 from blazar_nova.listener import power
+from tests.functional import leased
 from tests.functional import whole_hosts_base
 from tests import machines
 from tests import redfish
@@ -59,13 +60,16 @@ class PowerTest(whole_hosts_base.HostsTestCase):
         self.enrol('host1', 'host2')
         parts = self.listener.parts
         self.told = []
-        self.power = power.Power(
-            parts, power_services.Computes(['host2']), self.switches,
-            machines.policy(), lambda event, payload: self.told.append(
-                (event, payload['host'])))
+        self.power = self.switcher(['host2'])
         self.leader = leader_election.Leader(
             parts.database, parts.clock, power.LEADER, 'test', power.PAUSE,
             60)
+
+    def switcher(self, exclude, common=(), **values):
+        return power.Power(
+            self.listener.parts, power_services.Computes(exclude, common),
+            self.switches, machines.policy(**values),
+            lambda event, payload: self.told.append((event, payload['host'])))
 
     def switch(self, after=power.PAUSE):
         self.clock.advance(after)
@@ -173,6 +177,44 @@ class PowerTest(whole_hosts_base.HostsTestCase):
         self.assertFalse(computes.disable('host1'))
         computes.enable('host1', 'unused')
         self.assertTrue(self.service().disabled)
+
+    def test_a_boot_from_now_on_waits_for_a_host_that_is_off(self):
+        """One that serves all workloads, as its operator wants."""
+        # The API has the time of the machine.
+        self.clock.advance(-100)
+        self.power = self.switcher(
+            ['host?'], ['pl*'], boot_time=100, boot_time_floor=100, margin=60)
+        for _look in range(2):
+            self.switch()
+        self.assertEqual([('off', 'plain')], self.switches.done)
+        self.report(self.clock.now() - 200, 'plain')
+        self.assertIn('"off"', self.command('host', 'power', '--format',
+                                            'json')[1])
+        self.refused(409, lambda: self.boot('large', flavor='4', hints={
+            **leased.RESERVE}, max_count=30))
+        server = self.boot('vm1', hints=leased.RESERVE)
+        self.wait_for_status(server['id'], 'RESERVED')
+        self.run_until(self.began + 60)
+        self.assertEqual('RESERVED', self.admin.get_server(
+            server['id'])['status'])
+        self.assertIn('being switched on', str(self.books(
+            'SELECT conditions FROM leases')))
+        self.switch()
+        self.assertEqual(('on', 'plain'), self.switches.done[-1])
+        self.run_until(self.clock.now() + 60)
+
+        def is_back():
+            # Its nova-compute reports, too, at another time.
+            self.report(self.clock.now(), 'plain')
+            self.switch()
+            return not self.service('plain').disabled
+
+        self.wait_for(is_back)
+        # Nova's scheduler has the time of the machine, too.
+        self.report(self.began, 'plain')
+        self.run_until(self.clock.now() + 60)
+        self.wait_for_status(server['id'], 'ACTIVE')
+        self.assertEqual('plain', self.host_of(server))
 
     def test_hosts_are_excluded_by_aggregates_names_and_properties(self):
         computes = power_services.Computes(

@@ -347,6 +347,67 @@ class TestNow(PowerTestCase):
         self.assertIn(None, self.states().values())
 
 
+class TestMany(PowerTestCase):
+    """No more are switched at once than may be."""
+
+    names = tuple(f'host{number}' for number in range(7))
+
+    def another(self, **values):
+        return super().another(max_switching=2, **values)
+
+    def at_once(self, what):
+        """How many were switched within a round, at most."""
+        times = [at for at, _name, did in self.machines.times() if did == what]
+        return max(sum(at <= one < at + power.PAUSE for one in times)
+                   for at in times)
+
+    def all_off(self):
+        self.pass_(100, 10)
+        self.assertEqual(dict.fromkeys(self.names, State.OFF), self.states())
+        self.assertEqual(2, self.at_once('off'))
+
+    def test_of_many_for_one_lease_none_is_late(self):
+        self.all_off()
+        self.wants(7200, amount=7, vcpus=4)
+        self.pass_(7200 - LEAD - 100 - (self.clock.now() - NOW))
+        while self.clock.now() < NOW + 7200:
+            self.look()
+        self.assertEqual(dict.fromkeys(self.names), self.states())
+        self.assertEqual(2, self.at_once('on'))
+
+    def test_when_bmcs_answer_again_not_all_are_on_at_once(self):
+        self.all_off()
+        self.wants(7200, amount=7, vcpus=4)
+        self.pass_(7200 - LEAD - 100 - (self.clock.now() - NOW))
+        self.machines.broken = machines.Error('It hangs.')
+        self.pass_(300, 10)
+        self.assertEqual(
+            dict.fromkeys(self.names, State.BOOTING), self.states())
+        self.machines.broken = None
+        while self.clock.now() < NOW + 7200:
+            self.look()
+        self.assertEqual(dict.fromkeys(self.names), self.states())
+        self.assertEqual(2, self.at_once('on'))
+
+    def test_bmcs_that_never_answer_keep_no_other_off(self):
+        self.all_off()
+        dead = self.names[:5]
+        is_on = self.machines.is_on
+
+        def hangs(host, service):
+            if host in dead:
+                raise machines.Error('It hangs.')
+            return is_on(host, service)
+
+        self.machines.is_on = hangs
+        self.wants(7200, amount=7, vcpus=4)
+        self.pass_(7200 - LEAD - 100 - (self.clock.now() - NOW))
+        while self.clock.now() < NOW + 7200:
+            self.look()
+        self.assertEqual([None, None], [
+            self.states()[name] for name in self.names[5:]])
+
+
 class TestSpare(PowerTestCase):
 
     names = ('one', 'two', 'three')
@@ -403,6 +464,32 @@ class TestRefusing(PowerTestCase):
     def test_one_that_is_not_enrolled(self):
         with self.database.writer() as session:
             enrollment.remove(session, NOW, self.scalars(models.Host.id)[0])
+        self.assert_on()
+
+    def return_to_all(self):
+        host_id, = self.scalars(models.Host.id)
+        for step in enrollment.remove, enrollment.retire:
+            with self.database.writer() as session:
+                step(session, NOW, host_id)
+
+    def test_of_the_common_pool_one_that_its_operator_names_is_off(self):
+        self.return_to_all()
+        self.assert_on()
+        self.machines.change('one', common=True)
+        self.pass_(20, 10)
+        self.assertEqual({'one': State.OFF}, self.states())
+        # A server without a lease finds no capacity, and a lease does.
+        exc = self.assertRaises(errors.Refused, self.reserve, 300, 400)
+        start = exc.refusal.next_start - NOW + 3600
+        self.reserve(start, start + 60)
+        self.machines.change('one', common=False)
+        self.pass_(300)
+        self.assertEqual({'one': None}, self.states())
+
+    def test_of_the_common_pool_one_with_a_server_stays_on(self):
+        self.machines.change('one', common=True)
+        self.return_to_all()
+        self.report(self.uuid_of('one'), 'one', {'VCPU': 1}, {'VCPU': 4})
         self.assert_on()
 
     def test_the_bmc_of_another_host(self):
@@ -524,6 +611,21 @@ class TestFailing(PowerTestCase):
                     session).values() if row.began_at])
         self.assertIsNone(self.outage('one'))
         self.assertIsNotNone(lease)
+
+    def test_one_that_was_never_switched_on_is_when_its_operator_says_so(self):
+        self.pass_(20, 10)
+        self.machines.change('one', lies=True)
+        self.wants(7200)
+        self.pass_(7400)
+        self.assertEqual({'one': State.FAILED}, self.states())
+        self.machines.change('one', lies=False)
+        self.pass_(7200, 600)
+        self.assertFalse(self.machines.get('one')['on'])
+        power.retry(self.database, 'one')
+        self.pass_(300, 10)
+        self.assertEqual({'one': None}, self.states())
+        self.assertTrue(self.machines.get('one')['on'])
+        self.assertIsNone(self.machines.get('one')['reason'])
 
     def test_one_that_is_late_is_taken_back_and_known_to_be_slow(self):
         self.pass_(20, 10)

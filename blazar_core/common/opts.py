@@ -669,8 +669,8 @@ POWER_OPTS: list[cfg.Opt] = [
         'margin', default=180, min=0,
         help='Seconds by which a host is switched on earlier than its boot '
              'takes, and for which a late host is waited for. It has to cover '
-             '12 times command_timeout, and [blazar] worker_timeout, in case a '
-             'blazar-listener dies; and 10 seconds for each max_switching '
+             '12 times command_timeout, and [blazar] worker_timeout, in case '
+             'a blazar-listener dies; and 10 seconds for each max_switching '
              'hosts that one lease needs.'),
     cfg.IntOpt(
         'shutdown_timeout', default=300, min=1,

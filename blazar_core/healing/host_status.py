@@ -107,11 +107,18 @@ class HostStatus:
         """Record a report on hosts.
 
         Costs one SELECT if all hosts are up and were up before. A failed host
-        that is no longer reported on stays failed.
+        that is no longer reported on stays failed. A host that is switched off
+        for not being needed does not report, and has not failed.
         """
         with self._database.reader() as session:
             known = outages.failures(session)
-        doubtful = self._doubtful(report, known)
+            off = {*session.scalars(_OFF)} if any(report.values()) else set()
+        off = {uuid for uuid in off if (down := report.get(uuid)) is None or
+               not down.certain}
+        doubtful = self._doubtful({
+            uuid: down for uuid, down in report.items() if uuid not in off},
+            known)
+        report = {**report, **dict.fromkeys(off & report.keys())}
         unseen = {uuid: Down(row.reason) for uuid, row in known.items()
                   if row.began_at is not None}
         for uuid, down in sorted({**unseen, **report}.items()):
@@ -239,6 +246,11 @@ class HostStatus:
             assert outage.began_at is not None
             outages.last(session, now, outage,
                          model.Window(outage.began_at, until))
+
+
+#: The uuids of the hosts that are switched off.
+_OFF = sa.select(models.Host.uuid).where(
+    models.Host.power_state.in_(states.POWERED_OFF))
 
 
 class HostOutage(ty.NamedTuple):

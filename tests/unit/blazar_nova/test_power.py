@@ -20,6 +20,7 @@ from blazar_core.common import model
 from blazar_core.common import states
 from blazar_core.db import leader_election
 from blazar_core.db import models
+from blazar_core.healing import host_status
 from blazar_core.leases import creation
 from blazar_core.leases import requests
 from blazar_core.leases import views
@@ -226,6 +227,33 @@ class TestSwitching(PowerTestCase):
         self.assertEqual({'one': State.OFF, 'two': None}, self.states())
         self.wants(self._ago(7200))
         self.assertEqual('two', self.booked())
+
+    def test_one_that_is_off_has_not_failed(self):
+        status = self.power._host_status
+        silent = host_status.Down('It is silent.')
+
+        def failed(*names):
+            status.update({self.uuid_of(name): silent if name in names
+                           else None for name in self.names})
+            with self.database.reader() as session:
+                return [uuid for uuid, row in outages.failures(
+                    session).items() if row.began_at]
+
+        self.all_off()
+        for _look in range(5):
+            self.pass_(60)
+            self.assertEqual([], failed('one', 'two'))
+        # It is seen all the same whether another one has failed.
+        self.machines.change('two', excluded='x')
+        self.pass_(400)
+        self.assertEqual({'one': State.OFF, 'two': None}, self.states())
+        failed('one')
+        self.clock.advance(60)
+        self.assertEqual([], failed('one'))
+        # Of those that are on, all look down: something else has failed.
+        failed('one', 'two')
+        self.clock.advance(60)
+        self.assertEqual([], failed('one', 'two'))
 
     def test_what_does_not_shut_down_is_forced_off(self):
         self.machines.change('one', dies=False)

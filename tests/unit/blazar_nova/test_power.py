@@ -315,6 +315,22 @@ class TestNow(PowerTestCase):
         return [one['reason'] for one in views.get(
             self.database, lease['id'])['conditions']]
 
+    def test_the_first_occurrence_of_a_series_waits_too(self):
+        now = self.clock.now()
+        each = [dataclasses.replace(
+            self.wanted(2), request=self.request(
+                start - NOW, start - NOW + 600, starts_now=start == now))
+            for start in (now, now + 86400)]
+        fits, _left_out = self.leases.series.fitting(each, False)
+        made = self.leases.series.create(
+            'series', requests.Recurrence(
+                'FREQ=DAILY;COUNT=2', 'UTC', 'delete', False, tuple(
+                    one.request.window for one in each)),
+            fits, [None, None], [])
+        self.assertEqual(['PENDING'] * 2, [one['status'] for one in made])
+        self.pass_(300)
+        self.assertEqual({'one': None, 'two': None}, self.states())
+
     def test_it_does_not_get_one_that_takes_too_long(self):
         self.admission._start_timeout = LEAD - 1
         exc = self.assertRaises(errors.Refused, self.now)

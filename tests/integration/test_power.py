@@ -252,22 +252,28 @@ class PowerTest(PowerTestCase):
 
     def test_bmcs_that_are_killed_hang_fail_or_lie(self) -> None:
         """Hosts stay on and are used, whatever their BMCs say."""
-        for mode in ('killed', 'hang', '500', 'lie'):
-            if mode == 'killed':
-                self.machines.kill()
-            else:
-                self.machines.mode = mode
-            self.wait_until_power('failed', *self.HOSTS, seconds=180)
-            self.wait_for(lambda: {*self.services().values()} == {
-                ('up', 'enabled', None)}, lambda: str(self.services()))
-            self.assertEqual(set(self.HOSTS), self.machines.on, mode)
-            self.verify_finds_nothing()
-            self.machines.mode = ''
-            if mode == 'killed':
+        self.machines.kill()
+        self.assert_left_on('killed')
+        for mode in ('hang', '500', 'lie'):
+            self.machines.mode = mode
+            if mode == 'hang':
                 self.machines.serve()
-            for host in self.HOSTS:
-                self.manage('--retry', host)
+            self.try_again()
+            self.assert_left_on(mode)
+        self.machines.mode = ''
+        self.try_again()
         self.all_go_off()
+
+    def try_again(self) -> None:
+        for host in self.HOSTS:
+            self.manage('--retry', host)
+
+    def assert_left_on(self, mode: str) -> None:
+        self.wait_until_power('failed', *self.HOSTS, seconds=180)
+        self.wait_for(lambda: {*self.services().values()} == {
+            ('up', 'enabled', None)}, lambda: str(self.services()))
+        self.assertEqual(set(self.HOSTS), self.machines.on, mode)
+        self.verify_finds_nothing()
 
 
 class DeathTest(PowerTestCase):
@@ -288,8 +294,9 @@ class DeathTest(PowerTestCase):
         self.listener = self.new_listener()
         self.all_go_off()
         for host in self.HOSTS:
-            self.assertEqual(1, self.machines.requested.count(
-                (host, 'GracefulShutdown')))
+            # One that was recorded and not sent is forced off after its time.
+            self.assertLessEqual(self.machines.requested.count(
+                (host, 'GracefulShutdown')), 1)
         start = self.soon()
         lease = self.lease_hosts(2, base.date(start)[:16])
         self.listener.kill()
@@ -299,7 +306,9 @@ class DeathTest(PowerTestCase):
         self.starts_in_time(lease, start)
         self.assertEqual(set(self.HOSTS), self.machines.on)
         self.all_are_enabled()
-        self.assert_switched('GracefulShutdown', 'On')
+        for host in self.HOSTS:
+            self.assertEqual(
+                1, self.machines.requested.count((host, 'On')))
         self.nothing_was_lost()
         self.end(lease)
         self.verify_finds_nothing()

@@ -317,9 +317,8 @@ class TestNow(PowerTestCase):
 
     def test_the_first_occurrence_of_a_series_waits_too(self):
         now = self.clock.now()
-        each = [dataclasses.replace(
-            self.wanted(2), request=self.request(
-                start - NOW, start - NOW + 600, starts_now=start == now))
+        each = [dataclasses.replace(self.wanted(2), request=self.request(
+            start - NOW, start - NOW + 600, starts_now=start == now))
             for start in (now, now + 86400)]
         fits, _left_out = self.leases.series.fitting(each, False)
         made = self.leases.series.create(

@@ -331,6 +331,15 @@ class Admission:
             return [*outages.wakeable(
                 connection, now, self._start_timeout, window.start)]
 
+    def off_until(self) -> int:
+        """Return when all hosts could be used that are switched off; 0: none
+        is off.
+        """
+        if not self.index.apart().off.any():
+            return 0
+        with self._database.connection() as connection:
+            return outages.off_until(connection)
+
     def candidates(self, demand: model.Demand) -> set[int]:
         """Return the ids of the hosts that a demand could have entirely, if
         nothing were booked there.

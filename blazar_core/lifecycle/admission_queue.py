@@ -22,7 +22,6 @@ from sqlalchemy import orm
 from blazar_core.capacity import admissions
 from blazar_core.capacity import booking_index
 from blazar_core.capacity import ledger
-from blazar_core.capacity import outages
 from blazar_core.common import clocks
 from blazar_core.common import conditions
 from blazar_core.common import errors
@@ -81,13 +80,13 @@ class DeferredAdmission:
         """
         return self._database.retried(self._admit, lease_id)
 
-    def _admit(self, lease_id: str) -> str | None:
+    def _admit(self, lease_id: str, not_before: int = 0) -> str | None:
         with self._database.reader() as session:
             lease = api.found(session, lease_id)
             if lease.status not in states.SEEKING:
                 return None
             now = self._clock.now()
-            start = max(lease.start_date, now)
+            start = max(lease.start_date, now, not_before)
             end = lease.end_date if lease.duration is None else (
                 start + lease.duration)
             if end <= start:
@@ -111,15 +110,13 @@ class DeferredAdmission:
             picked = self._admission.pick_all(
                 [*wanted.values()], lease.booked(window), instead_of=own)
         except errors.Refused as exc:
-            later = self._when_on(exc.refusal.next_start, window, lease)
-            if later is None:
+            later = exc.refusal.next_start
+            if not_before or later is None or (
+                    later > self._admission.off_until()) or (
+                    lease.duration is None and later >= end):
                 return str(exc)
-            window = later
-            try:
-                picked = self._admission.pick_all(
-                    [*wanted.values()], lease.booked(window), instead_of=own)
-            except errors.Refused:
-                return str(exc)
+            # Hosts that are off are only switched on for a booking.
+            return self._admit(lease_id, later)
         described = self._enter(
             lease_id, window, wanted, dict(zip(wanted, picked, strict=True)))
         if described is not None:
@@ -131,19 +128,6 @@ class DeferredAdmission:
                 'changed': ['status', 'start_date', 'end_date'],
                 'reason': conditions.Reason.ADMITTED})
         return None
-
-    def _when_on(self, start: int | None, window: model.Window,
-                 lease: models.Lease) -> model.Window | None:
-        """Return the window that a lease can have as soon as hosts are on that
-        are switched off: only a booking has them switched on.
-        """
-        if start is None or not self._admission.index.apart().off.any():
-            return None
-        with self._database.connection() as connection:
-            until = outages.off_until(connection)
-        later = model.Window(start, window.end if lease.duration is None else (
-            start + lease.duration)) if window.start < start <= until else None
-        return later if later and later.start < later.end else None
 
     def needs(self, lease_id: str) -> _Demands | refusals.Refusal:
         """Return the current demands of the reservations of a lease, or the

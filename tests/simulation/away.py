@@ -174,7 +174,8 @@ def left(world: worlds.World) -> ty.Iterator[str]:
     for name, kind in world.look(
             f"SELECT hosts.name, outages.kind FROM outages "
             f"JOIN hosts ON hosts.id = outages.host_id "
-            f"WHERE outages.kind = 'failure' OR NOT EXISTS ("
+            f"WHERE outages.kind = 'failure' "
+            f"OR outages.kind = 'maintenance' AND NOT EXISTS ("
             f"SELECT 1 FROM bookings WHERE host_id = hosts.id "
             f"AND outage = 'maintenance' "
             f"AND end_date > {world.baton.now - HEALED})"):

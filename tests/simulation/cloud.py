@@ -50,6 +50,10 @@ class Host:
     :ivar down: whether its nova-compute does not report
     :ivar forced_down: whether an operator has forced its service down
     :ivar left: the servers that were evacuated from it meanwhile
+    :ivar on: whether it is switched on
+    :ivar up_at: when its nova-compute reports that was switched on
+    :ivar silent_at: when it was switched off
+    :ivar disabled: whether its service is, for being switched off
     """
 
     uuid: str
@@ -64,6 +68,14 @@ class Host:
     down: bool = False
     forced_down: bool = False
     left: set[str] = dataclasses.field(default_factory=set)
+    on: bool = True
+    up_at: float = 0
+    silent_at: float = 0
+    disabled: bool = False
+
+    def is_up(self, now: float) -> bool:
+        """Whether its nova-compute reports."""
+        return self.there and self.on and not self.down and now >= self.up_at
 
     def admits(self, server: 'Server') -> bool:
         """Return whether placement offers it to a server."""
@@ -173,7 +185,8 @@ class Request:
     def admits(self, host: Host) -> bool:
         """Return whether a host is a candidate according to placement."""
         server = self.server
-        return not host.down and host.fits(server.amounts) and (
+        return not host.down and host.on and not host.disabled and (
+            host.fits(server.amounts)) and (
             self.target is host if self.target is not None else
             server.forced == host.uuid if server.forced is not None else
             host.admits(server))

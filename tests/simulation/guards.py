@@ -24,9 +24,11 @@ from blazar_core.capacity import assignments
 from blazar_core.capacity import consolidation
 from blazar_core.capacity import host_generations
 from blazar_core.capacity import inventory
+from blazar_core.capacity import outages
 from blazar_core.common import model
 from blazar_core.db import models
 from blazar_core.lifecycle import lease_close
+from blazar_core.lifecycle import lease_start
 from blazar_core.plugins import cloud_api
 from blazar_core.plugins import end_policies
 from tests.simulation import cloud as simulated
@@ -38,6 +40,8 @@ __all__ = ['GUARDS', 'without']
 _claim = inventory.claim
 _along = assignments.convert_usage
 _read = consolidation.planner_input
+_plan = outages.plan
+_crowded = lease_start.LeaseStart._crowded
 
 _HOSTS = models.Host.__table__
 #: The update of a host by the ledger, without its check of the generation.
@@ -98,6 +102,16 @@ def _is_early(self: simulated.Port, server: simulated.Server) -> bool:
     count = len(server.deletions)
     return bool(count) and self._baton.now < server.deletions[-1] + min(
         60 * 2 ** min(count - 1, 10), 600)
+
+
+def _plan_anyway(*args: ty.Any, force: bool = True) -> None:
+    """Take a host, whatever is booked there."""
+    _plan(*args)
+
+
+def _never_boots(*args: ty.Any) -> tuple[set[int], set[int]]:
+    """Return the hosts that a start waits for, but for those that boot."""
+    return _crowded(*args)[0], set()
 
 
 class _Same:
@@ -188,6 +202,22 @@ GUARDS: dict[str, tuple[str, ty.Any]] = {
              lambda self, server_id: True),
     'undo': ('blazar_core.capacity.scheduler_claims.Claims._undo',
              lambda self, work, *args: lambda: None),
+    'power_booked': ('blazar_core.capacity.outages.plan', _plan_anyway),
+    'power_lead': ('blazar_core.capacity.power_planner.Policy.lead',
+                   lambda self, boot_times: 1),
+    'power_occupied': ('tests.machines.Machines.occupied',
+                       lambda self, uuid, service: ''),
+    'power_identity': ('tests.machines.Machines.mismatch',
+                       lambda self, host, service: ''),
+    'power_sent': ('blazar_nova.listener.power.Power._may_send',
+                   lambda self, work, until: True),
+    'power_turns': ('blazar_nova.listener.power.Power._again',
+                    lambda self, under_way, others: [*under_way]),
+    'power_silent': ('blazar_core.healing.host_status._OFF',
+                     sa.select(models.Host.uuid).where(sa.false())),
+    'power_waits': (
+        'blazar_core.lifecycle.lease_start.LeaseStart._crowded',
+        _never_boots),
 }
 
 #: The unit test, below ``tests.unit``, that fails without a guard. The gate
@@ -258,6 +288,21 @@ TESTS: dict[str, str] = {
              'test_what_a_killed_process_has_not_sent_is_sent',
     'slot': 'blazar_core.test_slots.TestOnce.'
             'test_of_a_request_and_two_listeners_one_sends_it',
+    'power_booked': 'blazar_nova.test_power.TestSwitching.'
+                    'test_one_that_is_booked_at_that_moment_stays_on',
+    'power_lead': 'blazar_nova.test_power.TestSwitching.'
+                  'test_it_is_on_before_its_lease_starts',
+    'power_occupied': 'blazar_nova.test_power.TestRefusing.test_with_a_server',
+    'power_identity': 'blazar_nova.test_power.TestRefusing.'
+                      'test_the_bmc_of_another_host',
+    'power_sent': 'blazar_nova.test_power.TestOnce.'
+                  'test_what_is_claimed_is_left_alone',
+    'power_turns': 'blazar_nova.test_power.TestMany.'
+                   'test_when_bmcs_answer_again_not_all_are_on_at_once',
+    'power_silent': 'blazar_nova.test_power.TestSwitching.'
+                    'test_one_that_is_off_has_not_failed',
+    'power_waits': 'blazar_nova.test_power.TestNow.'
+                   'test_one_waits_for_its_host',
     'clock': 'blazar_core.test_clock_skew.TestDatabase.'
              'test_with_a_wrong_clock_nothing_is_written',
 }

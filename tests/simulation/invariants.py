@@ -482,6 +482,7 @@ def at_rest(world: worlds.World, core: worlds.Core) -> list[str]:
     wrong += held.left(world)
     wrong += promised.left(world, core)
     wrong += away.left(world)
+    wrong += world.switching.left() if world.switching else ()
     for reservation_id in world.cloud.open:
         wrong.append(f'reservation {reservation_id[:8]} is still open')
     return wrong + [one.text for one in audit.Audit(

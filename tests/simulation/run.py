@@ -43,7 +43,9 @@ class Run:
             # With evacuations there is free capacity elsewhere.
             seed, only, hosts=5 if relocates else 3, apis=apis,
             listeners=listeners, pool=POOL, relocates=relocates,
-            drifts=seed % 4 == 2)
+            drifts=seed % 4 == 2,
+            # Each look takes its time: not for days.
+            switches=seed % 5 == 4 and days < 1)
         self._days = days
 
     def go(self) -> list[str]:
@@ -159,7 +161,11 @@ class Run:
         world = self.world
         count = {name: number for name, number in world.faults.count.items()
                  if number}
-        return (f'{world.baton.points} points, '
+        switching = world.switching
+        power = '' if switching is None else (
+            f'{switching.off_count} hosts switched off, '
+            f'{switching.on_time} on at a start, ')
+        return (f'{world.baton.points} points, {power}'
                 f'{len(world.cloud.servers)} servers, '
                 f'{world.copied} images before an end, {count}')
 

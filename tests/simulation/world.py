@@ -161,7 +161,9 @@ class Core:
         self.process = process
         self.clock = batons.Clock(process)
         self.database = world.books.connect(process)
-        self.admission = admissions.Admission(self.database, self.clock)
+        self.admission = admissions.Admission(
+            self.database, self.clock,
+            start_timeout=PATIENCE if world.switching else 0)
         self.leases = leases.Leases(
             self.database, self.clock, self.admission, world.types)
         after, notice = world.no_shows
@@ -231,13 +233,14 @@ class World:
     :param pool: how many more hosts an operator enrolls
     :param relocates: whether servers are evacuated from unavailable hosts
     :param drifts: whether clocks drift
+    :param switches: whether idle hosts of the pool are switched off
     """
 
     def __init__(self, seed: int, only: ty.Collection[str] | None = None,
                  hosts: int = 3, apis: int = 2, listeners: int = 2,
                  vcpus: int = 8, compares: bool = True,
                  pool: int = 0, relocates: bool = False,
-                 drifts: bool = False) -> None:
+                 drifts: bool = False, switches: bool = False) -> None:
         self.stack = contextlib.ExitStack()
         self.baton = batons.Baton(seed)
         self.faults = faults.Faults(self.baton, only, drifts)
@@ -285,6 +288,11 @@ class World:
         self._looking = self.stack.enter_context(
             contextlib.closing(sqlite3.connect(self.books.path)))
         self._patch()
+        self.switching = None
+        if switches:
+            # It needs Nova, which takes its time.
+            from tests.simulation import switching
+            self.switching = switching.Machines(self)
         self.cores: dict[str, Core] = {}
         for number in range(hosts):
             self.cloud.add_host(f'host{number}', {'VCPU': vcpus})
@@ -348,7 +356,7 @@ class World:
         return batons.Process(self.baton, name, boot)
 
     def notified(self, event_type: str, lease: dict[str, ty.Any]) -> None:
-        for hear in self.hearing:
+        for hear in self.hearing if event_type.startswith('lease.') else ():
             hear(event_type, lease)
         self.baton.tell(f'{event_type}: {lease["id"][:8]}')
         # Wakes the process that carries out events.
@@ -509,6 +517,9 @@ class World:
         core.process.spawn('retrying', lambda: self._retry(core))
         core.process.spawn('monitors', lambda: self._monitor(core))
         core.process.spawn('slots', lambda: self._send_left(core))
+        if self.switching:
+            core.process.spawn('power', functools.partial(
+                self.switching.run, core))
         if self.relocates:
             core.process.spawn('relocating', lambda: self._relocate(core))
         if self.keystone.knows:
@@ -555,14 +566,16 @@ class World:
         while True:
             with contextlib.suppress(errors.DatabaseUnavailable):
                 knows.update({host.uuid: host_status.Down(
-                    'It is silent.', host.forced_down) if host.down else None
+                    'It is silent.', host.forced_down)
+                    if not host.is_up(self.baton.now) else None
                     for host in self.cloud.hosts.values() if host.there})
             self.baton.let_pass(POLL)
             if not self.look(
                     "SELECT 1 FROM outages WHERE kind = 'failure' LIMIT 1"):
                 # Checking without finding anything takes long to simulate.
                 self.baton.wait(lambda: any(
-                    host.down for host in self.cloud.hosts.values()), REST)
+                    host.down or not host.on or self.baton.now < host.up_at
+                    for host in self.cloud.hosts.values()), REST)
 
     def _relocate(self, core: Core) -> None:
         """Evacuate or drain unavailable hosts."""

@@ -349,11 +349,12 @@ class Booking(Base):
     admitted the server to the host, or when a server that failed was found to
     hold something there: from then on until the server is deleted, its
     capacity is taken there, whatever the dates. ``running`` is true from when
-    it runs, and of a whole host while servers are on it. ``migrating_to`` is the host to which a scheduler has let a
-    running server move. ``host_failed_at`` is since when its host is known to
-    have failed. ``recorded_at`` is since when the latest of its usage records
-    counts; None: it has none. With an ``outage`` it belongs to no reservation:
-    the host is unavailable (:class:`blazar_core.db.models.Outage`).
+    it runs, and of a whole host while servers are on it. ``migrating_to`` is
+    the host to which a scheduler has let a running server move.
+    ``host_failed_at`` is since when its host is known to have failed.
+    ``recorded_at`` is since when the latest of its usage records counts; None:
+    it has none. With an ``outage`` it belongs to no reservation: the host is
+    unavailable (:class:`blazar_core.db.models.Outage`).
     """
 
     __tablename__ = 'bookings'

@@ -153,6 +153,9 @@ EVERYTHING = (
      'Metrics of projects are of all that is reserved at an instant.'),
     ('../blazar_nova/listener/server_sync.py', 'ServerSync._have_leases',
      'leases', _FIRST),
+    ('../blazar_nova/services/forecast.py', '_World._reserved',
+     'usage_records',
+     'An operator replays refused leases beside all that was reserved.'),
 )
 
 

@@ -364,7 +364,7 @@ class TestLowUse(NoShowTestCase):
         self.host('two', VCPU=2)
         params = {'min': 2, 'max': 2}
         lease = self.reserve(0, 1000, creation.NewReservation(
-            self.machines.wanted(None, params).demand,
+            self.machines.requirements(None, params).demand,
             resource_type='machine', params=params, spec={}))
         driven.run_due(self.engine)
         self.leases.slots.use(lease['reservations'][0]['id'])

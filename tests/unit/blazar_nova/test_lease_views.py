@@ -252,6 +252,6 @@ class TestBlazarsSamples(base.LeaseTestCase):
             enrollment.start(session, NOW, uuid, {})
         with self.database.reader() as session:
             host, = session.query(models.Host).all()
-        said = host_enrollment._described(host, {})
+        said = host_enrollment._described(host, {}, {})
         self.assert_form('host', said)
         self.assertEqual('2027-01-15 08:00:00', said['created_at'])

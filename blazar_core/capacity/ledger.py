@@ -170,10 +170,11 @@ def amend(session: orm.Session, now: int, edits: ty.Sequence[Edit],
 def decide(connection: sa.Connection, now: int, edits: ty.Sequence[Edit],
            force: bool = False, seen: ty.Mapping[int, int] | None = None,
            ) -> ty.Sequence[Edit]:
-    """Win the right to make edits, as the first half of :func:`amend`.
+    """Check edits and advance the generations of their hosts, as the first
+    half of :func:`amend`.
 
-    For a caller that has rows of its own to write before it continues, and
-    must not have written them if it loses.
+    For a caller that writes rows of its own between the halves, and must not
+    write them if another process was first.
 
     :returns: the edits, each with the amounts it takes of its host
     """

@@ -138,9 +138,9 @@ class Claims:
             host, amounts = _known(self._index, takes)
             if timeline is None or host is None:
                 return _nothing
-            if _is_within(host, reservation_id):
+            if _check_within(host, reservation_id):
                 return _nothing
-            _keep_out(host)
+            _check_not_enrolled(host)
             if not forced and not self._fits(
                     timeline, host, amounts, model.Window(
                         self._index.stale_index.now(), model.FOREVER)):
@@ -157,7 +157,7 @@ class Claims:
             host, amounts = _known(self._index, takes)
             if host is None:
                 return _nothing
-            if _is_within(host, reservation_id):
+            if _check_within(host, reservation_id):
                 return _nothing
             now = self._clock.now()
             fits = not host.enrolled and (forced or self._fits(
@@ -179,7 +179,7 @@ class Claims:
                                           evictable=evictable)
             self._index.stale_index.written()
         except ledger.OverCapacity as exc:
-            _keep_out(host)
+            _check_not_enrolled(host)
             raise Denied('it is reserved by leases') from exc
         except inventory.Leased:
             return self._claim_leased(server_id, host.id, amounts, forced)
@@ -202,8 +202,8 @@ class Claims:
             if booked != host and (
                     booked is None or not booked.enrolled or
                     not host.reservable):
-                _keep_out(host)
-            _keep_from(host)
+                _check_not_enrolled(host)
+            _check_not_assigned(host)
             # Forcing is possible only on hosts that serve all workloads.
             forced = forced and not host.enrolled
             fits = forced or self._fits(
@@ -269,7 +269,7 @@ class Claims:
             # A concurrent transaction that assigns the host has looked for
             # servers placed there: one of both has to look again.
             row = session.get_one(models.Host, host.id)
-            _keep_from(row)
+            _check_not_assigned(row)
             host_generations.advance(session.connection(), now, [row], {})
             session.expire(row)
         booking.claimed_at = now
@@ -398,7 +398,7 @@ def _nothing() -> None:
     """Undo nothing, as nothing was claimed."""
 
 
-def _is_within(host: model.Host, reservation_id: str | None) -> bool:
+def _check_within(host: model.Host, reservation_id: str | None) -> bool:
     """Return whether a server is placed on a host of its reservation.
 
     :raises Denied: when its reservation does not have all of the host
@@ -410,7 +410,7 @@ def _is_within(host: model.Host, reservation_id: str | None) -> bool:
     return True
 
 
-def _keep_out(host: model.Host) -> None:
+def _check_not_enrolled(host: model.Host) -> None:
     """Check that a host does not serve leases only.
 
     :raises Denied: when it does
@@ -419,9 +419,9 @@ def _keep_out(host: model.Host) -> None:
         raise Denied('it serves leases only')
 
 
-def _keep_from(host: model.Host | models.Host) -> None:
-    """Check that no reservation has all of a host, for a server that is not
-    in it: its booking ended when that reservation started, or it is forced.
+def _check_not_assigned(host: model.Host | models.Host) -> None:
+    """Check that a host is not assigned to a reservation of whole hosts, for
+    a server outside of it.
 
     :raises Denied: when one has
     """

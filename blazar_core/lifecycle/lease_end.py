@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""End leases: notify before the end, then apply the end policy to each server.
+"""Ends of leases: the end policy is applied to each server.
 
 The steps of a policy are carried out one after the other. Each attempt first
 reads the state of the server, so that any worker may continue.
@@ -143,7 +143,7 @@ class _Begun(ty.NamedTuple):
 
     :ivar servers: the steps of servers that have bookings
     :ivar others: the steps of servers that have none
-    :ivar grace: seconds until then
+    :ivar grace: seconds that are left of the grace period
     """
 
     servers: dict[str, end_policies.Steps]

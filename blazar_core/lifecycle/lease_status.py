@@ -1,8 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""The status of a lease: for leases of boots computed from their rows.
+"""The status of a lease.
 
-Leases are changed within a transaction that has locked them.
+That of a boot's lease is computed from its bookings (:func:`update_status`).
+Other statuses are entered where their cause is: creation, lease_start,
+lease_end, and here :func:`fail_waiting` and :func:`finish`; ``states.LEASE``
+has the transitions. Leases are changed within a transaction that has locked
+them.
 """
 
 import contextlib
@@ -228,7 +232,8 @@ def _last_state(event: models.Event, end: int) -> states.Event:
 
 def free_capacity(session: orm.Session,
                   bookings: ty.Iterable[models.Booking], now: int) -> None:
-    """Free the capacity of bookings, which still tie servers to their lease.
+    """Free the capacity of bookings; their rows stay, by which servers belong
+    to their lease.
     """
     bookings = list(bookings)
     _unassign_hosts(

@@ -52,8 +52,9 @@ class EndPolicy(abc.ABC):
     #: Order among several policies; at most one of each rank is applied.
     rank: ty.ClassVar[int] = 2
     #: Whether the server then stays on its host, which needs its capacity
-    #: indefinitely. Without that capacity it is shelved, for which a policy
-    #: :attr:`needs_owner`.
+    #: indefinitely. Without that capacity it is shelved, which requires
+    #: :attr:`needs_owner`. Policies of other packages count as if they stayed
+    #: where the window of a server is computed (``model.LEAVING``).
     stays: ty.ClassVar[bool] = False
     #: Whether another policy has to follow it.
     goes_on: ty.ClassVar[bool] = False

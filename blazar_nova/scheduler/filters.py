@@ -134,7 +134,8 @@ class LeaseFilter(nova_scheduler.HostFilter):  # type: ignore[misc]
         """Return on which hosts a server may be placed.
 
         :param uuids: of the hosts that Nova asks about
-        :param wholly: whether to look for its booking, in a current index
+        :param wholly: whether the server may have a booking, which only a
+            current index knows
         :param candidates: what it could take of the providers of hosts
         """
         reservation_id = bound_servers.reservation_of(spec.flavor) or (

@@ -138,7 +138,14 @@ class Volumes(resource_types.ResourceType):
         mine = _of_reservation(types, reserved.id)
         if mine is not None and (
                 mine.extra_specs.get(_ENROLLED) != enrolled[0].id):
-            self._remove(mine, reserved)
+            volumes = self.cinder.volumes_of(mine.id)
+            if volumes:
+                # Cinder changes no type in use, and its project needs them.
+                raise errors.CloudUnavailable(
+                    f'Reservation {reserved.id} has {_listed(volumes)} of '
+                    f'another volume type than {enrolled[0].name}, to which '
+                    'it was moved: enroll the former type again.')
+            self.cinder.delete_type(mine.id)
             mine = None
         type_id = mine.id if mine is not None else self.cinder.create_type(
             reserved.id, f'Lease {reserved.lease_id}',

@@ -353,9 +353,13 @@ class TestFailures(VolumeTestCase):
     def test_another_type_takes_its_place_while_it_has_no_volumes(self):
         its_id = self.started()
         reserved = dataclasses.replace(self.reserved(), hosts=(DISK,))
-        self.cinder.create('project', its_id, 1, status='creating')
-        self.assertRaises(
-            errors.CloudUnavailable, self.kind.bookings_changed, reserved)
+        self.cinder.create('project', its_id, 1)
+        self.assertIn('1 volume (vol2) of another volume type', str(
+            self.assertRaises(errors.CloudUnavailable,
+                              self.kind.bookings_changed, reserved)))
+        # The lease goes on, and so does what it has.
+        self.assertEqual('available', self.cinder.volumes['vol2'][0].status)
+        self.assertTrue(self.cinder.create('project', its_id, 1))
         self.cinder.volumes.clear()
         self.kind.bookings_changed(reserved)
         made, = (one for one in self.cinder.types() if one.name == its_id)

@@ -184,8 +184,12 @@ class FunctionalTestCase(nova_box.NovaBox):
         return seen
 
     def wait_until_gone(self, server_id: str, timeout: float = 30) -> None:
-        """Wait until GET answers 404, also for an admin."""
-        self.wait_for(lambda: not self.exists(server_id), timeout,
+        """Wait until GET answers 404 and placement has no allocation.
+
+        Nova deletes the row of a server before its allocations.
+        """
+        self.wait_for(lambda: not self.exists(server_id) and
+                      not self.allocations(server_id), timeout,
                       f'{server_id} gone')
 
     def exists(self, server_id: str) -> bool:

@@ -5,6 +5,7 @@
 import contextlib
 import contextvars
 import functools
+import threading
 import typing as ty
 
 from oslo_config import cfg
@@ -23,8 +24,9 @@ from blazar_core.db import counters
 from blazar_core.db import models
 from blazar_core.db import pooling
 
-__all__ = ['Database', 'LostRace', 'Outdated', 'found', 'is_disturbance',
-           'lock', 'lock_as_read', 'locked', 'whole']
+__all__ = ['Database', 'LostRace', 'Outdated', 'Waited', 'found',
+           'is_disturbance', 'lock', 'lock_as_read', 'locked', 'locking',
+           'whole']
 
 #: Seconds that the database has to accept a connection, and to answer a
 #: statement: many times the duration of the longest one.
@@ -33,6 +35,9 @@ ANSWER_SECONDS = 20
 #: Seconds for which a transaction waits for a lock of another one. It is then
 #: run again: the other one may hang.
 LOCK_SECONDS = 5
+#: Seconds for which waiting for locks does not count as retries, and number of
+#: queues of a process: see :meth:`Database.retried`.
+QUEUE_SECONDS, _QUEUES = 20, 64
 
 P = ty.ParamSpec('P')
 R = ty.TypeVar('R')
@@ -48,6 +53,16 @@ class LostRace(Outdated):
     def __init__(self, host_id: int) -> None:
         super().__init__(f'host {host_id}')
         self.host_id = host_id
+
+
+class Waited(Outdated):
+    """The transaction has waited for a lock, and PostgreSQL refuses it: the
+    state that it sees is older than what the previous holder has written.
+    """
+
+    def __init__(self, key: str) -> None:
+        super().__init__(f'a lock of {key}')
+        self.key = key
 
 
 def _files_read(conf: cfg.ConfigOpts) -> str:
@@ -89,7 +104,7 @@ class Database:
         #: The URL for probes.
         self._probed = _in_time(
             url, circuit_breaker.PROBE_SECONDS, circuit_breaker.PROBE_SECONDS)
-        clock = clock or clocks.SystemClock()
+        self._clock = clock = clock or clocks.SystemClock()
         self.status = circuit_breaker.DatabaseStatus(clock, self._probe)
         #: The difference between the clocks of the process and the database.
         self.skew = clock_skew.ClockSkew(
@@ -108,6 +123,7 @@ class Database:
         self._facade.append_on_engine_create(
             functools.partial(_set_up_sessions, patient))
         self._retries = conf.blazar.admission_retries
+        self._queues = [threading.Lock() for _queue in range(_QUEUES)]
         self.counters = counters.Counters(self.begin, self.retried)
 
     @functools.cached_property
@@ -211,16 +227,40 @@ class Database:
 
         ``work`` opens its own :meth:`writer`. After a lost race, a deadlock or
         a locked SQLite file it is run again from the start, after a pause with
-        jitter.
+        jitter. If it has :class:`Waited` for a lock, it is run again without a
+        pause, in which others would overtake it, and without counting this.
+        Of those of this process only one at a time does, as each commit ends
+        all transactions that wait.
 
         :raises ConcurrentUpdate: when the retries are used up
         :raises DatabaseUnavailable: when the database does not answer
         """
+        until = self._clock.elapsed() + QUEUE_SECONDS
+
+        @functools.wraps(work)
+        def queued(*args: P.args, **kwargs: P.kwargs) -> R:
+            try:
+                return work(*args, **kwargs)
+            except Waited as exc:
+                queue = self._queues[hash(exc.key) % _QUEUES]
+            # Bounded, although no holder waits for another queue.
+            first = queue.acquire(timeout=QUEUE_SECONDS)
+            try:
+                while True:
+                    try:
+                        return work(*args, **kwargs)
+                    except Waited:
+                        if self._clock.elapsed() >= until:
+                            raise
+            finally:
+                if first:
+                    queue.release()
+
         wrapped = oslo_db_api.wrap_db_retry(
             retry_interval=0.01, max_retry_interval=0.5,
             inc_retry_interval=True, jitter=True,
             max_retries=self._retries,
-            exception_checker=is_disturbance)(work)
+            exception_checker=is_disturbance)(queued)
         try:
             return ty.cast(R, wrapped(*args, **kwargs))
         except Exception as exc:
@@ -283,7 +323,24 @@ def lock(session: orm.Session, *lease_ids: str) -> None:
     """Wait until no other process changes leases, for a caller that does not
     read them afterwards, or checks whether what it has read is current.
     """
-    session.connection().execute(_LOCK, {'leases': lease_ids})
+    with locking(*lease_ids[:1]):
+        session.connection().execute(_LOCK, {'leases': lease_ids})
+
+
+@contextlib.contextmanager
+def locking(key: str = '') -> ty.Iterator[None]:
+    """Lock rows by the statement of this context, the first one of its
+    transaction, which writes them.
+
+    :param key: the id of the first row
+    :raises Waited: if the transaction has to be run again
+    """
+    try:
+        yield
+    except (sa.exc.OperationalError, db_exception.DBError) as exc:
+        if 'could not serialize access' not in str(exc):
+            raise
+        raise Waited(key) from exc
 
 
 _LEASES = models.Lease.__table__

@@ -103,9 +103,11 @@ def lock(connection: sa.Connection, project_id: str) -> None:
     """Lock the leases of a project. Concurrent decisions about them then count
     its usage again: see :meth:`Granted.lock`.
     """
-    if not connection.execute(
+    with api.locking(project_id):
+        found = connection.execute(
             sa.update(_PROJECTS).where(_PROJECTS.c.id == project_id)
-            .values(generation=_PROJECTS.c.generation + 1)).rowcount:
+            .values(generation=_PROJECTS.c.generation + 1)).rowcount
+    if not found:
         connection.execute(_PROJECTS.insert().values(
             id=project_id, generation=1))
 

@@ -9,6 +9,7 @@ import sqlalchemy as sa
 from blazar_core.common import errors
 from blazar_core.common import model
 from blazar_core.common import words
+from blazar_core.db import api
 from blazar_core.db import models
 from blazar_core.leases import creation
 from blazar_core.leases import limits
@@ -332,6 +333,43 @@ class TestGranted(LimitsTestCase):
         self.leases.creation.create(new, 'call')
         self.assertEqual([], [one for one in self.statements if (
             'FROM leases' in one)])
+
+
+class TestLocks(LimitsTestCase):
+    """Locks of projects and leases, for which transactions wait."""
+
+    scenarios = databases.SERVERS
+
+    def test_waiting_takes_no_retries(self):
+        lease = self.have(50, 100)
+        # A project of which nothing was locked before has no row.
+        with self.database.begin() as connection:
+            limits.lock(connection, 'project')
+        other = self.books.connect()
+        other._retries = 0
+        waited = []
+
+        def work(lock):
+            with other.writer() as session:
+                lock(session)
+                waited.append(session.scalar(sa.select(
+                    models.Project.generation)))
+
+        def lock_project(session):
+            limits.lock(session.connection(), 'project')
+
+        def lock_lease(session):
+            api.lock(session, lease['id'])
+
+        for lock in (lock_project, lock_lease):
+            with self.database.writer() as session:
+                lock(session)
+                limits.lock(session.connection(), 'project')
+                thread = self.books.meanwhile(
+                    lambda lock=lock: other.retried(work, lock))
+            thread.join()
+        # Each saw what the holder of the lock before it had written.
+        self.assertEqual([4, 5], waited)
 
 
 class TestLeases(LimitsTestCase):

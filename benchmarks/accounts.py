@@ -95,7 +95,7 @@ def _records(number: int, dice: random.Random,
             ('used', 1, start + 20, model.FOREVER),
             ('used', -1, end - 600, model.FOREVER)):
         yield {'lease_id': f'{number:036}', 'reservation_id': f'{number:036}',
-               'project_id': f'{number % PROJECTS:032}', 'kind': kind,
+               'project_id': f'{number // 4 % PROJECTS:032}', 'kind': kind,
                'sign': sign, 'resource_type': 'virtual:instance',
                'start_date': since, 'end_date': until,
                'resources': {'MEMORY_MB': 2048 * vcpus * count,

@@ -36,6 +36,7 @@ class Type(enum.StrEnum):
     FAILED = 'Failed'
     ENDED_EARLY = 'EndedEarly'
     ORPHANED = 'Orphaned'
+    LIMIT_NEAR = 'LimitNear'
 
 
 class Reason(enum.StrEnum):
@@ -67,12 +68,14 @@ class Reason(enum.StrEnum):
     AUTO_EXTENDED = 'AutoExtended'
     SERVERS_REMOVED = 'ServersRemoved'
     ADMITTED = 'Admitted'
+    LIMIT_NEAR = 'LimitNear'
 
 
 #: Types of conditions that are cleared when the lease has ended.
 TRANSIENT = (
     Type.WAITING, Type.START_DELAYED, Type.NOT_EXTENDED, Type.UNUSED,
-    Type.SNAPSHOT_DELAYED, Type.EVENT_DEFERRED, Type.END_DELAYED)
+    Type.SNAPSHOT_DELAYED, Type.EVENT_DEFERRED, Type.END_DELAYED,
+    Type.LIMIT_NEAR)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -574,6 +574,14 @@ LIMIT_OPTS: list[cfg.Opt] = [
              'keystone as lease_hours:VCPU replaces that of its class; -1: '
              'only the one in keystone applies.'),
     cfg.ListOpt(
+        'warning_shares', item_type=types.Integer(1, 100), default=[80, 90],
+        help='Percentages of max_future_leases_per_project, '
+             'max_consecutive_leases_per_project and '
+             'max_class_hours_per_month. When a lease makes its project reach '
+             'one of them, the notification lease.event.limit_near is sent '
+             'and the status_reason of the lease says so. An empty list '
+             'disables the warning.'),
+    cfg.ListOpt(
         'exempt_project_ids', default=[],
         help='IDs of projects exempt from all of these limits. The external '
              'service still checks their leases.'),

@@ -252,6 +252,7 @@ class LeaseCreation:
         if granted is not None:
             granted.confirm(connection, [
                 (one.picked, one.new.booked) for one in planned])
+            planned[0].rows.note(granted)
         for rows, new, _picked in planned:
             new.check_exclusive(
                 connection, rows.lease['status'] in states.SEEKING)

@@ -25,6 +25,7 @@ from blazar_core.capacity import admissions
 from blazar_core.capacity import rule
 from blazar_core.capacity import selection
 from blazar_core.common import clocks
+from blazar_core.common import conditions
 from blazar_core.common import errors
 from blazar_core.common import model
 from blazar_core.common import opts
@@ -116,9 +117,11 @@ def lock(connection: sa.Connection, project_id: str) -> None:
 Check: ty.TypeAlias = ty.Callable[[Asked], None]
 
 
-#: Checks a rule, in a transaction that has counted a project's usage.
+#: Checks a rule, in a transaction that has counted a project's usage. Returns
+#: the conditions to set, if a limit is nearly reached.
 Compare: ty.TypeAlias = ty.Callable[
-    [sa.Connection, ty.Sequence[Asked], usage.ProjectUsage], None]
+    [sa.Connection, ty.Sequence[Asked], usage.ProjectUsage],
+    ty.Sequence[conditions.Condition]]
 #: Returns the check of a rule for a lease; False: asks no external service.
 Rule: ty.TypeAlias = ty.Callable[[Asked, bool], Compare]
 
@@ -131,18 +134,22 @@ class Granted:
 
     ``lock`` and ``confirm`` belong to the transaction that writes it.
 
-    :param again: counts the usage of the project again
+    :param again: counts the usage of the project again, and returns ``near``
     :param bound: as :func:`.usage.bound`, of this project; None: no bound
+    :param near: says which limits are nearly reached
     """
 
     def __init__(self, project_id: str, seen: int,
-                 again: ty.Callable[[sa.Connection], None],
+                 again: ty.Callable[
+                     [sa.Connection], ty.Sequence[conditions.Condition]],
                  bound: ty.Callable[..., selection.HostBound | None] | None = (
-                     None)) -> None:
+                     None),
+                 near: ty.Sequence[conditions.Condition] = ()) -> None:
         self._project_id = project_id
         self._seen = seen
         self._again = again
         self._bound = bound
+        self._near = near
         self._hosts: admissions.ProjectHosts | None = None
 
     def host_bound(self) -> admissions.ProjectHosts | None:
@@ -169,9 +176,18 @@ class Granted:
         :raises Outdated: if the project may not have these hosts now
         """
         if _generation(connection, self._project_id) != self._seen + 1:
-            self._again(connection)
+            self._near = self._again(connection)
             if self._hosts is not None:
                 self._hosts.confirm(connection, picks)
+
+    def noted(self, rows: ty.Sequence[conditions.Row] | None, now: int,
+              ) -> list[conditions.Row] | None:
+        """Return the conditions of the lease, which say whether it makes the
+        project nearly reach a limit; after :meth:`confirm`.
+        """
+        # Announced anew, even if it was before.
+        return conditions.changed(
+            rows, now, *(one.type for one in self._near), *self._near)
 
 
 class Limits:
@@ -245,30 +261,29 @@ class Limits:
             connection = session.connection()
             seen = _generation(connection, asked.project_id)
             found = self._in_use(connection, asked)
-            for compare in rules:
-                compare(connection, series, found)
+            near = _compared(rules, connection, series, found)
         self._compare_all(series, found, limits)
         rooms = self._rooms(asked, found)
         for one in series:
             self._compare_rooms(one, found, rooms)
 
-        def again(connection: sa.Connection) -> None:
+        def again(connection: sa.Connection) -> list[conditions.Condition]:
             now_found = self._in_use(connection, asked)
             if now_found.lease != found.lease:
                 # The external services were asked about another change.
                 raise errors.Conflict(
                     f'Lease {asked.lease_id} has just changed. Check it, and '
                     'try again.')
-            for compare in rules:
-                compare(connection, series, now_found)
+            now_near = _compared(rules, connection, series, now_found)
             self._compare_all(series, now_found, limits)
             for one in series:
                 self._compare_rooms(one, now_found, rooms)
+            return now_near
 
         return Granted(
             asked.project_id, seen, again, None if times < 0 else
             functools.partial(usage.bound, self._database, asked.project_id,
-                              (asked.lease_id, *asked.beside), times))
+                              (asked.lease_id, *asked.beside), times), near)
 
     def confirm(self, connection: sa.Connection, asked: Asked) -> None:
         """Check only the operator's limits, in a transaction that has locked
@@ -277,8 +292,8 @@ class Limits:
         :raises LimitExceeded: if one is exceeded
         """
         found = self._in_use(connection, asked)
-        for one in self._rules:
-            one(asked, False)(connection, [asked], found)
+        _compared([rule(asked, False) for rule in self._rules], connection,
+                  [asked], found)
         self._compare_all([asked], found, self._limits(asked))
 
     def _wanted(self, asked: Asked, found: usage.ProjectUsage | None = None,
@@ -428,6 +443,13 @@ class Limits:
             if row.own:
                 found.own.update(amounts)
         return found
+
+
+def _compared(rules: ty.Iterable[Compare], connection: sa.Connection,
+              series: ty.Sequence[Asked], found: usage.ProjectUsage,
+              ) -> list[conditions.Condition]:
+    return [one for compare in rules
+            for one in compare(connection, series, found)]
 
 
 def _generation(connection: sa.Connection, project_id: str) -> int:

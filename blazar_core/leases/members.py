@@ -110,6 +110,8 @@ class Members:
             rows = new_leases.rows_of(new, [
                 [counted[server_id].host_id for server_id in one.server_ids]
                 for one in new.reservations], now, True, self._types)
+            if new.granted is not None:
+                rows.note(new.granted)
             rows.lease['status'] = states.Lease.ACTIVE
             for row in rows.reservations:
                 row['status'] = states.Reservation.ACTIVE
@@ -173,6 +175,8 @@ class Members:
                           for server_id in one.server_ids]
             session.flush()
             ledger.amend(session, now, edits, force=True)
+            if granted is not None:
+                lease.conditions = granted.noted(lease.conditions, now)
             lease.updated_at = now
             events.charge(session, lease, now)
             session.flush()

@@ -148,6 +148,11 @@ class Rows:
                 'lease_id': self.lease['id'], 'encrypted': new.credential,
                 'created_at': self.lease['created_at']}]
 
+    def note(self, granted: limits.Granted) -> None:
+        """Set the condition that a limit is nearly reached."""
+        self.lease['conditions'] = granted.noted(
+            self.lease['conditions'], self.lease['created_at'])
+
     def owners(self) -> dict[str, usage_records.Owner]:
         """Return the owners of its reservations."""
         return {row['id']: usage_records.Owner(

@@ -129,6 +129,8 @@ class Transfer:
             if lease.project_id != owner.project_id and not back:
                 _check_project(session, lease)
             _check_status(lease)
+            if granted is not None:
+                lease.conditions = granted.noted(lease.conditions, now)
             lease.project_id, lease.user_id = owner.project_id, owner.user_id
             lease.updated_at = now
             # The project that has created it cannot see it any longer.

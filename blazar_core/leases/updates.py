@@ -300,6 +300,8 @@ class LeaseUpdates:
                 'One of the changed reservations does not belong to lease '
                 f'{lease_id}.')
         now = self._clock.now()
+        if change.granted is not None:
+            lease.conditions = change.granted.noted(lease.conditions, now)
         _set(lease, change)
         edits = {one: resize.of(
             self._types.of_row(one).changeable

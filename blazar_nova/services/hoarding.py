@@ -16,6 +16,7 @@ from oslo_config import cfg
 import sqlalchemy as sa
 
 from blazar_core.common import clocks
+from blazar_core.common import conditions
 from blazar_core.common import errors
 from blazar_core.common import model
 from blazar_core.common import recurrences
@@ -25,9 +26,14 @@ from blazar_core.leases import limits
 from blazar_core.leases import usage
 from blazar_nova.compat import nova_quota
 
-__all__ = ['Hoarding', 'chain']
+__all__ = ['EVENT', 'Hoarding', 'chain', 'is_near']
+
+EVENT = 'lease.event.limit_near'
 
 _Hours: ty.TypeAlias = ty.Mapping[str, int]
+#: Records how much of a limit a project used and uses: the limit, of what, the
+#: amounts before and after, and the most.
+_Note: ty.TypeAlias = ty.Callable[[str, str, int, int, int], None]
 #: Larger than any number of rows.
 _ALL = 10 ** 9
 
@@ -58,9 +64,18 @@ class Hoarding:
 
         def compare(connection: sa.Connection,
                     series: ty.Sequence[limits.Asked],
-                    found: usage.ProjectUsage) -> None:
+                    found: usage.ProjectUsage,
+                    ) -> list[conditions.Condition]:
             if asked.project_id in group.exempt_project_ids:
-                return
+                return []
+            used: dict[tuple[str, str], tuple[int, int, int]] = {}
+
+            def note(limit: str, what: str, before: int, after: int,
+                     most: int) -> None:
+                # The leases of a series count together.
+                first = used.get((limit, what), (before,))[0]
+                used[limit, what] = first, after, most
+
             windows = list(found.windows.values())
             for one in series:
                 window = _window(one)
@@ -69,11 +84,12 @@ class Hoarding:
                     self._check_extension(before, window)
                 if window != before:
                     if before is None:
-                        self._check_future(windows, window)
-                    self._check_chain(windows, window)
+                        self._check_future(windows, window, note)
+                    self._check_chain(windows, window, note)
                 windows.append(window)
             if hours:
-                self._check_hours(connection, series, hours)
+                self._check_hours(connection, series, hours, note)
+            return _near(used, group.warning_shares)
 
         return compare
 
@@ -108,7 +124,7 @@ class Hoarding:
                 'earlier.')
 
     def _check_future(self, windows: ty.Iterable[model.Window],
-                      window: model.Window) -> None:
+                      window: model.Window, note: _Note) -> None:
         now = self._clock.now()
         most = self._conf.blazar_enforcement.max_future_leases_per_project
         waiting = sorted(one.start for one in windows if one.start > now)
@@ -119,9 +135,13 @@ class Hoarding:
                 f'A project may have at most {most} leases that have not '
                 f'started (max_future_leases_per_project), and has '
                 f'{len(waiting)}. {then} a lease that starts now.')
+        if window.start > now:
+            note('max_future_leases_per_project',
+                 'leases that have not started', len(waiting),
+                 len(waiting) + 1, most)
 
     def _check_chain(self, windows: ty.Iterable[model.Window],
-                     window: model.Window) -> None:
+                     window: model.Window, note: _Note) -> None:
         group = self._conf.blazar_enforcement
         most, gap = (group.max_consecutive_leases_per_project,
                      group.consecutive_lease_gap)
@@ -138,10 +158,12 @@ class Hoarding:
                 f'{words.duration(gap)} between them: start it at '
                 f'{clocks.minute(-(-(last + gap + 1) // 60) * 60)} UTC or '
                 'later.')
+        note('max_consecutive_leases_per_project',
+             'leases that follow each other', len(found) - 1, len(found), most)
 
     def _check_hours(self, connection: sa.Connection,
                      series: ty.Sequence[limits.Asked],
-                     hours: _Hours) -> None:
+                     hours: _Hours, note: _Note) -> None:
         """Check the hours that are reserved in each month.
 
         :raises LimitExceeded: if there are too many
@@ -190,6 +212,10 @@ class Hoarding:
                         f' more: {max(0, most - taken)} are left. Ask for '
                         'less, or for the next month, which begins at '
                         f'{clocks.minute(end)} UTC.')
+                if added > 0:
+                    note('max_class_hours_per_month', f'{rc} hours of '
+                         f'{clocks.utc(begin):%Y-%m} (UTC)',
+                         there[rc] // 3600, (there[rc] + added) // 3600, most)
 
 
 def _hours_of(values: ty.Mapping[str, str]) -> dict[str, int]:
@@ -207,6 +233,34 @@ def _hours_of(values: ty.Mapping[str, str]) -> dict[str, int]:
                 f'{rc} is not a number of hours. Write, for example, '
                 'VCPU:20000.') from exc
     return found
+
+
+def _near(used: ty.Mapping[tuple[str, str], tuple[int, int, int]],
+          shares: ty.Collection[int]) -> list[conditions.Condition]:
+    """Return the condition of a lease that makes its project reach a share of
+    a limit.
+    """
+    near = {(limit, what): (after, most)
+            for (limit, what), (before, after, most) in used.items()
+            if any(100 * before < share * most <= 100 * after
+                   for share in shares)}
+    return [conditions.Condition(
+        conditions.Type.LIMIT_NEAR, conditions.Reason.LIMIT_NEAR,
+        'With this lease the project has ' + ' and '.join(
+            f'{after} of at most {most} {what} ({limit})'
+            for (limit, what), (after, most) in near.items()
+        ) + '; more are refused.',
+        {'limits': sorted({limit for limit, _what in near})})] if near else []
+
+
+def is_near(event_type: str, lease: ty.Mapping[str, ty.Any]) -> bool:
+    """Return whether a change of a lease has made its project nearly reach a
+    limit.
+    """
+    row = conditions.find(
+        lease.get('conditions'), conditions.Type.LIMIT_NEAR)
+    return event_type in ('lease.create', 'lease.update') and (
+        row is not None and row['since'] >= lease['updated_at'])
 
 
 def _month(instant: int) -> int:

@@ -31,6 +31,7 @@ from blazar_core.lifecycle import end_notices
 from blazar_core.lifecycle import no_show_check
 from blazar_core.lifecycle import preflight
 from blazar_nova.schemas import lease_views
+from blazar_nova.services import hoarding
 
 __all__ = ['COUNTER', 'Notifications', 'OBJECTS', 'PREFIX', 'Reason', 'diff',
            'versioned']
@@ -87,6 +88,7 @@ _CAUSES: dict[str, tuple[tuple[str, ...], str]] = {
     no_show_check.EVENT: (('conditions',),
                           conditions.Reason.NO_SERVER_BOOTED),
     no_show_check.LOW_USE: (('conditions',), conditions.Reason.LOW_USE),
+    hoarding.EVENT: (('conditions',), conditions.Reason.LIMIT_NEAR),
     end_notices.EVENT: ((), Reason.ENDED),
     'server.interruptible.evict_scheduled': (('evict_at',),
                                              Reason.CAPACITY_NEEDED),

@@ -139,6 +139,8 @@ def assemble(conf: ty.Any, clock: clocks.Clock | None = None) -> Parts:
 
     def notify(event_type: str, lease: dict[str, ty.Any]) -> None:
         send(event_type, lease)
+        if hoarding.is_near(event_type, lease):
+            send(hoarding.EVENT, lease)
         # A service that commits leases is notified of their ends anyway.
         if event_type in _OVER and not outside.commits:
             outside.on_end(words.lease(lease))

@@ -94,6 +94,7 @@ class TestOpts(base.BaseTestCase):
              'max_consecutive_leases_per_project': -1,
              'consecutive_lease_gap': 3600, 'extension_window': -1,
              'max_extension': -1, 'max_class_hours_per_month': {},
+             'warning_shares': [80, 90],
              'external_service_base_endpoint': None,
              'external_service_check_create_endpoint': None,
              'external_service_check_update_endpoint': None,

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 
+import dataclasses
+
 import fixtures
 from oslo_config import fixture as config_fixture
 from oslo_limit import fixture as limit_fixture
@@ -7,6 +9,7 @@ from oslo_limit import fixture as limit_fixture
 from blazar_core.common import errors
 from blazar_core.common import model
 from blazar_core.leases import limits
+from blazar_core.leases import updates
 from blazar_core.plugins import cloud_api
 from blazar_nova.compat import nova_quota
 from blazar_nova.services import hoarding
@@ -17,6 +20,7 @@ from tests.unit.blazar_core import test_limits
 load_tests = databases.load_tests
 
 SIZE = test_limits.SIZE
+NOW = base.NOW
 FUTURE = 'max_future_leases_per_project'
 CHAIN = 'max_consecutive_leases_per_project'
 HOURS = 'max_class_hours_per_month'
@@ -246,6 +250,70 @@ class TestHours(HoardingTestCase):
             granted.lock(connection)
             self.assertRaises(errors.LimitExceeded, granted.confirm,
                               connection)
+
+
+class TestNear(HoardingTestCase):
+    """Notifications before a limit refuses."""
+
+    def create(self, start, end, **wanted):
+        """Create a lease that is within the limits."""
+        new = self.new_lease(start, end, resources=SIZE, **wanted)
+        return self.leases.creation.create(dataclasses.replace(
+            new, granted=self.limits.check(self.asked(start, end))), None)
+
+    def change(self, lease, end):
+        """Extend a lease within the limits."""
+        self.clock.advance(1)
+        return self.leases.updates.update(lease['id'], updates.LeaseChange(
+            end=NOW + end, granted=self.limits.check(self.asked(
+                lease['start_date'] - NOW, end, lease_id=lease['id'],
+                resized=False))))
+
+    def assert_near(self, words, lease, event_type='lease.create'):
+        self.assertEqual(bool(words), hoarding.is_near(event_type, lease))
+        self.assertIn(words, lease['status_reason'])
+
+    def test_the_lease_says_so_that_reaches_a_share(self):
+        self.limit(**{HOURS: {'VCPU': '100'}})
+        self.assert_near('', self.create(50, 50 + 38 * 3600))
+        lease = self.create(50, 50 + 3 * 3600)
+        self.assert_near('82 of at most 100 VCPU hours of 2027-01 (UTC) '
+                         f'({HOURS}); more are refused', lease)
+        self.assertEqual(
+            [{'limits': [HOURS]}],
+            [one['details'] for one in lease['conditions']])
+        # Once for each share.
+        self.assert_near('', self.create(50, 50 + 3600))
+        again = self.change(lease, 50 + 6 * 3600)
+        self.assert_near('90 of at most', again, 'lease.update')
+        # What is not about the limit does not repeat it.
+        self.clock.advance(1)
+        renamed = self.leases.updates.update(
+            lease['id'], updates.LeaseChange(name='other'))
+        self.assertFalse(hoarding.is_near('lease.update', renamed))
+        self.assertFalse(hoarding.is_near('lease.event.start_lease', again))
+
+    def test_leases_that_wait_and_that_follow_each_other(self):
+        self.limit(**{FUTURE: 2, CHAIN: 2})
+        self.assert_near('', self.create(50, 100))
+        self.assert_near(
+            f'2 of at most 2 leases that have not started ({FUTURE}) and 2 of '
+            f'at most 2 leases that follow each other ({CHAIN})',
+            self.create(100, 150))
+
+    def test_others_at_the_same_moment_count(self):
+        self.limit(**{FUTURE: 2})
+        granted = self.limits.check(self.asked())
+        self.create(50, 100)
+        lease = self.leases.creation.create(dataclasses.replace(
+            self.new_lease(50, 100), granted=granted), None)
+        self.assert_near('2 of at most 2', lease)
+
+    def test_the_operator_chooses_the_shares(self):
+        self.limit(**{FUTURE: 2, 'warning_shares': [50]})
+        self.assert_near('1 of at most 2', self.create(50, 100))
+        self.limit(**{FUTURE: 4, 'warning_shares': []})
+        self.assert_near('', self.create(50, 100))
 
 
 class TestQuota(base.TestCase):

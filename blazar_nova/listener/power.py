@@ -41,7 +41,6 @@ from blazar_core.healing import host_status
 from blazar_core.lifecycle import fault_points
 from blazar_core.plugins import cloud_api
 from blazar_nova.compat import power_services
-from blazar_nova.compat import process
 from blazar_nova.listener import power_hosts
 from blazar_nova.services import wiring
 
@@ -641,7 +640,7 @@ def of_parts(parts: wiring.Parts) -> Power:
     return Power(
         parts, power_services.Computes(conf.exclude, conf.common_hosts),
         power_hosts.PowerHosts(conf.hosts_file, conf.command_timeout),
-        policy, process.notify, _in_thread)
+        policy, parts.notify, _in_thread)
 
 
 def _in_thread(work: ty.Callable[[], object]) -> None:

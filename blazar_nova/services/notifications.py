@@ -61,6 +61,9 @@ class Reason(enum.StrEnum):
     HOST_DOWN = 'HostDown'
     HOST_UP = 'HostUp'
     NOT_ACCEPTED = 'NotAccepted'
+    POWER_FAILED = 'PowerFailed'
+    POWER_OFF = 'PowerOff'
+    POWER_ON = 'PowerOn'
     PREFLIGHT = 'Preflight'
     REASSIGNED = 'Reassigned'
     REQUESTED = 'Requested'
@@ -103,6 +106,9 @@ _CAUSES: dict[str, tuple[tuple[str, ...], str]] = {
     'host.maintenance': (('maintenance',), Reason.REQUESTED),
     'host.enrolled': (('enrolled',), Reason.REQUESTED),
     'host.removed': (('enrolled',), Reason.REQUESTED),
+    'host.power_off': (('power_state',), Reason.POWER_OFF),
+    'host.power_on': (('power_state',), Reason.POWER_ON),
+    'host.power_failed': (('power_state',), Reason.POWER_FAILED),
 }
 #: Event types for single reservations, by the event type of the lease.
 _OF_RESERVATIONS = {'lease.degraded': 'reservation.degraded',
@@ -305,9 +311,10 @@ def versioned(event_type: str, of: _Object, payload: _Object,
     if _is_lease(of):
         yield from _of_lease(event_type, of, payload)
     elif event_type.startswith('host.'):
-        yield event_type, HostPayload(
-            **_filled(HostPayload, {'message': '', **payload}),
-            **_cause(event_type, of))
+        # When a host is switched, its reason is a sentence and no code.
+        yield event_type, HostPayload(**_filled(HostPayload, {
+            'name': payload.get('host'), 'message': payload.get('reason', ''),
+            **payload}), **_cause(event_type, {}))
     else:
         for one in payload.get('server_ids') or [payload['server_id']]:
             yield event_type, ServerPayload(**_filled(ServerPayload, {

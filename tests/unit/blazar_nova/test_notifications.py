@@ -195,6 +195,14 @@ class NotificationsTest(base.TestCase):
             self.assertNotIn(versioned[0]['blazar_object.data']['reason'],
                              ('', 'Changed', 'None'))
 
+    def test_a_host_that_is_switched_has_its_name_and_why(self):
+        data = self.data('host.power_failed', {
+            'host': 'compute1', 'service_host': 'compute1-service',
+            'reason': 'The BMC does not answer.'})
+        self.assertEqual(
+            ('compute1', 'The BMC does not answer.', 'PowerFailed'),
+            (data['name'], data['message'], data['reason']))
+
     def test_what_cannot_be_made_undoes_nothing(self):
         broken = {**LEASE, 'grace_period': 'x'}
         self.assertEqual(['lease.update'], [

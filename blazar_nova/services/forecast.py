@@ -47,8 +47,12 @@ class Day(ty.NamedTuple):
 
 
 def days(connection: sa.Connection, start: int, number: int) -> list[Day]:
-    """Return the next days, for each resource class."""
-    end = start + number * _DAY
+    """Return the next days, for each resource class. They begin at midnight
+    (UTC), except the first one.
+    """
+    cuts = [start, *(start - start % _DAY + one * _DAY
+                     for one in range(1, number + 1))]
+    end = cuts[-1]
     capacity: collections.Counter[str] = collections.Counter()
     usage: collections.Counter[str] = collections.Counter()
     for row in connection.execute(sa.select(_HOST.capacity, _HOST.usage)):
@@ -69,25 +73,24 @@ def days(connection: sa.Connection, start: int, number: int) -> list[Day]:
             changes[rc][min(end, row.end_date)] -= amount * row.number
     return sorted(day for rc, whole in capacity.items() if whole
                   for day in _days_of(rc, whole, usage[rc], changes[rc],
-                                      start, number))
+                                      cuts))
 
 
 def _days_of(rc: str, capacity: int, usage: int,
-             changes: ty.Mapping[int, int], start: int, number: int,
+             changes: ty.Mapping[int, int], cuts: ty.Sequence[int],
              ) -> ty.Iterator[Day]:
-    bounds = sorted({*changes, *(start + one * _DAY
-                                 for one in range(number + 1))})
-    level, sums = 0, [0] * number
-    peaks: list[tuple[int, int]] = [(-1, 0)] * number
+    bounds = sorted({*changes, *cuts})
+    level, sums = 0, [0] * (len(cuts) - 1)
+    peaks: list[tuple[int, int]] = [(-1, 0)] * len(sums)
     for time, until in zip(bounds, bounds[1:]):
         level += changes.get(time, 0)
-        day = (time - start) // _DAY
+        day = time // _DAY - cuts[0] // _DAY
         sums[day] += level * (until - time)
         if level > peaks[day][0]:
             peaks[day] = level, time
     for day, (peak, at) in enumerate(peaks):
-        yield Day(start + day * _DAY, rc, capacity, usage,
-                  round(sums[day] / _DAY, 2), peak, at,
+        yield Day(cuts[day], rc, capacity, usage,
+                  round(sums[day] / (cuts[day + 1] - cuts[day]), 2), peak, at,
                   max(0, capacity - usage - peak))
 
 

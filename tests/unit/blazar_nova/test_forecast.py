@@ -44,14 +44,17 @@ class ForecastTestCase(base.LeaseTestCase):
 class TestDays(ForecastTestCase):
 
     def test_each_day_has_its_average_and_its_peak(self):
-        self.reserve(0, DAY // 2, self.places(2, 2))
-        self.reserve(DAY // 4, DAY + DAY // 4, self.places(1, 6))
+        # It is 08:00: 16 hours are left of the first day.
+        midnight = 16 * 3600
+        self.reserve(0, 12 * 3600, self.places(2, 2))
+        self.reserve(8 * 3600, midnight + 6 * 3600, self.places(1, 6))
         with self.database.connection() as connection:
-            first, second = forecast.days(connection, NOW, 2)
+            first, second, third = forecast.days(connection, NOW, 3)
         self.assertEqual(forecast.Day(
-            NOW, 'VCPU', 16, 1, 6.5, 10, NOW + DAY // 4, 5), first)
+            NOW, 'VCPU', 16, 1, 6.0, 10, NOW + 8 * 3600, 5), first)
         self.assertEqual(forecast.Day(
-            NOW + DAY, 'VCPU', 16, 1, 1.5, 6, NOW + DAY, 9), second)
+            NOW + midnight, 'VCPU', 16, 1, 1.5, 6, NOW + midnight, 9), second)
+        self.assertEqual(NOW + midnight + DAY, third.start)
 
     def test_devices_are_shown_by_class_not_by_kind(self):
         self.host('gpus', {'GPU@a1': 1, 'GPU': 1}, **{

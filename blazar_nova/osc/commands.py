@@ -239,6 +239,21 @@ def shown(body: Json) -> Shown:
     return tuple(body), tuple(map(column, body.values()))
 
 
+class Lister(command.Lister):
+    """A command that lists what users have named. In CSV, text that looks
+    like a formula is quoted, as spreadsheets would evaluate it.
+    """
+
+    def produce_output(self, parsed_args: argparse.Namespace,
+                       column_names: ty.Sequence[str],
+                       data: ty.Iterable[ty.Sequence[ty.Any]]) -> int:
+        if parsed_args.formatter == 'csv':
+            data = [[f"'{cell}" if isinstance(cell, str) and (
+                cell.startswith(tuple('=+-@\t\r'))) else cell
+                for cell in row] for row in data]
+        return int(super().produce_output(parsed_args, column_names, data))
+
+
 class LeaseCommand(command.ShowOne):
     """A command that shows a lease, if requested after waiting for it."""
 

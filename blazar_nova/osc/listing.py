@@ -7,7 +7,6 @@ import argparse
 import datetime
 import typing as ty
 
-from osc_lib.command import command
 from osc_lib import exceptions
 
 from blazar_nova.osc import commands
@@ -26,7 +25,7 @@ _OF_TABLE = ('id', 'name', 'status', 'left', 'servers', 'status_reason',
 _UNITS = (('w', 604800), ('d', 86400), ('h', 3600), ('m', 60), ('s', 1))
 
 
-class List(command.Lister):
+class List(commands.Lister):
     """List leases, with their servers and remaining time."""
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:

@@ -6,7 +6,6 @@
 import argparse
 import typing as ty
 
-from osc_lib.command import command
 from osc_lib import exceptions
 
 from blazar_nova.osc import commands
@@ -16,7 +15,7 @@ __all__ = ['Occurrences']
 _COLUMNS = ('id', 'start_date', 'end_date', 'status', 'reason')
 
 
-class Occurrences(command.Lister):
+class Occurrences(commands.Lister):
     """List the occurrences of a recurring lease.
 
     The lease is the whole series, or one of its occurrences.

@@ -5,8 +5,6 @@
 import argparse
 import typing as ty
 
-from osc_lib.command import command
-
 from blazar_nova.osc import commands
 from blazar_nova.osc import lease_progress
 from blazar_nova.osc import owners
@@ -18,7 +16,7 @@ _GROUPS = {'project': 'project_id', 'lease': 'lease_id',
 _KINDS = ('planned', 'reserved', 'used')
 
 
-class Usage(command.Lister):
+class Usage(commands.Lister):
     """Show what leases planned, reserved and used, by resource class.
 
     Amounts are class-hours: one VCPU for two hours is 2. "planned" is what

@@ -79,6 +79,15 @@ class ListTest(osc_base.OscTestCase):
             ['id', 'name', 'status', 'left', 'servers', 'status_reason',
              'warnings'], out.splitlines()[1].replace('|', '').split())
 
+    def test_names_are_no_formulas_in_csv(self):
+        self.cloud.sees('GET /leases', (200, {'leases': [
+            osc_base.a_lease(name='=1+2', description='a=b',
+                             reservations=[])]}))
+        _code, out, _error = self.openstack(
+            'reservation', 'list', '-f', 'csv', '-c', 'name', '-c',
+            'description')
+        self.assertEqual('"\'=1+2","a=b"', out.splitlines()[1])
+
     def test_only_some_are_asked_for(self):
         self.listed('--name', 'lease1', '--status', 'PENDING', '--ended',
                     reservations=[])

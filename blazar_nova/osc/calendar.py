@@ -214,7 +214,7 @@ class Drawing:
         return f'x="{start:.3f}" width="{max(0.5, end - start):.3f}"'
 
     def _bar(self, number: int, bar: commands.Json) -> str:
-        said = (f'{bar["lease_name"]} {bar["status"]} '
+        said = (f'{_printable(bar["lease_name"])} {bar["status"]} '
                 f'{lease_progress.when(bar["start_date"])} - '
                 f'{lease_progress.when(bar["end_date"])}')
         return (f'<rect class="bar {html.escape(bar["status"])}" '
@@ -240,8 +240,15 @@ def _minute(date: datetime.datetime) -> str:
     return f'{date:%Y-%m-%d %H:%M}'
 
 
+def _printable(name: str) -> str:
+    """Return a name without control characters, and without those that an
+    image cannot have.
+    """
+    return ''.join(char if char.isprintable() else '?' for char in name)
+
+
 def _cut(name: str, width: int) -> str:
-    """Return a name of a certain width, without control characters."""
-    name = ''.join(char if char.isprintable() else '?' for char in name)
+    """Return a name of a certain width, see :func:`_printable`."""
+    name = _printable(name)
     return (name if len(name) <= width else f'{name[:width - 1]}…').ljust(
         width)

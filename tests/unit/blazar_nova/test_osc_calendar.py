@@ -90,6 +90,13 @@ class ImageTest(base.BaseTestCase):
         self.assertEqual(('240.000', '1000.000'), (
             bar.get('x'), bar.get('width')))
 
+    def test_a_name_cannot_make_an_image_invalid(self):
+        svg = drawing(('a\ufffe\u202eb', 'ACTIVE', 0, 9)).svg()
+        self.assertEqual(
+            ['a??b', 'a??b ACTIVE 2026-12-01 14:00:00 - 2026-12-01 23:00:00'],
+            [one.text for one in ElementTree.fromstring(svg).iter()
+             if 'a?' in (one.text or '')])
+
     def test_names_are_escaped(self):
         name = '<script>alert("1")</script>&'
         for text in (drawing((name, 'ACTIVE', 0, 1)).svg(),

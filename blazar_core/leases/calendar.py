@@ -13,12 +13,14 @@ import typing as ty
 
 import sqlalchemy as sa
 
+from blazar_core.capacity import outages
 from blazar_core.common import errors
 from blazar_core.common import model
 from blazar_core.common import states
 from blazar_core.db import models
 
-__all__ = ['Bar', 'Free', 'LEVELS', 'MOST', 'bars', 'free', 'on_hosts']
+__all__ = ['Bar', 'Free', 'LEVELS', 'MOST', 'Plan', 'bars', 'free', 'on_hosts',
+           'planned']
 
 #: Maximum number of bars.
 MOST = 10_000
@@ -55,6 +57,23 @@ class Free(ty.NamedTuple):
 
     window: model.Window
     levels: dict[str, int]
+
+
+_Changes: ty.TypeAlias = dict[int, collections.Counter[str]]
+
+
+class Plan(ty.NamedTuple):
+    """The capacity of all hosts, by class, and what is planned of it.
+
+    :ivar usage: by servers without a lease, now
+    :ivar reserved: by leases: the changes at each time
+    :ivar away: on hosts that are down or in maintenance, likewise
+    """
+
+    capacity: collections.Counter[str]
+    usage: collections.Counter[str]
+    reserved: _Changes
+    away: _Changes
 
 
 def bars(connection: sa.Connection, window: model.Window,
@@ -112,31 +131,58 @@ def _check(found: ty.Sequence[ty.Any]) -> None:
             'time, by start_date and end_date.')
 
 
+def planned(connection: sa.Connection, window: model.Window) -> Plan:
+    """Return what is planned on all hosts over a window. Hosts that are
+    switched off are free.
+    """
+    plan = Plan(collections.Counter(), collections.Counter(), {}, {})
+    for row in connection.execute(sa.select(_HOST.capacity, _HOST.usage)):
+        if row.capacity:
+            plan.capacity.update(model.plain(row.capacity))
+            plan.usage.update(model.plain(row.usage))
+    amounts = sa.cast(_BOOKING.resources, sa.Text)
+    within = (_BOOKING.host_id.is_not(None),
+              _BOOKING.start_date < window.end,
+              _BOOKING.end_date > window.start)
+    for row in connection.execute(sa.select(
+            _BOOKING.start_date, _BOOKING.end_date, amounts.label('amounts'),
+            sa.func.count().label('number')).where(
+                _BOOKING.outage.is_(None), *within).group_by(
+                    _BOOKING.start_date, _BOOKING.end_date, amounts)):
+        _change(plan.reserved, window, row, {
+            rc: amount * row.number for rc, amount in
+            model.plain(json.loads(row.amounts)).items()})
+    for row in connection.execute(sa.select(
+            _BOOKING.start_date, _BOOKING.end_date, _BOOKING.resources,
+            _HOST.usage).join(
+                models.Host, _HOST.id == _BOOKING.host_id).where(
+                    _BOOKING.outage.in_(
+                        [outages.FAILURE, outages.MAINTENANCE]), *within)):
+        # What its servers without a lease use counts already.
+        _change(plan.away, window, row, {
+            rc: max(0, amount - row.usage.get(rc, 0)) for rc, amount in
+            model.plain(row.resources).items()})
+    return plan
+
+
+def _change(changes: _Changes, window: model.Window, row: ty.Any,
+            amounts: ty.Mapping[str, int]) -> None:
+    """Add amounts over the part of a booking within a window."""
+    for time, sign in ((max(row.start_date, window.start), 1),
+                       (min(row.end_date, window.end), -1)):
+        at = changes.setdefault(time, collections.Counter())
+        for rc, amount in amounts.items():
+            at[rc] += sign * amount
+
+
 def free(connection: sa.Connection, window: model.Window) -> list[Free]:
     """Return the free capacity of all hosts over a window, as currently
     planned, in intervals; adjacent ones with equal levels are merged.
     """
-    capacity: collections.Counter[str] = collections.Counter()
-    usage: collections.Counter[str] = collections.Counter()
-    for row in connection.execute(sa.select(_HOST.capacity, _HOST.usage)):
-        if row.capacity:
-            capacity.update(model.plain(row.capacity))
-            usage.update(model.plain(row.usage))
-    amounts = sa.cast(_BOOKING.resources, sa.Text)
-    changes: dict[int, collections.Counter[str]] = collections.defaultdict(
-        collections.Counter)
-    for row in connection.execute(sa.select(
-            _BOOKING.start_date, _BOOKING.end_date, amounts.label('amounts'),
-            sa.func.count().label('number')).where(
-                _BOOKING.host_id.is_not(None),
-                _BOOKING.start_date < window.end,
-                _BOOKING.end_date > window.start).group_by(
-                    _BOOKING.start_date, _BOOKING.end_date, amounts)):
-        for rc, amount in model.plain(json.loads(row.amounts)).items():
-            changes[max(row.start_date, window.start)][rc] += (
-                amount * row.number)
-            changes[row.end_date][rc] -= amount * row.number
-    return _levels(window, capacity, usage, changes)
+    plan = planned(connection, window)
+    for time, change in plan.away.items():
+        _apply(plan.reserved.setdefault(time, collections.Counter()), change)
+    return _levels(window, plan.capacity, plan.usage, plan.reserved)
 
 
 def _levels(window: model.Window, capacity: ty.Mapping[str, int],

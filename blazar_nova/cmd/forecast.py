@@ -19,7 +19,7 @@ _DAYS = {
     'start': 'Day from (UTC)', 'resource_class': 'Class',
     'capacity': 'Capacity', 'without_lease': 'Without lease',
     'reserved': 'Reserved', 'peak': 'Peak', 'peak_at': 'Peak at (UTC)',
-    'free': 'Free at peak'}
+    'free': 'Least free'}
 _REFUSED = {'day': 'Day (UTC)', 'project_id': 'Project', 'reason': 'Reason',
             'demand': 'Demand', 'start': 'Start (UTC)', 'end': 'End (UTC)',
             'tries': 'Tries'}

@@ -3,7 +3,6 @@
 """Reserved and free capacity of the next days, and of additional hosts."""
 
 import collections
-import json
 import typing as ty
 
 import numpy as np
@@ -15,6 +14,7 @@ from blazar_core.capacity import usage_records
 from blazar_core.common import model
 from blazar_core.common import states
 from blazar_core.db import models
+from blazar_core.leases import calendar
 from blazar_nova.schemas import refused_demands
 
 __all__ = ['Day', 'MOST', 'Replay', 'days', 'replay']
@@ -22,8 +22,9 @@ __all__ = ['Day', 'MOST', 'Replay', 'days', 'replay']
 #: Maximum number of demands in a replay: the latest.
 MOST = 5000
 _DAY = 86400
-_HOST, _BOOKING = models.Host.__table__.c, models.Booking.__table__.c
+_HOST = models.Host.__table__.c
 _RECORD = models.UsageRecord.__table__.c
+_NONE: collections.Counter[str] = collections.Counter()
 
 
 class Day(ty.NamedTuple):
@@ -33,7 +34,8 @@ class Day(ty.NamedTuple):
     :ivar reserved: on average
     :ivar peak: the maximum that is reserved at a time
     :ivar peak_at: when the peak starts
-    :ivar free: the capacity that is left during the peak
+    :ivar free: the least that is free at a time, without hosts that are down
+        or in maintenance then
     """
 
     start: int
@@ -52,46 +54,29 @@ def days(connection: sa.Connection, start: int, number: int) -> list[Day]:
     """
     cuts = [start, *(start - start % _DAY + one * _DAY
                      for one in range(1, number + 1))]
-    end = cuts[-1]
-    capacity: collections.Counter[str] = collections.Counter()
-    usage: collections.Counter[str] = collections.Counter()
-    for row in connection.execute(sa.select(_HOST.capacity, _HOST.usage)):
-        if row.capacity:
-            capacity.update(model.plain(row.capacity))
-            usage.update(model.plain(row.usage))
-    changes: dict[str, collections.Counter[int]] = collections.defaultdict(
-        collections.Counter)
-    amounts = sa.cast(_BOOKING.resources, sa.Text)
-    for row in connection.execute(sa.select(
-            _BOOKING.start_date, _BOOKING.end_date, amounts.label('amounts'),
-            sa.func.count().label('number')).where(
-                _BOOKING.host_id.is_not(None), _BOOKING.outage.is_(None),
-                _BOOKING.start_date < end, _BOOKING.end_date > start,
-    ).group_by(_BOOKING.start_date, _BOOKING.end_date, amounts)):
-        for rc, amount in model.plain(json.loads(row.amounts)).items():
-            changes[rc][max(start, row.start_date)] += amount * row.number
-            changes[rc][min(end, row.end_date)] -= amount * row.number
-    return sorted(day for rc, whole in capacity.items() if whole
-                  for day in _days_of(rc, whole, usage[rc], changes[rc],
-                                      cuts))
+    plan = calendar.planned(connection, model.Window(start, cuts[-1]))
+    return sorted(day for rc, whole in plan.capacity.items() if whole
+                  for day in _days_of(rc, plan, cuts))
 
 
-def _days_of(rc: str, capacity: int, usage: int,
-             changes: ty.Mapping[int, int], cuts: ty.Sequence[int],
+def _days_of(rc: str, plan: calendar.Plan, cuts: ty.Sequence[int],
              ) -> ty.Iterator[Day]:
-    bounds = sorted({*changes, *cuts})
-    level, sums = 0, [0] * (len(cuts) - 1)
+    bounds = sorted({*plan.reserved, *plan.away, *cuts})
+    reserved = away = 0
+    sums, taken = [0] * (len(cuts) - 1), [0] * (len(cuts) - 1)
     peaks: list[tuple[int, int]] = [(-1, 0)] * len(sums)
     for time, until in zip(bounds, bounds[1:]):
-        level += changes.get(time, 0)
+        reserved += plan.reserved.get(time, _NONE)[rc]
+        away += plan.away.get(time, _NONE)[rc]
         day = time // _DAY - cuts[0] // _DAY
-        sums[day] += level * (until - time)
-        if level > peaks[day][0]:
-            peaks[day] = level, time
+        sums[day] += reserved * (until - time)
+        taken[day] = max(taken[day], reserved + away)
+        if reserved > peaks[day][0]:
+            peaks[day] = reserved, time
     for day, (peak, at) in enumerate(peaks):
-        yield Day(cuts[day], rc, capacity, usage,
+        yield Day(cuts[day], rc, plan.capacity[rc], plan.usage[rc],
                   round(sums[day] / (cuts[day + 1] - cuts[day]), 2), peak, at,
-                  max(0, capacity - usage - peak))
+                  max(0, plan.capacity[rc] - plan.usage[rc] - taken[day]))
 
 
 class Replay(ty.NamedTuple):

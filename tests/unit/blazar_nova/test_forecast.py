@@ -2,11 +2,16 @@
 
 """The planned usage, the refused demands, and the effect of more hosts."""
 
+import sqlalchemy as sa
+
 from blazar_core.capacity import inventory
+from blazar_core.capacity import outages
 from blazar_core.common import errors
 from blazar_core.common import model
 from blazar_core.common import refusals
 from blazar_core.db import counters
+from blazar_core.db import models
+from blazar_core.leases import calendar
 from blazar_core.leases import creation
 from blazar_nova.schemas import error_answers
 from blazar_nova.schemas import refused_demands
@@ -55,6 +60,26 @@ class TestDays(ForecastTestCase):
         self.assertEqual(forecast.Day(
             NOW + midnight, 'VCPU', 16, 1, 1.5, 6, NOW + midnight, 9), second)
         self.assertEqual(NOW + midnight + DAY, third.start)
+
+    def test_hosts_in_maintenance_are_not_free_and_those_that_are_off(self):
+        for name, kind in (('one', outages.MAINTENANCE),
+                           ('two', outages.POWER)):
+            with self.database.writer() as session:
+                outage = models.Outage(host_id=session.scalar(sa.select(
+                    models.Host.id).where(models.Host.name == name)),
+                    kind=kind, reason='', seen_at=NOW)
+                session.add(outage)
+                session.flush()
+                outages.plan(session, NOW, outage,
+                             model.Window(NOW + DAY, NOW + DAY + 100))
+        window = model.Window(NOW, NOW + 3 * DAY)
+        with self.database.connection() as connection:
+            found = forecast.days(connection, NOW, 3)
+            free = calendar.free(connection, window)
+        # Of the host in maintenance, 1 is used without a lease.
+        self.assertEqual([15, 8, 15], [one.free for one in found])
+        self.assertEqual([0, 0, 0], [one.peak for one in found])
+        self.assertEqual([3, 2, 3], [one.levels['VCPU'] for one in free])
 
     def test_devices_are_shown_by_class_not_by_kind(self):
         self.host('gpus', {'GPU@a1': 1, 'GPU': 1}, **{

@@ -304,7 +304,7 @@ class ManageTest(base.TestCase):
             {'hosts': number, 'demands': 1, 'admitted': number // 2,
              'servers': number // 2 * 2} for number in range(3)],
             self.json('forecast', '--hosts', '2'))
-        self.assertIn('| Free at peak |', self.manage('forecast')[1])
+        self.assertIn('| Least free |', self.manage('forecast')[1])
 
     def test_usage_that_cannot_be_shown_is_a_sentence(self):
         self.manage('db', 'sync')

@@ -118,7 +118,7 @@ EVERYTHING = (
      'An operator asks for the usage of all projects.'),
     ('leases/accounting.py', 'reserved_at', 'bookings',
      'Metrics are of all that is reserved at an instant.'),
-    ('leases/calendar.py', 'free', 'bookings',
+    ('leases/calendar.py', 'planned', 'bookings',
      'How much is free depends on all that is reserved.'),
     ('leases/accounting.py', 'forget', 'usage_records leases',
      'An operator deletes usage records of leases that were purged.'),

@@ -217,6 +217,8 @@ need_installed() {
 
 use_venv() {
     local python lock place more
+    # Or each process compiles what it imports: six seconds for Nova.
+    unset PYTHONDONTWRITEBYTECODE
     python=$(find_python) || exit 1
     # Only one of several concurrent commands at a time.
     exec {lock}<"$ROOT"

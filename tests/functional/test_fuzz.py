@@ -681,10 +681,10 @@ class TestFuzz(leased.LeasedTestCase):
                 self.known['lease'].insert(0, lease_id)
 
     def is_done(self, server_id):
-        """Return whether Nova is idle with a server, or it is deleted."""
+        """Return whether Nova is idle with a server, or has deleted it."""
         response = self.admin.api_request(f'/servers/{server_id}')
         if response.status_code == 404:
-            return True
+            return not self.allocations(server_id)
         server = response.json()['server']
         return server['status'] in ('ACTIVE', 'ERROR', 'RESERVED') and (
             server['OS-EXT-STS:task_state'] is None)

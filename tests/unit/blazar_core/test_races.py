@@ -28,8 +28,6 @@ NOW = base.NOW
 #: The number of processes, and of rounds until an error must have occurred.
 RACERS = 8
 ROUNDS = 60
-#: The most seconds by which ends are delayed after the removal of a server.
-LATE = 0.1
 
 
 class TestLettingIn(racing.RaceTestCase):
@@ -610,9 +608,10 @@ class TestLeaving(racing.RaceTestCase):
         self.path = os.path.join(
             self.useFixture(fixtures.TempDir()).path, 'cloud')
 
-    def meet(self, *without):
+    def meet(self, *without, late):
         """Let three processes remove a server, and others end its lease.
 
+        :param late: seconds, at most, by which the lease ends later
         :returns: how many removals succeeded, how often the server was
             deleted, the bookings, and the open-ended usage
         """
@@ -627,9 +626,9 @@ class TestLeaving(racing.RaceTestCase):
                 'server_id': server_id, 'without': [*without]}
         told = racing.outcomes(racing.racers().race([
             *({**task, 'do': 'leave'} for _number in range(3)),
-            *({**task, 'do': 'delete', 'late': LATE} for _number in range(2)),
+            *({**task, 'do': 'delete', 'late': late} for _number in range(2)),
             # The end is due for processes whose clocks are ahead.
-            *({**task, 'do': 'carry_out', 'late': LATE, 'now': NOW + 100}
+            *({**task, 'do': 'carry_out', 'late': late, 'now': NOW + 100}
               for _number in range(3))])[:5])
         with open(self.path) as file:
             deleted = file.read().count(f'delete {server_id}')
@@ -641,7 +640,8 @@ class TestLeaving(racing.RaceTestCase):
     def test_it_stays_or_is_deleted(self):
         seen = set()
         for number in range(ROUNDS):
-            left, deleted, booked, usage = self.meet()
+            left, deleted, booked, usage = self.meet(
+                late=racing.lateness(number))
             seen.add(left)
             if left:
                 self.assertEqual((1, 0, [], {'VCPU': 2}), (
@@ -658,8 +658,9 @@ class TestLeavingWithoutTheGuard(TestLeaving):
 
     def test_it_stays_or_is_deleted(self):
         """A lock after the read lets both happen."""
-        for _round in range(ROUNDS):
-            left, deleted, _booked, _usage = self.meet('lock')
+        for number in range(ROUNDS):
+            left, deleted, _booked, _usage = self.meet(
+                'lock', late=racing.lateness(number))
             if left and deleted:
                 return
         self.fail('Without the guard none was deleted that had left.')

@@ -26,8 +26,6 @@ NOW = base.NOW
 #: The number of processes, and of rounds until an error must have occurred.
 RACERS = 8
 ROUNDS = 60
-#: The most seconds by which servers come later than transfers.
-LATE = 0.1
 
 
 class TestMoving(racing.RaceTestCase):
@@ -282,8 +280,7 @@ class TestNewOwners(racing.RaceTestCase):
     def test_a_lease_is_anothers_or_has_servers(self):
         seen = set()
         for number in range(ROUNDS):
-            # Without a delay the machine decides which is first.
-            owner, told, handed = self.meet(late=number % 2 * LATE)
+            owner, told, handed = self.meet(late=racing.lateness(number))
             self.assertEqual(0 if handed else 4, told['taken'])
             self.assertEqual(4 if handed else 0, told['unknown'])
             self.assertIn(owner, handed or ['project'])
@@ -298,8 +295,8 @@ class TestNewOwnersWithoutTheGuard(TestNewOwners):
     def test_a_lease_is_anothers_or_has_servers(self):
         """Without the check of the owner both succeed."""
         for number in range(ROUNDS):
-            # Otherwise the servers could be first, on some machines always.
-            _owner, told, handed = self.meet('owner', late=number % 2 * LATE)
+            _owner, told, handed = self.meet(
+                'owner', late=racing.lateness(number))
             if handed and told['taken']:
                 return
         self.fail('Nobody was let into what was another\'s.')

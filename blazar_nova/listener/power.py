@@ -373,19 +373,22 @@ class Power:
         step = {_State.STOPPING: self._stop, _State.BOOTING: self._boot}.get(
             work.row.power_state, self._recover)
         try:
-            step(work)
-        except errors.DatabaseUnavailable as exc:
+            try:
+                step(work)
+            except errors.DatabaseUnavailable:
+                raise
+            except Exception as exc:
+                # A driver may raise anything.
+                LOG.warning('Host %s: %s', work.row.name, exc, exc_info=not (
+                    isinstance(exc, errors.BlazarError)))
+                waited = self._clock.now() - work.row.power_at
+                if step == self._boot and waited > work.lead:
+                    self._fail_boot(work, str(exc))
+                elif step == self._stop and waited > (
+                        2 * self._policy.shutdown_timeout):
+                    self._give_up(work, str(exc))
+        except errors.BlazarError as exc:
             LOG.info('Host %s: continued later: %s', work.row.name, exc)
-        except Exception as exc:
-            # A driver may raise anything.
-            LOG.warning('Host %s: %s', work.row.name, exc, exc_info=not (
-                isinstance(exc, errors.BlazarError)))
-            waited = self._clock.now() - work.row.power_at
-            if step == self._boot and waited > work.lead:
-                self._fail_boot(work, str(exc))
-            elif step == self._stop and waited > (
-                    2 * self._policy.shutdown_timeout):
-                self._give_up(work, str(exc))
         finally:
             with contextlib.suppress(errors.DatabaseUnavailable):
                 self._write(work, power_claimed_until=None)

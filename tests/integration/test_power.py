@@ -7,6 +7,7 @@ emulator, which stops and starts that process. Its machine loses the servers
 that it has when it goes off, so that a wrong shutdown is seen.
 """
 
+import datetime
 import glob
 import os
 import threading
@@ -216,8 +217,27 @@ class PowerTest(PowerTestCase):
         self.all_go_off()
         self.assert_switched('GracefulShutdown', 'On', 'GracefulShutdown')
 
+    def clients_show(self, state: str) -> None:
+        """Both commands of Blazar's client show the power of the hosts."""
+        columns = ('hypervisor_hostname', 'id', 'power_state', 'power_since',
+                   'power_until')
+        listed = {one['hypervisor_hostname']: one for one in self.openstack(
+            'reservation', 'host', 'list',
+            *(word for one in columns for word in ('-c', one)), user='admin')}
+        for host in self.HOSTS:
+            shown = self.openstack('reservation', 'host', 'show',
+                                   str(listed[host]['id']), user='admin')
+            for one in listed[host], shown:
+                self.assertEqual(state, one['power_state'])
+                since = datetime.datetime.fromisoformat(one['power_since'])
+                self.assertLess(abs(time.time() - since.replace(
+                    tzinfo=datetime.UTC).timestamp()), 600)
+                self.assertIn('power_until', one)
+
     def test_one_from_now_on_waits_for_hosts_that_are_off(self) -> None:
+        self.configure('[blazar_power]\nenabled = true\n')
         self.all_go_off()
+        self.clients_show('off')
         lease = self.lease_hosts(2)
         self.wait_for(lambda: [one['reason'] for one in self.lease(
             lease['id'])['conditions']] == ['HostsBooting'],
@@ -226,12 +246,7 @@ class PowerTest(PowerTestCase):
         self.wait_for_lease(lease['id'], 'ACTIVE', 180)
         self.all_are_enabled()
         self.assert_switched('GracefulShutdown', 'On')
-        host_id, = (one['id'] for one in self.admin(
-            'GET', '/os-hosts', service='reservation')['hosts']
-            if one['service_name'] == 'host1')
-        shown = self.openstack('reservation', 'host', 'show', host_id,
-                               user='admin')
-        self.assertEqual(self.HOSTS[0], shown['service_name'])
+        self.clients_show('on')
         self.end(lease)
 
     def test_a_host_that_does_not_come_back(self) -> None:

@@ -20,7 +20,7 @@ from tests.simulation import world as worlds
 __all__ = ['Run', 'simulate']
 
 HOUR, DAY = 3600, 86400
-#: The number of enrolled hosts.
+#: The number of enrolled hosts; twice as many where they are switched off.
 POOL = 2
 #: The number of times that the indexes of all processes are compared.
 LOOKS = 3
@@ -38,14 +38,14 @@ class Run:
     def __init__(self, seed: int, days: float = 1,
                  only: ty.Collection[str] | None = None,
                  apis: int = 2, listeners: int = 2) -> None:
-        relocates = seed % 3 == 0
+        relocates, switches = seed % 3 == 0, seed % 5 == 4
         self.world = worlds.World(
             # With evacuations there is free capacity elsewhere.
             seed, only, hosts=5 if relocates else 3, apis=apis,
-            listeners=listeners, pool=POOL, relocates=relocates,
-            drifts=seed % 4 == 2,
-            # Each look takes its time: not for days.
-            switches=seed % 5 == 4 and days < 1)
+            listeners=listeners, pool=POOL * (1 + switches),
+            relocates=relocates, drifts=seed % 4 == 2, switches=switches)
+        if self.world.switching and days >= 1:
+            self.world.switching.look_rarely()
         self._days = days
 
     def go(self) -> list[str]:
@@ -91,6 +91,8 @@ class Run:
         baton.run(end)
         baton.tell('no more faults')
         world.faults.cease()
+        if world.switching:
+            world.switching.look_rarely()
         return self._rest() or self._check()
 
     def _moments(self, end: float, eager: bool) -> list[float]:

@@ -4,9 +4,11 @@
 
 import collections.abc
 import contextlib
+import math
 import random
 import types
 import typing as ty
+from unittest import mock
 
 from blazar_core.common import errors
 from blazar_core.common import states
@@ -22,10 +24,17 @@ __all__ = ['Machines']
 #: What may happen to a request, and how often at most.
 RATES = {'bmc hangs': 0.1, 'bmc fails': 0.2, 'bmc untold': 0.2,
          'bmc lies': 0.05, 'boot slow': 0.1}
+#: Seconds that a BMC takes to answer if it hangs.
+HANGS = 1, 10
 #: Seconds from an answer of a BMC until a host is off, or reports.
 SHUTDOWN, BOOT, SLOW = (5, 40), (30, 100), (200, 900)
+#: Seconds by which outages are extended at once, so that time passes quickly.
+RARELY = 1800
 #: Seconds for which Nova believes that a host is up that is not.
 SILENT = 30
+#: Seconds by which a listener looks earlier for a host that a lease needs, as
+#: its clock may be ahead.
+EARLY = 60
 #: Seconds after a fault for which a start may be late.
 EXCUSED = 1500
 POLICY = {'minimum_off': 300, 'minimum_on': 120, 'boot_time': 120,
@@ -44,6 +53,8 @@ class Machines:
     has_common = False
 
     def __init__(self, world: ty.Any) -> None:
+        world.stack.enter_context(mock.patch.object(
+            power, '_STEP', power._STEP))
         self._world = world
         self._baton = world.baton
         self._cloud: clouds.Cloud = world.cloud
@@ -57,9 +68,17 @@ class Machines:
             max_switching=self._dice.choice([1, 2, 10]))
         #: By id of a booking: for when it is looked whether its host is on.
         self._looks: dict[int, int] = {}
+        #: By host: until when a command to its BMC may be under way.
+        self._under_way: dict[str, float] = {}
         #: How many hosts have gone off, and how many starts were on time.
         self.off_count = self.on_time = 0
         world.checks.append(self)
+
+    def look_rarely(self) -> None:
+        """Extend the outages of hosts that are off by so much at once that a
+        week does not take long to simulate.
+        """
+        power._STEP = RARELY
 
     # -- each listener -------------------------------------------------------
 
@@ -85,15 +104,28 @@ class Machines:
                 switch.look(leader)
             seen = self._world.books.versions['bookings']
             self._baton.let_pass(power.PAUSE)
-            if not self._world.look(
-                    "SELECT 1 FROM hosts WHERE power_state IN ("
-                    "'stopping', 'booting') LIMIT 1"):
-                # What is off is booked for two minutes more than it takes.
-                self._baton.wait(
-                    lambda: self._world.books.versions['bookings'] != seen,
-                    30 if self._world.look(
-                        "SELECT 1 FROM hosts WHERE power_state IS NOT NULL "
-                        "LIMIT 1") else 120)
+            if pause := self._pause():
+                self._baton.wait(lambda: (
+                    self._world.books.versions['bookings'] != seen), pause)
+
+    def _pause(self) -> float:
+        """Return for how long a listener need not look if no bookings change.
+        """
+        hosts = dict(self._world.look(
+            "SELECT power_state, max(power_lead) FROM hosts "
+            "WHERE power_state IS NOT NULL GROUP BY power_state"))
+        if states.Power.STOPPING in hosts or states.Power.BOOTING in hosts:
+            return 0
+        if not hosts:
+            return 2 * power._STEP
+        (start,), = self._world.look(
+            "SELECT min(start_date) FROM bookings JOIN hosts ON hosts.id = "
+            "bookings.host_id WHERE power_state IS NOT NULL AND "
+            "outage IS NOT 'power' AND start_date > "
+            f"{int(self._baton.now)}")
+        # What is off is booked for one step more than it takes, or two.
+        return max(0, min(power._STEP / 2, (start or math.inf) - EARLY - max(
+            one or 0 for one in hosts.values()) - self._baton.now))
 
     # -- BMCs ----------------------------------------------------------------
 
@@ -120,11 +152,14 @@ class Machines:
         return self._host(host).on != self._happens('bmc lies')
 
     def _ask(self) -> None:
-        self._baton.point('bmc')
-        if self._happens('bmc hangs'):
-            self._baton.let_pass(self._dice.uniform(1, 10))
+        self._take_time()
         if self._happens('bmc fails'):
             raise errors.PowerUnavailable('It does not answer.')
+
+    def _take_time(self) -> None:
+        self._baton.point('bmc')
+        if self._happens('bmc hangs'):
+            self._baton.let_pass(self._dice.uniform(*HANGS))
 
     def on(self, host: str, _service: str) -> None:
         self._do(host, (0, 2), self._go_on)
@@ -141,10 +176,15 @@ class Machines:
 
     def _do(self, host: str, seconds: tuple[int, int],
             what: ty.Callable[[clouds.Host], None]) -> None:
+        if self._under_way.get(host, 0) > self._baton.now:
+            self._cloud.wrong.append(f'{host} gets two commands at once')
+        # If its process dies, a command is under way for as long as any.
+        self._under_way[host] = self._baton.now + HANGS[1]
         if not self._happens('bmc lies'):
             self._baton.later(self._dice.uniform(*seconds),
                               lambda: what(self._host(host)))
-        self._baton.point('bmc')
+        self._take_time()
+        self._under_way[host] = self._baton.now
         if self._happens('bmc untold'):
             raise errors.PowerUnavailable('Its answer is lost.')
 

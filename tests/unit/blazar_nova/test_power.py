@@ -625,6 +625,28 @@ class TestFailing(PowerTestCase):
         self.pass_(700)
         self.assertEqual({'one': State.FAILED}, self.states())
 
+    def test_when_the_cloud_does_not_answer_either_it_is_given_up_later(self):
+        raised = []
+
+        def fails(*_what):
+            raise errors.CloudUnavailable('Nova does not answer.')
+
+        def later(work):
+            try:
+                work()
+            except Exception as exc:
+                raised.append(exc)
+
+        self.power = self.another(later=later)
+        self.machines.broken = machines.Error('It hangs.')
+        with fixtures.MonkeyPatch('tests.machines.Machines.enable', fails):
+            self.pass_(700)
+        self.assertEqual({'one': State.STOPPING}, self.states())
+        self.assertEqual([], raised)
+        self.pass_(60)
+        self.assertEqual({'one': State.FAILED}, self.states())
+        self.assertIsNone(self.machines.get('one')['reason'])
+
     def test_one_that_says_off_and_does_nothing(self):
         self.machines.change('one', lies=True)
         self.pass_(1000)

@@ -200,7 +200,7 @@ class Admission:
                     bound.add(picked[-1], window)
             with self.deciding(), self._database.begin() as connection:
                 for row, start in woken:
-                    outages.wake(connection, self._clock.now(), [row], start)
+                    outages.wake(connection, self._clock.now(), row, start)
                 return write(connection, picked)
 
         return self._database.retried(attempt)

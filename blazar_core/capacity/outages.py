@@ -181,21 +181,20 @@ def off_until(connection: sa.Connection) -> int:
         _ROWS.outage == POWER)) or 0
 
 
-def wake(connection: sa.Connection, now: int,
-         rows: ty.Iterable[sa.Row[ty.Any]], start: int) -> None:
-    """End the outages of hosts that are switched off at an instant, so that a
-    lease can start then, which has them switched on.
+def wake(connection: sa.Connection, now: int, row: sa.Row[ty.Any],
+         start: int) -> None:
+    """End the outage of a host that is switched off at an instant, so that a
+    lease can start then, which has it switched on.
 
-    :raises LostRace: when another process decided about one meanwhile
+    :param row: of :func:`wakeable`
+    :raises LostRace: when another process decided about it meanwhile
     """
-    edits = [ledger.Edit(ty.cast(models.Booking, row), ledger.NewBooking(
-        None, row.host_id, None, model.Window(row.start_date, start),
-        row.resources, outage=POWER)) for row in rows]
-    if edits:
-        ledger.decide(connection, now, edits, force=True)
-        connection.execute(sa.update(models.Booking).where(_ROWS.id.in_(
-            [edit.row.id for edit in edits if edit.row])).values(
-                end_date=start))
+    ledger.decide(connection, now, [ledger.Edit(
+        ty.cast(models.Booking, row), ledger.NewBooking(
+            None, row.host_id, None, model.Window(row.start_date, start),
+            row.resources, outage=POWER))], force=True)
+    connection.execute(sa.update(models.Booking).where(
+        _ROWS.id == row.id).values(end_date=start))
 
 
 #: An alias, to be independent of outages in an enclosing statement.

@@ -120,11 +120,13 @@ class _Seen(ty.NamedTuple):
 class _Work(ty.NamedTuple):
     """A host that this process has claimed.
 
+    :ivar needed_at: when a lease needs it, as it was read; None: not soon
     :ivar token: the end of the claim, which no other process has written
     """
 
     row: ty.Any
     lead: int
+    needed_at: int | None
     token: int
     deadline: cloud_api.Deadline
 
@@ -365,7 +367,7 @@ class Power:
 
     def _start(self, row: ty.Any, seen: _Seen, token: int) -> None:
         work = _Work(
-            row, seen.host.lead, token,
+            row, seen.host.lead, seen.host.needed_at, token,
             cloud_api.Deadline(self._clock, self._policy.claim // 2))
         self._later(lambda: self._carry_out(work))
 
@@ -500,6 +502,11 @@ class Power:
                'its service was disabled or forced down by somebody else')
         fault_points.fault_point(_Point.POWER_OFF_DISABLED, row.name)
         why = why or self._computes.occupied(row.uuid, row.service_host)
+        back_at = now + work.lead + (
+            self._policy.shutdown_timeout if row.power_until is None else 0)
+        if work.needed_at is not None and work.needed_at < back_at:
+            # Its outage has ended meanwhile, as no process continued.
+            why = why or 'a lease needs it'
         wrong = '' if why or row.power_until is not None else (
             # Also if it is off already: it may be another host.
             self._switches.mismatch(*work.names))

@@ -560,6 +560,18 @@ class TestRefusing(PowerTestCase):
         self.assertEqual({'one': None}, self.states())
         self.assertIsNone(self.machines.get('one')['reason'])
 
+    def test_one_that_is_reserved_while_no_listener_runs_stays_on(self):
+        self.machines.broken = machines.Error('It hangs.')
+        self.look()
+        self.assertEqual({State.STOPPING}, {*self.states().values()})
+        self.machines.broken = None
+        # Its outage ends meanwhile.
+        self.clock.advance(3600)
+        self.wants(self.clock.now() - NOW, amount=len(self.names))
+        self.pass_(60, 10)
+        self.assertEqual([], self.machines.commands())
+        self.assertEqual({None}, {*self.states().values()})
+
     def test_an_operator_who_disables_it_while_it_is_off(self):
         self.pass_(20, 10)
         self.machines.change('one', reason='mine')

@@ -11,11 +11,14 @@ from oslo_utils import uuidutils
 import sqlalchemy as sa
 
 from blazar_core.capacity import enrollment
+from blazar_core.capacity import inventory
 from blazar_core.capacity import ledger
+from blazar_core.capacity import usage_records
 from blazar_core.common import errors
 from blazar_core.common import model
 from blazar_core.common import states
 from blazar_core.db import models
+from blazar_core.leases import accounting
 from blazar_core.leases import imports
 from blazar_core.leases import limits
 from blazar_core.leases import views
@@ -174,6 +177,26 @@ class TestPending(AdoptingTestCase):
 
 
 class TestActive(AdoptingTestCase):
+
+    def test_it_counts_from_its_import_on(self):
+        known = self.known(-1000, 1000, 'one', active=True,
+                           servers=frozenset(['server']))
+        self.in_use('server')
+        self.imports.adopt(known)
+        self.clock.advance(100)
+        with self.database.writer() as session:
+            uuid = self.uuid_of('one')
+            inventory.report_usage(
+                session, NOW + 100, uuid, {'server': {'VCPU': 1}},
+                inventory.generations(session, [uuid])[uuid])
+        with self.database.connection() as connection:
+            found = [accounting.totals(connection, accounting.Query(
+                model.Window(NOW + start, NOW + end)), NOW + 2000, 2)
+                for start, end in ((-1000, 0), (-1000, 2000))]
+        self.assertEqual([], found[0])
+        self.assertEqual([4000, 4000, 4 * 1900], [
+            found[1][0].amounts[kind].get('VCPU')
+            for kind in usage_records.Kind])
 
     def test_its_hosts_are_its_own_with_the_servers_there(self):
         self.in_use('server')

@@ -148,6 +148,8 @@ EVERYTHING = (
      'All that is booked is dealt out anew; of more than some it is not.'),
     ('../blazar_nova/importer/import_plan.py', '_Leases.__init__', 'leases',
      'An operator imports all leases of Blazar, once.'),
+    ('../blazar_nova/listener/host_sync.py', 'HostSync.by_server',
+     'interruptible_servers', _FIRST),
     ('../blazar_nova/listener/metrics.py', 'Metrics._of_projects',
      'bookings reservations leases',
      'Metrics of projects are of all that is reserved at an instant.'),

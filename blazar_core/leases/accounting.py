@@ -30,6 +30,8 @@ KEYS = ('project_id', 'lease_id', 'resource_type')
 UNITS = ('day', 'month')
 #: Maximum number of days or months in an interval.
 MAX_INTERVALS = 400
+#: Assumed number of groups in a day or month, at first.
+_ROWS = 100
 #: Number of leases whose usage records one statement deletes.
 _BATCH = 500
 
@@ -79,13 +81,15 @@ def totals(connection: sa.Connection, query: Query, now: int, limit: int,
     :param limit: maximum number of rows
     :raises InvalidLeaseParams: if there are too many days or months
     """
+    windows = [one for one in _windows(query)
+               if query.after is None or one.start >= query.after[0]]
     found: list[Totals] = []
-    for window in _windows(query):
-        if query.after is not None and window.start < query.after[0]:
-            continue
-        found += _of_window(connection, query, window, now)
-        if len(found) >= limit:
-            break
+    # One statement counts in many windows. How many rows a window has is not
+    # known: at first few, so that not many more are read than requested.
+    many = limit if not query.group_by else max(1, limit // _ROWS)
+    while windows and len(found) < limit:
+        found += _of_windows(connection, query, windows[:many], now)
+        windows, many = windows[many:], 2 * many
     return found[:limit]
 
 
@@ -104,49 +108,82 @@ def filters(query: Query) -> list[sa.ColumnElement[bool]]:
     return found
 
 
-def _of_window(connection: sa.Connection, query: Query, window: model.Window,
-               now: int) -> list[Totals]:
+def _of_windows(connection: sa.Connection, query: Query,
+                windows: ty.Sequence[model.Window], now: int) -> list[Totals]:
+    """Return the totals of adjacent windows, in one statement, which reads
+    each record once.
+
+    Of the records that begin in one window and end in another, the number and
+    the sums of their starts and ends suffice.
+    """
     keys = [_RECORDS[name] for name in query.group_by]
-    end = sa.case((_RECORDS.kind == _Kind.USED, max(
-        window.start, min(window.end, now))), else_=window.end)
-    amounts = sa.cast(_RECORDS.resources, sa.Text)
-    seconds = _RECORDS.sign * (
-        sa.case((_RECORDS.end_date < end, _RECORDS.end_date), else_=end) -
-        sa.case((_RECORDS.start_date > window.start, _RECORDS.start_date),
-                else_=window.start))
-    # Equal amounts are equal text: few groups are read for many records.
-    chosen = sa.select(
-        *keys, _RECORDS.kind, amounts.label('amounts'),
-        sa.func.sum(seconds).label('seconds'),
+    start, end = windows[0].start, windows[-1].end
+    until = sa.case((_RECORDS.kind == _Kind.USED, max(
+        start, min(end, now))), else_=end)
+    begins, ends = (
+        sa.case((_RECORDS.start_date > start, _RECORDS.start_date),
+                else_=start),
+        sa.case((_RECORDS.end_date < until, _RECORDS.end_date), else_=until))
+    part = sa.select(
+        *keys, _RECORDS.kind, _RECORDS.sign,
+        sa.cast(_RECORDS.resources, sa.Text).label('amounts'),
+        begins.label('begins'), ends.label('ends'),
+        _index(begins, windows).label('first'),
+        # The last second, as windows are half-open.
+        _index(ends - 1, windows).label('last'),
     ).where(
-        _RECORDS.end_date > window.start, _RECORDS.start_date < end,
-        *filters(query),
-    ).group_by(*keys, _RECORDS.kind, amounts)
+        _RECORDS.end_date > start, _RECORDS.start_date < until,
+        *filters(query))
     for dialect in ('mysql', 'mariadb'):
         # Otherwise they scan an index in its order, which takes twice as long.
-        chosen = chosen.with_hint(
+        part = part.with_hint(
             models.UsageRecord.__table__, 'IGNORE INDEX FOR GROUP BY '
             '(usage_records_project_idx, usage_records_lease_idx)', dialect)
-    rows = connection.execute(chosen)
-    after = () if query.after is None or query.after[0] != window.start else (
-        query.after[1])
-    found: dict[tuple[str, ...], dict[str, collections.Counter[str]]] = {}
-    for row in rows:
+    one = part.subquery().c
+    groups = (*(one[name] for name in query.group_by), one.kind, one.amounts,
+              one.first, one.last)
+    found: dict[tuple[int, tuple[str, ...]],
+                dict[str, collections.Counter[str]]] = {}
+    for row in connection.execute(sa.select(
+            *groups, sa.func.sum(one.sign).label('number'),
+            sa.func.sum(one.sign * one.begins).label('begins'),
+            sa.func.sum(one.sign * one.ends).label('ends'),
+    ).group_by(*groups)):
         of = tuple(row[:len(keys)])
-        if after and of <= after:
-            continue
-        kinds = found.setdefault(of, {
-            kind: collections.Counter() for kind in _Kind})
-        for rc, amount in json.loads(row.amounts).items():
-            kinds[row.kind][rc] += amount * int(row.seconds)
+        amounts = json.loads(row.amounts)
+        for index in range(row.first, row.last + 1):
+            window = windows[index]
+            if query.after is not None and (window.start, of) <= query.after:
+                continue
+            seconds = int(
+                row.ends if index == row.last else row.number * window.end,
+            ) - int(row.begins if index == row.first
+                    else row.number * window.start)
+            kinds = found.setdefault((index, of), {
+                kind: collections.Counter() for kind in _Kind})
+            for rc, amount in amounts.items():
+                kinds[row.kind][rc] += amount * seconds
     for kinds in found.values():
         # Reserved amounts are the planned ones and their later changes.
         kinds[_Kind.RESERVED].update(kinds[_Kind.PLANNED])
+    # Use has no end when it is recorded: later, what it has been may be zero.
     return [
-        Totals(window, of, {
+        Totals(windows[index], of, {
             kind: {rc: amount for rc, amount in sorted(kinds[kind].items())
                    if amount} for kind in _Kind})
-        for of, kinds in sorted(found.items())]
+        for (index, of), kinds in sorted(found.items())
+        if any(map(any, map(dict.values, kinds.values())))]
+
+
+def _index(time: sa.ColumnElement[int], windows: ty.Sequence[model.Window],
+           first: int = 0) -> sa.ColumnElement[int]:
+    """Return which of adjacent windows contains a time, by halves."""
+    if len(windows) == 1:
+        return sa.literal(first)
+    half = len(windows) // 2
+    return sa.case(
+        (time < windows[half].start, _index(time, windows[:half], first)),
+        else_=_index(time, windows[half:], first + half))
 
 
 def _windows(query: Query) -> ty.Iterator[model.Window]:

@@ -53,13 +53,25 @@ class UsageTestCase(base.LeaseTestCase):
         for name in ('one', 'two', 'three'):
             self.host(name, VCPU=40)
 
-    def totals(self, start=0, end=10_000, **values):
+    def count_statements(self, table):
+        """Return a list to which each statement about a table is added."""
+        found = []
+
+        def note(_connection, _cursor, statement, *_rest):
+            if table in statement:
+                found.append(statement)
+
+        with self.database.connection() as connection:
+            sa.event.listen(connection.engine, 'before_cursor_execute', note)
+        return found
+
+    def totals(self, start=0, end=10_000, limit=10_000, **values):
         """Return the totals of an interval; times are seconds from NOW."""
         query = accounting.Query(model.Window(
             NOW + start, NOW + end), **values)
         with self.database.connection() as connection:
             return accounting.totals(
-                connection, query, self.clock.now(), 10_000)
+                connection, query, self.clock.now(), limit)
 
     def vcpus(self, start=0, end=10_000, **values):
         """Return the VCPU-seconds that were planned, reserved and used."""
@@ -208,6 +220,9 @@ class TestRecords(UsageTestCase):
                 sum(one.amounts['used'].get('VCPU', 0) for one in parts))
             for one, after in zip(parts, parts[1:]):
                 self.assertEqual(one.window.end, after.window.start)
+            for one in parts:
+                self.assertEqual([one], self.totals(
+                    one.window.start - NOW, one.window.end - NOW))
 
     def test_too_many_days_are_refused(self):
         self.assertRaises(errors.InvalidLeaseParams, self.totals,
@@ -224,6 +239,32 @@ class TestRecords(UsageTestCase):
         after = self.totals(group_by=keys, after=(NOW, found[0].keys))
         self.assertEqual(found[1:], after)
 
+    def test_many_days_are_few_statements(self):
+        """Each reads all records of the interval."""
+        for day in range(0, 300, 5):
+            self.lease(day * DAY, day * DAY + 3600)
+        asked = self.count_statements('usage_records')
+        for keys in ((), ('project_id',)):
+            pages, after = [], None
+            while True:
+                del asked[:]
+                page = self.totals(0, 300 * DAY, unit='day', group_by=keys,
+                                   after=after, limit=50)
+                self.assertGreaterEqual(9, len(asked))
+                pages += page
+                if len(page) < 50:
+                    break
+                after = page[-1].window.start, page[-1].keys
+            self.assertEqual([NOW // DAY + day for day in range(0, 300, 5)],
+                             [one.window.start // DAY for one in pages])
+
+    def test_leases_of_former_times_are_omitted(self):
+        lease = self.running_lease(0, 300)
+        self.clock.advance(300)
+        self.gone(lease)
+        self.clock.advance(10 * DAY)
+        self.assertEqual([], self.totals(300, 9 * DAY, group_by=('lease_id',)))
+
     def test_totals_of_leases_by_their_tags(self):
         for tags in (('ci',), ('ci', 'dev'), ()):
             self.lease(request=self.request(100, 200, tags=tags))
@@ -237,19 +278,13 @@ class TestRecords(UsageTestCase):
                     one.keys[0] for one in found]).values()])
 
     def test_an_admission_a_start_and_an_end_cost_one_statement(self):
-        statements = []
-
-        def note(_connection, _cursor, statement, *_rest):
-            if 'usage_records' in statement:
-                statements.append(statement)
+        statements = self.count_statements('usage_records')
 
         def count(work, *args):
             del statements[:]
             done = work(*args)
             return len(statements), done
 
-        with self.database.connection() as connection:
-            sa.event.listen(connection.engine, 'before_cursor_execute', note)
         admitted, lease = count(lambda: self.lease(0, 300, count=5))
         server_id, *others = base.servers_of(lease)
         self.cloud.servers[server_id] = cloud_api.ObservedServer(

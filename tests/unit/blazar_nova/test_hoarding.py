@@ -5,6 +5,7 @@ import dataclasses
 import fixtures
 from oslo_config import fixture as config_fixture
 from oslo_limit import fixture as limit_fixture
+import sqlalchemy as sa
 
 from blazar_core.common import errors
 from blazar_core.common import model
@@ -212,6 +213,21 @@ class TestHours(HoardingTestCase):
         self.allowed(end=50 * 3600, start=0, lease_id=lease['id'])
         self.limit(**{HOURS: {'VCPU': '10'}})
         self.allowed(end=39 * 3600, start=0, lease_id=lease['id'])
+
+    def test_many_months_are_one_statement(self):
+        """Part of them are sent while others of the project wait."""
+        self.limit(**{HOURS: {'VCPU': '1500'}})
+        self.have(50 * 30 * DAY, 52 * 30 * DAY)
+        lease = self.have(0, 1000)
+        asked = []
+        with self.database.connection() as connection:
+            sa.event.listen(
+                connection.engine, 'before_cursor_execute',
+                lambda _connection, _cursor, statement, *_rest: asked.append(
+                    statement) if 'usage_records' in statement else None)
+        self.refused(HOURS, 1500, '2031-02', start=0, end=5 * 365 * DAY,
+                     lease_id=lease['id'])
+        self.assertEqual(2, len(asked))
 
     def test_occurrences_count_together(self):
         self.limit(**{HOURS: {'VCPU': '100'}})

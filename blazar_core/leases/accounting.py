@@ -30,7 +30,7 @@ KEYS = ('project_id', 'lease_id', 'resource_type')
 UNITS = ('day', 'month')
 #: Maximum number of days or months in an interval.
 MAX_INTERVALS = 400
-#: Assumed number of groups in a day or month, at first.
+#: Assumed number of groups in a day or month, at first, except by lease.
 _ROWS = 100
 #: Number of leases whose usage records one statement deletes.
 _BATCH = 500
@@ -86,7 +86,8 @@ def totals(connection: sa.Connection, query: Query, now: int, limit: int,
     found: list[Totals] = []
     # One statement counts in many windows. How many rows a window has is not
     # known: at first few, so that not many more are read than requested.
-    many = limit if not query.group_by else max(1, limit // _ROWS)
+    many = limit if not query.group_by else 1 if (
+        'lease_id' in query.group_by) else max(1, limit // _ROWS)
     while windows and len(found) < limit:
         found += _of_windows(connection, query, windows[:many], now)
         windows, many = windows[many:], 2 * many
@@ -128,7 +129,8 @@ def _of_windows(connection: sa.Connection, query: Query,
         *keys, _RECORDS.kind, _RECORDS.sign,
         sa.cast(_RECORDS.resources, sa.Text).label('amounts'),
         begins.label('begins'), ends.label('ends'),
-        _index(begins, windows).label('first'),
+        # Earlier starts are in the first window.
+        _index(_RECORDS.start_date, windows).label('first'),
         # The last second, as windows are half-open.
         _index(ends - 1, windows).label('last'),
     ).where(
@@ -144,25 +146,44 @@ def _of_windows(connection: sa.Connection, query: Query,
               one.first, one.last)
     found: dict[tuple[int, tuple[str, ...]],
                 dict[str, collections.Counter[str]]] = {}
+
+    def add(index: int, of: tuple[str, ...], kind: str, rc: str,
+            amount: int) -> None:
+        if query.after is None or (windows[index].start, of) > query.after:
+            found.setdefault((index, of), {
+                name: collections.Counter() for name in _Kind})[
+                    kind][rc] += amount
+
+    # The changes of amounts over whole windows, by the index of a window.
+    levels: dict[tuple[tuple[str, ...], str, str],
+                 collections.Counter[int]] = {}
     for row in connection.execute(sa.select(
             *groups, sa.func.sum(one.sign).label('number'),
             sa.func.sum(one.sign * one.begins).label('begins'),
             sa.func.sum(one.sign * one.ends).label('ends'),
     ).group_by(*groups)):
+        number, first, last = int(row.number), row.first, row.last
         of = tuple(row[:len(keys)])
-        amounts = json.loads(row.amounts)
-        for index in range(row.first, row.last + 1):
-            window = windows[index]
-            if query.after is not None and (window.start, of) <= query.after:
+        for rc, amount in json.loads(row.amounts).items():
+            if first == last:
+                add(first, of, row.kind, rc,
+                    amount * int(row.ends - row.begins))
                 continue
-            seconds = int(
-                row.ends if index == row.last else row.number * window.end,
-            ) - int(row.begins if index == row.first
-                    else row.number * window.start)
-            kinds = found.setdefault((index, of), {
-                kind: collections.Counter() for kind in _Kind})
-            for rc, amount in amounts.items():
-                kinds[row.kind][rc] += amount * seconds
+            add(first, of, row.kind, rc, amount * int(
+                number * windows[first].end - row.begins))
+            add(last, of, row.kind, rc, amount * int(
+                row.ends - number * windows[last].start))
+            level = levels.setdefault(
+                (of, row.kind, rc), collections.Counter())
+            level[first + 1] += amount * number
+            level[last] -= amount * number
+    for (of, kind, rc), changes in levels.items():
+        amount, indices = 0, sorted(changes)
+        for since, following in zip(indices, indices[1:]):
+            amount += changes[since]
+            for index in range(since, following if amount else since):
+                add(index, of, kind, rc, amount * (
+                    windows[index].end - windows[index].start))
     for kinds in found.values():
         # Reserved amounts are the planned ones and their later changes.
         kinds[_Kind.RESERVED].update(kinds[_Kind.PLANNED])

@@ -15,6 +15,7 @@ from testtools import content
 
 from tests import imports
 from tests import report
+from tests.simulation import test_seeds
 from tests import times
 
 
@@ -124,8 +125,10 @@ class TestTiers(testtools.TestCase):
                         yield f'{path[:-3].replace("/", ".")}.{node.name}'
 
     def test_of_tests_of_a_kind(self):
+        kinds = '', *(f'({kind})' for kind in (
+            'mariadb', 'postgresql', *test_seeds.SIMULATED))
         names = [f'{name}.test{kind}' for name in self.classes()
-                 for kind in ('', '(mariadb)', '(postgresql)')]
+                 for kind in kinds]
         for tier in ('quick', 'gate'):
             for line in self.lines(tier):
                 self.assertTrue(any(re.search(line, name) for name in names),

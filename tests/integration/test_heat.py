@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Heat 27 with an engine of its own, and the templates of the user guide."""
+"""Heat, and the templates of the user guide."""
 
 import json
 import os
@@ -12,12 +12,9 @@ import requests
 from tests.integration import base
 from tests.integration import test_hosts
 from tests.integration import test_lease_api as lease_api
-from tests.packaging import environment
-from tests.stack import heat as heats
+from tests import stack
 
 EXAMPLES = os.path.join(base.ROOT, 'doc/source/user/examples')
-PINS = ('constraints.txt', 'tests/integration/heat-constraints.txt')
-PACKAGES = ('openstack-heat', 'waitress', 'PyMySQL')
 HOST = '''
 heat_template_version: 2021-04-16
 parameters:
@@ -36,23 +33,25 @@ outputs:
 
 class HeatTest(test_hosts.HostsTestCase):
 
-    _heat: ty.ClassVar[heats.Heat]
+    _stack: ty.ClassVar[stack.Stack]
 
     @classmethod
     def setUpClass(cls) -> None:
         super().setUpClass()
-        packages = environment.Environment(*PACKAGES, pins=PINS)
-        packages.setUp()
-        cls.addClassCleanup(packages.cleanUp)
-        cls._heat = heats.Heat(cls.stack(), packages.program('python'))
-        cls._heat.set_up()
-        cls.addClassCleanup(cls._heat.stop)
-        cls._heat.start()
+        cls._stack = stack.Stack(f'{base.folder()}-heat')
+        cls._stack.down()
+        cls.addClassCleanup(cls._stack.down)
+        base.start(cls._stack, hosts=1, services=['heat'])
+
+    @classmethod
+    def stack(cls) -> stack.Stack:
+        return cls._stack
 
     def heat(self, client: base.Client, method: str, path: str,
              body: ty.Any = None) -> ty.Any:
         answer = requests.request(
-            method, f'{self._heat.url}/{client.project_id}/stacks{path}',
+            method, f'{self.stack().site.endpoint("heat")}/v1/'
+            f'{client.project_id}/stacks{path}',
             json=body, timeout=base.PATIENCE,
             headers={'X-Auth-Token': client.token})
         if not answer.ok:

@@ -84,6 +84,8 @@ class Cloud:
                 **({'block-storage': ('cinder', 'cinder',
                                       '/v3/%(project_id)s')}
                    if 'cinder' in self.site.services else {}),
+                **({'orchestration': ('heat', 'heat', '/v1/%(project_id)s')}
+                   if 'heat' in self.site.services else {}),
                 'placement': ('placement', 'placement', ''),
                 'image': ('glance', 'glance', ''),
                 'network': ('neutron', 'neutron', ''),

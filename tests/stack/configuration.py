@@ -28,7 +28,7 @@ ACCOUNTS = {
     'other': ('other', ('member', 'reader')),
     'watcher': ('demo', ('reader',)),
     **{service: ('service', ('service', 'admin')) for service in (
-        'nova', 'placement', 'glance', 'neutron', 'cinder', 'blazar')},
+        'nova', 'placement', 'glance', 'neutron', 'cinder', 'heat', 'blazar')},
 }
 
 Lines = dict[str, dict[str, ty.Any]]
@@ -68,9 +68,9 @@ def write(site: Site) -> None:
     """Write all of them."""
     for folder in ('etc/keystone', 'etc/placement', 'etc/glance', 'etc/nova',
                    'etc/rabbitmq', 'etc/nginx', 'etc/neutron', 'etc/cinder',
-                   'data/nginx', 'data/neutron', 'data/cinder', 'data/images',
-                   'data/staging', 'data/tasks', 'data/locks', 'data/nova',
-                   'data/guests'):
+                   'etc/heat', 'data/nginx', 'data/neutron', 'data/cinder',
+                   'data/images', 'data/staging', 'data/tasks', 'data/locks',
+                   'data/nova', 'data/guests'):
         os.makedirs(os.path.join(site.folder, folder), exist_ok=True)
     write_file(f'{site.etc("keystone")}/keystone.conf', _keystone(site))
     write_file(f'{site.etc("placement")}/placement.conf', _placement(site))
@@ -78,6 +78,7 @@ def write(site: Site) -> None:
     control, conductor, compute = _nova(site)
     write_file(f'{site.etc("neutron")}/neutron.conf', _neutron(site))
     write_file(f'{site.etc("cinder")}/cinder.conf', _cinder(site))
+    write_file(f'{site.etc("heat")}/heat.conf', _heat(site))
     _write_entry_point(site.data('neutron', 'stack_ports-1.dist-info'))
     write_file(f'{site.etc("nova")}/nova.conf', control)
     write_file(f'{site.etc("nova")}/scheduler.conf', {
@@ -266,6 +267,30 @@ def _cinder(site: Site) -> Lines:
     }
 
 
+def _heat(site: Site) -> Lines:
+    """With one engine, and trusts as they are by default."""
+    credentials = _credentials(site, 'heat')
+    folder = os.path.join(sys.prefix, 'etc/heat')
+    return {
+        'DEFAULT': {
+            'transport_url': site.transport_url, 'num_engine_workers': 1,
+            'region_name_for_services': REGION,
+            'environment_dir': f'{folder}/environment.d',
+            'template_dir': f'{folder}/templates',
+            'auth_encryption_key': 'a' * 32,
+            'server_keystone_endpoint_type': 'public',
+            # Without it a server needs the endpoint of Heat's other API.
+            'heat_metadata_server_url': 'http://127.0.0.1:8000'},
+        'database': {'connection': site.urls['heat']},
+        'keystone_authtoken': _middleware(site, 'heat'),
+        'trustee': {key: value for key, value in credentials.items()
+                    if not key.startswith(('project', 'region'))},
+        'clients_keystone': {'auth_uri': site.endpoint('keystone')},
+        'paste_deploy': {'api_paste_config': f'{folder}/api-paste.ini'},
+        'oslo_concurrency': {'lock_path': site.data('locks')},
+    }
+
+
 def _write_entry_point(folder: str) -> None:
     """Have neutron find a mechanism driver that nothing installs."""
     os.makedirs(folder, exist_ok=True)
@@ -306,6 +331,9 @@ def _nova(site: Site) -> tuple[Lines, Lines, Lines]:
         **({'cinder': {key: value for key, value in credentials.items()
                        if key != 'region_name'} | {'os_region_name': REGION}}
            if 'cinder' in site.services else {}),
+        **({'blazar_heat': {'auth_section': 'keystone_authtoken',
+                            'region_name': REGION}}
+           if 'heat' in site.services else {}),
         'keystone': credentials,
         'oslo_concurrency': {'lock_path': site.data('locks')},
         'vnc': {'enabled': False},

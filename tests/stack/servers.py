@@ -22,6 +22,7 @@ __all__ = ['DATABASES', 'Mariadb', 'Postgresql', 'database', 'erlang',
 DATABASES = {'keystone': 'keystone', 'placement': 'placement',
              'glance': 'glance', 'nova_api': 'nova', 'nova_cell0': 'nova',
              'nova': 'nova', 'neutron': 'neutron', 'cinder': 'cinder',
+             'heat': 'heat',
              'blazar_nova': 'blazar'}
 _BIN = '/usr/lib/rabbitmq/bin'
 

@@ -32,9 +32,9 @@ ROOT = os.path.dirname(os.path.dirname(os.path.dirname(
     os.path.abspath(__file__))))
 DATABASES = ('mariadb', 'postgresql')
 #: What a stack may have beside what every stack has.
-SERVICES = ('cinder', 'neutron')
+SERVICES = ('cinder', 'heat', 'neutron')
 PORTS = ('database', 'epmd', 'erlang', 'rabbitmq', 'keystone', 'placement',
-         'glance', 'neutron', 'cinder', 'nova-api', 'nova-api-uwsgi')
+         'glance', 'neutron', 'cinder', 'heat', 'nova-api', 'nova-api-uwsgi')
 #: Seconds that anything may take to be up.
 PATIENCE = 240
 #: What Nova writes, for each of its hosts, when it takes messages.
@@ -366,6 +366,8 @@ class Stack:
                 'neutron']), ready='Serving requests')
         if 'cinder' in settings.services:
             yield from self._cinder()
+        if 'heat' in settings.services:
+            yield from self._heat()
         nova = ('setup-nova', 'rabbitmq', 'accounts')
         yield self._nova('nova-conductor', 'conductor', nova)
         for name in dict.fromkeys(self.hosts().values()):
@@ -424,6 +426,27 @@ class Stack:
             yield self._program(
                 name, [self._binary(name, name), '--config-file', conf],
                 ready, needs=needs, environ={'PYTHONPATH': ROOT})
+
+    def _heat(self) -> collections.abc.Iterator[Program]:
+        folder = self.site.etc('heat')
+        conf = os.path.join(folder, 'heat.conf')
+        yield self._program(
+            'setup-heat',
+            ['sh', '-c', '"$@" && echo "exit 0"', 'sh',
+             self._binary('setup-heat', 'heat-manage'),
+             '--config-file', conf, 'db_sync'],
+            'exit 0', once=True, needs=('databases',))
+        needs = ('setup-heat', 'rabbitmq', 'accounts')
+        # It looks for its configuration in the home of its user.
+        yield self._program(
+            'heat', wsgi_command(
+                self._python('heat'), self.settings.ports['heat'],
+                'heat.wsgi.api'), 'Serving requests', needs=needs,
+            environ={'HOME': folder})
+        yield self._program(
+            'heat-engine', [self._binary('heat-engine', 'heat-engine'),
+                            '--config-file', conf],
+            'Starting engine_worker', needs=needs, environ={'HOME': folder})
 
     def _program(self, name: str, command: list[str], ready: str,
                  environ: dict[str, str] | None = None, **more: ty.Any,

@@ -23,8 +23,8 @@ from blazar_core.common import host_properties
 
 __all__ = ['Affinity', 'COMPUTE', 'Demand', 'FLOATING_IP', 'FOREVER',
            'Group', 'HOST', 'Host', 'HostFacts', 'LATEST', 'LEAVING',
-           'Providers', 'Resources', 'SEGMENT', 'Units', 'VOLUME_GB', 'WHOLE',
-           'Window', 'amounts_in_words', 'base_of', 'class_in_words',
+           'Providers', 'Resources', 'SEGMENT', 'STACK', 'Units', 'VOLUME_GB',
+           'WHOLE', 'Window', 'amounts_in_words', 'base_of', 'class_in_words',
            'class_of_kind', 'plain', 'stay', 'total']
 
 Resources: ty.TypeAlias = ty.Mapping[str, int]
@@ -41,6 +41,8 @@ FLOATING_IP = 'CUSTOM_FLOATING_IP'
 SEGMENT = 'CUSTOM_NETWORK_SEGMENT'
 #: The resource class of storage for volumes, in GiB.
 VOLUME_GB = 'CUSTOM_VOLUME_GB'
+#: The resource class of Heat stacks, by their number.
+STACK = 'CUSTOM_STACK'
 #: The demand for a whole host.
 WHOLE: Resources = {HOST: 1}
 #: The end of a window that has no end (9999-12-31 23:59:59 UTC).

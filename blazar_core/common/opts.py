@@ -537,6 +537,10 @@ LIMIT_OPTS: list[cfg.Opt] = [
         help='Maximum storage for volumes (virtual:volume) in GiB that the '
              'leases of a project hold at the same time.'),
     cfg.IntOpt(
+        'max_reserved_stacks_per_project', default=-1, min=-1,
+        help='Maximum number of stacks (virtual:stack) that the leases of a '
+             'project hold at the same time.'),
+    cfg.IntOpt(
         'max_host_spread', default=2, min=-1,
         help='How many times as many hosts, plus 2, the leases of a project '
              'may use over all times as they use at the same time. A host '

@@ -11,6 +11,7 @@ from blazar_core.common import clocks
 from blazar_core.common import states
 from blazar_core.db import api
 from blazar_core.db import models
+from blazar_core.plugins import resource_types
 
 __all__ = ['Credentials', 'all_of', 'reencrypt']
 
@@ -80,6 +81,13 @@ def all_of(row: ty.Any) -> list[str]:
 
 def reencrypt(database: api.Database, again: ty.Callable[[str], str]) -> int:
     """Encrypt all stored texts with another key; return their number."""
+    def of_reservation(its_id: str) -> None:
+        with database.writer() as session:
+            row = session.get(models.Reservation, its_id, with_for_update=True)
+            if row is not None and row.params is not None:
+                row.params = row.params | {resource_types.SECRET: again(
+                    row.params[resource_types.SECRET])}
+
     def one(table: type[models.DeferredBuild | models.Credential],
             lease_id: str) -> None:
         with database.writer() as session:
@@ -100,4 +108,14 @@ def reencrypt(database: api.Database, again: ty.Callable[[str], str]) -> int:
         for lease_id in lease_ids:
             database.retried(one, table, lease_id)
         count += len(lease_ids)
-    return count
+    with database.reader() as session:
+        ids = list(session.scalars(_SECRETS))
+    for its_id in ids:
+        database.retried(of_reservation, its_id)
+    return count + len(ids)
+
+
+#: Reservations with an encrypted parameter.
+_SECRETS = sa.select(models.Reservation.id).where(sa.cast(
+    models.Reservation.params, sa.Text).contains(
+        f'"{resource_types.SECRET}": "'))

@@ -51,6 +51,7 @@ _CLASSES = {
     'max_reserved_floating_ips_per_project': (model.FLOATING_IP,),
     'max_reserved_networks_per_project': (model.SEGMENT,),
     'max_reserved_volume_gb_per_project': (model.VOLUME_GB,),
+    'max_reserved_stacks_per_project': (model.STACK,),
 }
 #: Limits that do not depend on the database, unless a lease is changed.
 _DATES = frozenset({_DURATION, _AHEAD})
@@ -501,4 +502,5 @@ _WHAT = {
     'max_reserved_floating_ips_per_project': 'floating IPs in leases',
     'max_reserved_networks_per_project': 'networks in leases',
     'max_reserved_volume_gb_per_project': 'GiB for volumes in leases',
+    'max_reserved_stacks_per_project': 'stacks in leases',
 }

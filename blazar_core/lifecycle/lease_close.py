@@ -107,7 +107,8 @@ class LeaseClose:
         with self._database.reader() as session:
             over = self._types.reserved(session, api.found(session, lease_id))
         closed = Closed([], [], [])
-        for kind, reserved in over:
+        # What uses another reservation comes after it.
+        for kind, reserved in reversed(over):
             if has_servers and not kind.is_for_boots:
                 continue
             try:

@@ -7,6 +7,7 @@ import typing as ty
 
 from blazar_core.capacity import assignments
 from blazar_core.common import clocks
+from blazar_core.common import errors
 from blazar_core.common import states
 from blazar_core.db import api
 from blazar_core.db import models
@@ -79,7 +80,11 @@ class Notices:
                 retries.LONGEST_WAIT)
         self._notify(f'lease.event.{event_type}', described)
         for kind, reserved in minding:
-            kind.on_event(name, reserved)
+            try:
+                kind.on_event(name, reserved)
+            except errors.CloudUnavailable as exc:
+                return retries.RetryAfter(
+                    retries.AWAY, str(exc), retries.LONGEST_WAIT, shown=True)
         if minding:
             self._close_if_over(lease_id)
         return None

@@ -26,9 +26,10 @@ from blazar_core.common import model
 from blazar_core.common import states
 from blazar_core.db import models
 from blazar_core.plugins import cloud_api
+from blazar_core.plugins import end_policies
 
-__all__ = ['HostedServer', 'BaseResourceType', 'ReservationContext',
-           'ResourceType', 'ResourceTypes', 'Values', 'Requirements',
+__all__ = ['HostedServer', 'BaseResourceType', 'Owners', 'ReservationContext',
+           'ResourceType', 'ResourceTypes', 'SECRET', 'Values', 'Requirements',
            'kept_for', 'context_of', 'unknown']
 
 _EVENT = re.compile(r'[A-Za-z0-9_.-]+')
@@ -52,6 +53,9 @@ class ReservationContext:
         to the next
     :ivar window: the window in which its servers exist; None: not known yet
     :ivar servers: the servers of its bookings
+    :ivar on_end: the end policy that applies, or would apply now
+    :ivar together: the ids of all reservations of its lease, in the order of
+        the request
     """
 
     id: str
@@ -66,6 +70,8 @@ class ReservationContext:
     kept: tuple[str, ...] = ()
     window: model.Window | None = None
     servers: tuple[str, ...] = ()
+    on_end: str = ''
+    together: tuple[str, ...] = ()
 
     def may_own(self, project_id: str) -> bool:
         """Return whether an object of a project that is marked with this
@@ -91,11 +97,42 @@ class Requirements(ty.NamedTuple):
 
     :ivar spec: the future :attr:`ReservationContext.spec`; JSON
     :ivar warnings: sentences about what is requested and not reserved
+    :ivar contents: requests for reservations that precede this one in its
+        lease, and that it uses
     """
 
     demand: model.Demand
     spec: Values
     warnings: tuple[str, ...] = ()
+    contents: tuple[Values, ...] = ()
+
+
+class Owners(ty.Protocol):
+    """Acts for the owners of leases, and keeps their secrets."""
+
+    def token(self, lease_id: str) -> str:
+        """Return a new token of the owner of a lease.
+
+        :raises TrustUnavailable: if the owner can no longer be acted for
+        :raises CloudUnavailable: if keystone does not answer
+        """
+        ...
+
+    def encrypt(self, text: str) -> str:
+        """Encrypt a text that is stored in a reservation, under the key
+        :data:`SECRET` of its parameters.
+        """
+        ...
+
+    def decrypt(self, encrypted: str) -> str:
+        """
+        :raises DecryptionError: if no key of this process fits
+        """
+        ...
+
+
+#: The parameter of a reservation that is an encrypted text, and not shown.
+SECRET = 'secret'
 
 
 class BaseResourceType(abc.ABC):
@@ -236,7 +273,15 @@ class BaseResourceType(abc.ABC):
 
 
 class ResourceType(BaseResourceType):
-    """A resource type that users request by name, with parameters."""
+    """A resource type that users request by name, with parameters.
+
+    :ivar owners: set before use if it :attr:`acts_for_owner`
+    """
+
+    #: Whether it acts for the owner of a lease, which then has a trust. Its
+    #: leases neither wait nor recur, are not offered or transferred.
+    acts_for_owner: ty.ClassVar[bool] = False
+    owners: Owners
 
     #: The parameters, with an example of each value.
     parameters: ty.ClassVar[ty.Mapping[str, str]]
@@ -261,6 +306,22 @@ class ResourceType(BaseResourceType):
         :raises InvalidLeaseParams: if they name something that does not exist
         :raises Refused: if no host may be used
         """
+
+    def prepare(self, context: ty.Any, params: ty.Mapping[str, ty.Any],
+                ) -> Values:
+        """Do what the token of the request is needed for, before a lease is
+        created.
+
+        :param context: of the request
+        :returns: additions to its ``spec``
+        :raises InvalidLeaseParams: if it is refused; says why
+        :raises CloudUnavailable: if it is not possible now
+        """
+        return {}
+
+    def withdraw(self, context: ty.Any, params: ty.Mapping[str, ty.Any],
+                 spec: ty.Mapping[str, ty.Any]) -> None:
+        """Undo :meth:`prepare`, as the lease is not created."""
 
     def with_existing(self, asking: ty.Any, reservation_id: str,
                       demand: model.Demand) -> model.Demand:
@@ -399,8 +460,9 @@ class ResourceTypes:
     def reserved(self, session: orm.Session, lease: models.Lease,
                  ) -> list[tuple[BaseResourceType, ReservationContext]]:
         """Return the reservations of a lease, each with its type."""
-        return [(self.of_row(one), context_of(session, one))
-                for one in lease.reservations]
+        together = tuple(one.id for one in lease.reservations)
+        return [(self.of_row(one), context_of(
+            session, one, together=together)) for one in lease.reservations]
 
 
 def _event_of(resource_type: str, name: str) -> str:
@@ -424,7 +486,8 @@ _HOSTS = sa.select(
 
 
 def context_of(session: orm.Session, reservation: models.Reservation,
-               call: str | None = None) -> ReservationContext:
+               call: str | None = None, together: tuple[str, ...] = (),
+               ) -> ReservationContext:
     """Return a reservation as it is passed to its type."""
     lease = reservation.lease
     hosts = {row.id: row for row in session.execute(_HOSTS, {
@@ -441,7 +504,9 @@ def context_of(session: orm.Session, reservation: models.Reservation,
                 # The lease may have been ended at its start.
                 lease.start_date + 1, lease.end_date))), lease.on_end),
         tuple(one.server_id for one in reservation.bookings
-              if one.server_id is not None))
+              if one.server_id is not None),
+        end_policies.DELETE if lease.deleted_at is not None
+        else lease.on_end, together)
 
 
 def kept_for(session: orm.Session, reservation: models.Reservation,

@@ -177,6 +177,14 @@ class LeaseController:
         if asked.lease.timeout is not None:
             self._policy.authorize(
                 context, 'blazar:leases:best_effort', target)
+        acts = lease_trusts.acts_for_owner(self._parts, (
+            one.get('resource_type') for one in asked.reservations))
+        if acts and (asked.lease.recurrence, asked.lease.patience,
+                     asked.offer_seconds) != (None, None, None):
+            raise errors.InvalidLeaseParams(
+                'A lease of a stack neither recurs nor waits for capacity, '
+                'and is not offered. Leave "recurrence", "lease_type" and '
+                '"offer_seconds" out.')
         if web_requests.flag(request, 'dry_run'):
             return 200, {'quote': self._quoted(context, asked)}
         if asked.lease.recurrence is not None:
@@ -184,10 +192,15 @@ class LeaseController:
                 context, self._new(context, asked, key)))
         seconds, making = asked.offer_seconds, self._parts.leases.creation
         with lease_trusts.ahead(self._parts, context, asked.lease,
-                                seconds is not None) as entrusted:
+                                seconds is not None, acts) as entrusted:
             new = self._new(context, asked, key)
-            lease = making.create(entrusted(new), None) if (
-                seconds is None) else making.offer(entrusted(new), seconds)
+            if acts:
+                # What does not fit leaves no trace in other services.
+                making.check(new)
+            with lease_trusts.prepared(self._parts, context, new) as new:
+                lease = making.create(entrusted(new), None) if (
+                    seconds is None) else making.offer(
+                        entrusted(new), seconds)
         self._parts.notify('lease.create', lease)
         return self._answer(request, 201, lease)
 
@@ -202,8 +215,13 @@ class LeaseController:
             self._parts, context, asked.lease.window.start)
         new = creation.NewLease(
             context.project_id, context.user_id, asked.lease, tuple(
-                asking.new_reservation(one) for one in asked.reservations),
-            key=key)
+                new for one in asked.reservations
+                for new in asking.new_reservations(one)), key=key)
+        if len(new.reservations) > lease_schema.MAX_RESERVATIONS:
+            raise errors.InvalidLeaseParams(
+                f'The lease would have {len(new.reservations)} reservations: '
+                'a stack has one for each flavor. Write at most '
+                f'{lease_schema.MAX_RESERVATIONS}.')
         lease_schema.check_total(
             (demand.count for demand in new.demands),
             self._defaults.max_amount, times=len(asked.lease.occurrences))
@@ -310,6 +328,12 @@ class LeaseController:
                                {'project_id': context.project_id})
         now = self._parts.clock.now()
         values: dict[str, ty.Any] = web_requests.query(request)
+        if lease_trusts.acts_for_owner(
+                self._parts, [values.get('resource_type')]):
+            raise errors.InvalidLeaseParams(
+                'Availability is that of one size. For a stack, ask for that '
+                'of the flavors of its servers, or send POST /leases with '
+                'dry_run=true.')
         start = dates.start_of(values.pop('start_date', 'now'), now)
         end = dates.parse_date(values.pop('end_date'), now) if (
             'end_date' in values) else min(start + _AHEAD, model.LATEST)

@@ -20,6 +20,7 @@ from oslo_utils import uuidutils
 from sqlalchemy.orm import exc as orm_exc
 
 from blazar_core.common import errors
+from blazar_core.common import inputs
 from blazar_core.common import model
 from blazar_core.plugins import resource_types
 from blazar_nova.compat import accelerators
@@ -29,7 +30,7 @@ from blazar_nova.compat import host_filters
 from blazar_nova.compat import server_demand
 
 __all__ = ['amounts_of', 'close_reservation', 'context_of', 'demand_of',
-           'facts_of', 'facts_like', 'give_reservation', 'named',
+           'facts_of', 'facts_like', 'give_reservation', 'id_of', 'named',
            'open_reservation', 'reservation_named', 'reservation_of',
            'release', 'reservations_open', 'take_over', 'unreserved']
 
@@ -92,6 +93,23 @@ def facts_like(context: ty.Any, flavor_id: str) -> Facts:
     return {**{name: flavor[name] for name in _NUMBERS},
             'extra_specs': dict(flavor.extra_specs),
             **({_DEVICES: groups} if groups else {})}
+
+
+def id_of(context: ty.Any, name: str) -> str:
+    """Return the id of the flavor that has an id, or else a name.
+
+    :raises InvalidLeaseParams: if there is none
+    """
+    elevated = context.elevated()
+    flavor = named(elevated, name)
+    if flavor is None and name.isprintable():
+        with contextlib.suppress(exception.FlavorNotFoundByName):
+            flavor = objects.Flavor.get_by_name(elevated, name)
+    if flavor is None:
+        raise errors.InvalidLeaseParams(
+            f'Flavor {inputs.shown(name)} could not be found. Write one that '
+            'your project may use.')
+    return ty.cast(str, flavor.flavorid)
 
 
 def _fields(facts: ty.Mapping[str, ty.Any]) -> Facts:

@@ -67,6 +67,23 @@ class Asking:
         :raises InvalidLeaseParams: with the message for the user
         :raises Refused: if no host can be used at all
         """
+        return self._reservation(values, old)[0]
+
+    def new_reservations(self, values: resource_types.Values,
+                         ) -> list[creation.NewReservation]:
+        """Return the reservations for an entry of "reservations": that of
+        the entry, after those that it consists of.
+
+        :raises InvalidLeaseParams: with the message for the user
+        :raises Refused: if no host can be used at all
+        """
+        new, contents = self._reservation(values, None)
+        return [*map(self.new_reservation, contents), new]
+
+    def _reservation(self, values: resource_types.Values,
+                     old: ty.Mapping[str, ty.Any] | None,
+                     ) -> tuple[creation.NewReservation,
+                                tuple[resource_types.Values, ...]]:
         name = old['resource_type'] if old else values.get('resource_type')
         kind = self._kind_of(name)
         given = {key: value for key, value in values.items()
@@ -95,7 +112,7 @@ class Asking:
             self, old['id'], wanted.demand)
         return creation.NewReservation(
             demand, resource_type=ty.cast(str, name), params=params,
-            spec=wanted.spec, warnings=wanted.warnings)
+            spec=wanted.spec, warnings=wanted.warnings), wanted.contents
 
     def guess(self, values: ty.Collection[str]) -> str:
         """Return the resource type for parameters without one: the default,

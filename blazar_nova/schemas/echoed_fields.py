@@ -50,7 +50,9 @@ def _reservation(value: ty.Any, own: ty.Mapping[str, _Shown],
     # Which servers are on the hosts may have changed since the answer.
     told = ('utilization', *(
         ('hosts', 'servers') if kind and kind.has_hosts else ()))
-    asked = (kind.parameters.keys() if kind else set()) - {*_SHOWN_OTHERWISE}
+    # What acts for its owner cannot be changed.
+    asked = (kind.parameters.keys() if kind and not kind.acts_for_owner
+             else set()) - {*_SHOWN_OTHERWISE}
     return [{key: one for key, one in value.items()
              if key in asked or key == 'id' or key not in told and (
                  key not in shown or one != shown[key])}]

@@ -145,7 +145,9 @@ class LeaseChanges:
         """
         before, after = actions_of(lease), actions_of(lease, change)
         on_end = change.on_end or lease['on_end']
-        takes_one = lease_trusts.needs_one(on_end, after)
+        acts = lease_trusts.acts_for_owner(self._parts, (
+            one['resource_type'] for one in lease['reservations']))
+        takes_one = acts or lease_trusts.needs_one(on_end, after)
         longer = self._lasts_longer(lease, change)
         if not self._parts.trusts.is_configured() or not (
                 longer or takes_one and (
@@ -160,8 +162,17 @@ class LeaseChanges:
                 f'Lease {lease["id"]}') if may_entrust(
                     context, lease) else None
         self._check_may_entrust(context, lease)
+        if acts and lease['status'] in states.BEFORE and not is_owner(
+                context, lease):
+            raise errors.Forbidden(
+                f'Lease {lease["id"]} has a stack, which Heat creates for '
+                'its user only. Until it starts, only its user can let it '
+                'end later.')
         return functools.partial(
-            self._trust_until, context, lease, end, on_end, takes_one)
+            self._trust_until, context, lease, end, on_end,
+            functools.partial(
+                lease_trusts.needed, self._parts, context, on_end, end, acts)
+            if takes_one else None)
 
     def _check_may_entrust(self, context: ty.Any, lease: _Lease) -> None:
         if not may_entrust(context, lease):
@@ -174,11 +185,11 @@ class LeaseChanges:
                 f'role of an administrator.')
 
     def _trust_until(self, context: ty.Any, lease: _Lease,
-                     end: int, on_end: str, takes_one: bool) -> str:
+                     end: int, on_end: str,
+                     needed: ty.Callable[[], str | None] | None) -> str:
         try:
             return ty.cast(
-                str, lease_trusts.needed(self._parts, context, on_end, end)
-                if takes_one else (lease_trusts.given(
+                str, needed() if needed is not None else (lease_trusts.given(
                     self._parts, context, on_end, end, lease_trusts.has_one(
                         self._parts, lease['id']))))
         except errors.TrustUnavailable as exc:

@@ -66,6 +66,12 @@ class LeaseTransfer:
             for key, value in values.items()})
         if owner == before:
             return looked.described
+        if lease_trusts.acts_for_owner(self._parts, (
+                one['resource_type']
+                for one in looked.described['reservations'])):
+            raise errors.InvalidLeaseParams(
+                f'Lease {lease_id} has a stack, which belongs to its user and '
+                'cannot be handed over.')
         self._parts.identity.check_exist(
             {owner.project_id} - {before.project_id},
             {owner.user_id} - {before.user_id})

@@ -28,13 +28,14 @@ from blazar_core.db import api
 from blazar_core.leases import creation
 from blazar_core.leases import requests
 from blazar_core.plugins import end_policies
+from blazar_core.plugins import resource_types
 from blazar_nova.resource_types import installed_policies
 from blazar_nova.services import service_user
 from blazar_nova.services import wiring
 
-__all__ = ['Keeping', 'ahead', 'attempted', 'entrust', 'for_end', 'given',
-           'has_one', 'keep', 'meanwhile', 'needed', 'needs_one', 'take_back',
-           'unless_reserved']
+__all__ = ['Keeping', 'acts_for_owner', 'ahead', 'attempted', 'entrust',
+           'for_end', 'given', 'has_one', 'keep', 'meanwhile', 'needed',
+           'needs_one', 'prepared', 'take_back', 'unless_reserved']
 
 LOG = logging.getLogger(__name__)
 
@@ -80,6 +81,45 @@ def attempted(parts: wiring.Parts, context: ty.Any, on_end: str, until: int,
     return None
 
 
+def acts_for_owner(parts: wiring.Parts, names: ty.Iterable[ty.Any]) -> bool:
+    """Return whether a resource type acts for the owner of its leases."""
+    return any(parts.types.named[name].acts_for_owner for name in names
+               if isinstance(name, str) and name in parts.types.named)
+
+
+@contextlib.contextmanager
+def prepared(parts: wiring.Parts, context: ty.Any, new: creation.NewLease,
+             ) -> ty.Iterator[creation.NewLease]:
+    """Do what the token of a request is needed for before a lease is created.
+
+    It is undone if the lease is not created.
+
+    :raises InvalidLeaseParams: see :meth:`.ResourceType.prepare`
+    :raises CloudUnavailable: see there
+    """
+    with contextlib.ExitStack() as undone:
+        ready = []
+        for one in new.reservations:
+            kind = parts.types.named.get(one.resource_type)
+            if kind is None or not kind.acts_for_owner:
+                ready.append(one)
+                continue
+            assert one.params is not None
+            spec = {**(one.spec or {}), **kind.prepare(context, one.params)}
+            undone.enter_context(_unless_reserved(functools.partial(
+                _withdraw, kind, context, one.params, spec)))
+            ready.append(dataclasses.replace(one, spec=spec))
+        yield dataclasses.replace(new, reservations=tuple(ready))
+
+
+def _withdraw(kind: resource_types.ResourceType, *args: ty.Any) -> None:
+    try:
+        kind.withdraw(*args)
+    except Exception:
+        LOG.exception('What was prepared for a lease that is not created is '
+                      'left')
+
+
 def needs_one(on_end: str, actions: ty.Collection[str] = ()) -> bool:
     """Return whether an end policy or event actions require a trust."""
     return states.Action.SNAPSHOT in actions or end_policies.needs_owner(
@@ -107,10 +147,11 @@ def given(parts: wiring.Parts, context: ty.Any, on_end: str, until: int,
 
 
 def needed(parts: wiring.Parts, context: ty.Any, on_end: str, until: int,
-           ) -> str | None:
+           acts: bool = False) -> str | None:
     """Return a trust that a lease requires; like :func:`given`, with an error
     that says why it is required.
 
+    :param acts: see :func:`acts_for_owner`
     :raises TrustUnavailable: if the token may not create one; says what to do
     :raises CloudUnavailable: if keystone does not answer
     """
@@ -118,6 +159,8 @@ def needed(parts: wiring.Parts, context: ty.Any, on_end: str, until: int,
         return given(parts, context, on_end, until, as_owner=True)
     except errors.TrustUnavailable as exc:
         what, instead = (
+            'A stack is created in your name when its lease starts',
+            'resource type') if acts else (
             f'"on_end": "{on_end}" is done in your name when the lease is '
             f'over', f'"on_end", such as "{end_policies.DELETE}"',
         ) if needs_one(on_end) else (
@@ -149,6 +192,7 @@ def for_end(parts: wiring.Parts, context: ty.Any, new: creation.NewLease,
 @contextlib.contextmanager
 def ahead(parts: wiring.Parts, context: ty.Any,
           request: requests.LeaseRequest, offered: bool = False,
+          acts: bool = False,
           ) -> ty.Iterator[ty.Callable[[creation.NewLease],
                                        creation.NewLease]]:
     """Create the trust of a lease of the lease API during the search for
@@ -156,9 +200,10 @@ def ahead(parts: wiring.Parts, context: ty.Any,
 
     :param offered: whether a trust that the lease does not require is created
         only when the offer is accepted
+    :param acts: see :func:`acts_for_owner`
     :returns: a function that adds the trust to the new lease
     """
-    takes_one = needs_one(request.on_end, request.actions)
+    takes_one = acts or needs_one(request.on_end, request.actions)
     # As long as the lease may take, of which not all is known yet.
     until = request.window.end + request.grace_period + (
         60 * parts.conf.blazar.cleaning_time) + (
@@ -166,7 +211,7 @@ def ahead(parts: wiring.Parts, context: ty.Any,
 
     def make() -> str | None:
         if takes_one:
-            return needed(parts, context, request.on_end, until)
+            return needed(parts, context, request.on_end, until, acts)
         return attempted(parts, context, request.on_end, until,
                          f'A new lease of user {context.user_id}')
 

@@ -24,9 +24,10 @@ from oslo_config import cfg
 from oslo_log import log as logging
 
 from blazar_core.common import errors
+from blazar_core.db import encryption
 from blazar_nova.services import service_user
 
-__all__ = ['Credentials', 'GROUP', 'list_opts']
+__all__ = ['Credentials', 'GROUP', 'LeaseOwners', 'list_opts']
 
 LOG = logging.getLogger(__name__)
 
@@ -99,6 +100,27 @@ def _options() -> list[ty.Any]:
 def list_opts() -> list[tuple[str, ty.Sequence[ty.Any]]]:
     """Return the options for oslo-config-generator and the documentation."""
     return [(GROUP, _options())]
+
+
+class LeaseOwners:
+    """Implements :class:`.resource_types.Owners`.
+
+    :param credential: returns the decrypted credential of a lease
+    """
+
+    def __init__(self, trusts: 'Credentials', secrets: encryption.Encryption,
+                 credential: ty.Callable[[str], str | None]) -> None:
+        self._trusts = trusts
+        self._credential = credential
+        self.encrypt, self.decrypt = secrets.encrypt, secrets.decrypt
+
+    def token(self, lease_id: str) -> str:
+        credential = self._credential(lease_id)
+        if credential is None:
+            raise errors.TrustUnavailable(
+                'the owner of the lease has no trust')
+        return ty.cast(str, self._trusts.access(
+            credential, as_owner=True).auth_token)
 
 
 class Credentials:

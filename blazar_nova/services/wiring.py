@@ -156,6 +156,10 @@ def assemble(conf: ty.Any, clock: clocks.Clock | None = None) -> Parts:
         cloud, types, installed_policies.available(), secrets.decrypt, notify,
         functools.partial(limit_requests.of_change, allowed, types, words),
         budget, aside.later), lost_after(conf))
+    owners = user_credentials.LeaseOwners(
+        trusts, secrets, life.lease_close.credential)
+    for kind in types.named.values():
+        kind.owners = owners
     known = keystone_identity.KeystoneIdentity(trusts)
     made = leases.Leases(
         books, clock, search, types, charge,

@@ -106,7 +106,8 @@ class TestAnswers(api_base.ApiTestCase):
                  'End date must be later than start date.'),
                 ({'reservations': [{'resource_type': 'physical:network'}]},
                  'one of flavor:instance, physical:host, virtual:floatingip, '
-                 'virtual:instance, virtual:network, virtual:volume'),
+                 'virtual:instance, virtual:network, virtual:stack, '
+                 'virtual:volume'),
                 ({'reservations': [self.reservation(vcpus='two')]},
                  '"vcpus" is two'),
                 ({'reservations': [self.reservation(affinity='maybe')]},

@@ -115,7 +115,7 @@ DATES = st.one_of(
 
 #: Schemas of requests that need neutron.
 LACKING = {f'#/components/schemas/{name}' for name in (
-    'FloatingIPsAsked', 'NetworkAsked', 'VolumesAsked')}
+    'FloatingIPsAsked', 'NetworkAsked', 'StackAsked', 'VolumesAsked')}
 #: Schemas that allow more than is useful.
 SPECIAL = {
     '#/components/schemas/DateAsked': DATES,

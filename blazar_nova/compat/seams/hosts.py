@@ -133,6 +133,8 @@ _FLAVORS = entry.subject(
         entry.called(
             'get_by_flavor_id(context, flavor_id, read_deleted=)',
             'the flavor of a reservation'),
+        entry.called(
+            'get_by_name(context, name)', 'the flavors of a stack'),
         entry.called('create(self)', 'the flavor of a reservation'),
         entry.called('save(self)', 'the flavor of a reservation'),
         entry.called('destroy(self)', 'the flavor of a reservation'),
@@ -167,7 +169,8 @@ _FLAVORS = entry.subject(
         'nova.exception',
         entry.named(
             'FlavorAccessExists FlavorAccessNotFound FlavorExists '
-            'FlavorIdExists FlavorNotFound', 'another process was faster'),
+            'FlavorIdExists FlavorNotFound FlavorNotFoundByName',
+            'another process was faster'),
         entry.named(
             'InstanceGroupIdExists InstanceGroupNotFound',
             'another process was faster')))

@@ -88,6 +88,7 @@ class TestOpts(base.BaseTestCase):
              'max_reserved_floating_ips_per_project': -1,
              'max_reserved_networks_per_project': -1,
              'max_reserved_volume_gb_per_project': -1,
+             'max_reserved_stacks_per_project': -1,
              'max_host_spread': 2,
              'exempt_project_ids': [],
              'max_future_leases_per_project': -1,

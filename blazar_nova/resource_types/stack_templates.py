@@ -1,0 +1,230 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""The templates of a stack: what they may contain, and how their servers get
+the flavors of reservations.
+
+Heat's preview returns how many resources a stack would have, but neither the
+template of each nor the types of groups. Both are read here.
+"""
+
+import dataclasses
+import datetime
+import json
+import math
+import typing as ty
+
+import yaml
+
+from blazar_core.common import errors
+from blazar_core.common import inputs
+
+__all__ = ['SERVER', 'Templates', 'VOLUME', 'check_type', 'read']
+
+_Object: ty.TypeAlias = dict[str, ty.Any]
+
+SERVER, VOLUME = 'OS::Nova::Server', 'OS::Cinder::Volume'
+_GROUP = 'OS::Heat::ResourceGroup'
+#: The types without capacity that leases reserve, and those that are sized.
+_KNOWN = frozenset({SERVER, _GROUP, 'OS::Nova::KeyPair'} | {
+    f'OS::Heat::{name}' for name in (
+        'CloudConfig', 'MultipartMime', 'None', 'RandomString',
+        'SoftwareComponent', 'SoftwareConfig', 'SoftwareDeployment',
+        'SoftwareDeploymentGroup', 'StructuredConfig', 'StructuredDeployment',
+        'StructuredDeploymentGroup', 'SwiftSignal', 'SwiftSignalHandle',
+        'TestResource', 'Value', 'WaitCondition', 'WaitConditionHandle')})
+_SERVICES = ('OS::Barbican::', 'OS::Cinder::', 'OS::Designate::',
+             'OS::Glance::', 'OS::Keystone::', 'OS::Neutron::', 'OS::Swift::',
+             'OS::Zaqar::')
+#: The most values of a template, in which YAML may name one many times, and
+#: their depth.
+_MOST, _DEEPEST = 10_000, 40
+
+
+class _Loader(getattr(yaml, 'CSafeLoader', yaml.SafeLoader)):  # type: ignore
+    """Reads dates as the texts that they are in Heat."""
+
+
+_Loader.add_constructor(
+    'tag:yaml.org,2002:timestamp',
+    lambda loader, node: loader.construct_scalar(node))
+
+
+@dataclasses.dataclass(frozen=True)
+class Templates:
+    """A template with the templates among its files.
+
+    :ivar files: the other files too
+    """
+
+    root: _Object
+    files: ty.Mapping[str, str]
+    nested: ty.Mapping[str, _Object]
+
+    def check(self) -> None:
+        """Check that a preview can size every resource.
+
+        :raises InvalidLeaseParams: if not; names the resource
+        """
+        for where, template in (('the template', self.root),
+                                *self.nested.items()):
+            for name, resource in template['resources'].items():
+                self._check(f'"{inputs.shown(name)}" of '
+                            f'{inputs.shown(where)}', resource)
+
+    def _check(self, name: str, resource: ty.Any) -> None:
+        if not isinstance(resource, dict):
+            raise errors.InvalidLeaseParams(f'Resource {name} is no object.')
+        kind, its = resource.get('type'), resource.get('properties', {})
+        if not isinstance(kind, str) or not isinstance(its, dict):
+            raise errors.InvalidLeaseParams(
+                f'Resource {name} needs a "type", and its "properties" are '
+                'an object. Write both as they are, and not as functions.')
+        if kind not in self.nested:
+            check_type(name, kind)
+        if kind == SERVER:
+            _check_server(name, resource, its)
+        if kind == _GROUP:
+            if _asks_attribute(its.get('count')):
+                raise errors.InvalidLeaseParams(
+                    f'The "count" of resource {name} depends on an attribute '
+                    'of another resource, so its size is not known before. '
+                    'Write a number or a parameter.')
+            self._check(f'resource_def of {name}', its.get('resource_def'))
+
+    def filled(self, flavors: ty.Mapping[str, str], volume_type: str | None,
+               ) -> tuple[_Object, dict[str, str]]:
+        """Return the template and the files of a stack that uses
+        reservations.
+
+        :param flavors: the reservation for each flavor, by what the templates
+            call it
+        :param volume_type: that of volumes without one; None: the default
+        """
+        def fill(resource: _Object) -> _Object:
+            its = dict(resource.get('properties', {}))
+            if resource['type'] == SERVER:
+                flavor = its['flavor']
+                its['flavor'] = flavors.get(flavor, flavor) if isinstance(
+                    flavor, str) else {'str_replace': {
+                        'template': flavor, 'params': dict(flavors)}}
+            elif resource['type'] == VOLUME and volume_type is not None:
+                its.setdefault('volume_type', volume_type)
+            elif resource['type'] == _GROUP:
+                its['resource_def'] = fill(its['resource_def'])
+            else:
+                return resource
+            return {**resource, 'properties': its}
+
+        def filled(template: _Object) -> _Object:
+            return {**template, 'resources': {
+                name: fill(one) for name, one
+                in template['resources'].items()}}
+
+        return filled(self.root), dict(self.files) | {
+            name: json.dumps(filled(one)) for name, one
+            in self.nested.items()}
+
+
+def check_type(name: str, kind: str) -> None:
+    """Check that a resource is sized, or has nothing that leases reserve.
+
+    :raises InvalidLeaseParams: if not
+    """
+    if kind not in _KNOWN and not kind.startswith(_SERVICES):
+        raise errors.InvalidLeaseParams(
+            f'Resource {name} is {inputs.shown(kind)}: what it needs cannot '
+            'be reserved. Leave it out; servers can be in OS::Nova::Server, '
+            'OS::Heat::ResourceGroup and templates in "files".')
+
+
+def read(template: ty.Any, files: ty.Any) -> Templates:
+    """Parse the template and the files of a request.
+
+    :raises InvalidLeaseParams: if they are invalid
+    """
+    if not isinstance(files, dict) or not all(
+            isinstance(one, str) for one in files.values()):
+        raise errors.InvalidLeaseParams(
+            '"files" must be an object with texts, by their names in the '
+            'template.')
+    if isinstance(template, str):
+        template = _parsed(template, '"template"')
+    root = _plain(template, '"template"')
+    if not _is_template(root):
+        raise errors.InvalidLeaseParams(
+            '"template" must be a template of Heat (HOT), an object or a '
+            'text in YAML, with "heat_template_version" and "resources".')
+    nested = {}
+    for name, text in files.items():
+        if 'heat_template_version' in text:
+            found = _plain(_parsed(text, inputs.shown(name)),
+                           inputs.shown(name))
+            if _is_template(found):
+                nested[name] = found
+    return Templates(root, files, nested)
+
+
+def _is_template(value: ty.Any) -> bool:
+    return isinstance(value, dict) and 'heat_template_version' in value and (
+        isinstance(value.get('resources'), dict))
+
+
+def _parsed(text: str, name: str) -> ty.Any:
+    try:
+        return yaml.load(text, _Loader)  # noqa: S506 - a safe loader
+    except (yaml.YAMLError, ValueError, RecursionError) as exc:
+        raise errors.InvalidLeaseParams(
+            f'{name} is not YAML: {inputs.shown(str(exc))}.') from exc
+
+
+def _plain(value: ty.Any, name: str) -> ty.Any:
+    """Return a copy that JSON can have.
+
+    :raises InvalidLeaseParams: if there is none, or it is too large
+    """
+    left = _MOST
+
+    def copied(one: ty.Any, depth: int) -> ty.Any:
+        nonlocal left
+        left -= 1
+        if left < 0 or depth > _DEEPEST:
+            raise errors.InvalidLeaseParams(
+                f'{name} has more than {_MOST} values, or they are nested '
+                f'more than {_DEEPEST} times. Write a smaller one.')
+        if isinstance(one, dict):
+            return {str(key): copied(each, depth + 1)
+                    for key, each in one.items()}
+        if isinstance(one, list):
+            return [copied(each, depth + 1) for each in one]
+        if isinstance(one, datetime.date):
+            return one.isoformat()
+        if isinstance(one, float) and not math.isfinite(one) or not (
+                isinstance(one, str | int | float | None)):
+            raise errors.InvalidLeaseParams(
+                f'{name} has a value that JSON does not have: '
+                f'{inputs.shown(str(one))}. Write it as a text.')
+        return one
+
+    return copied(value, 0)
+
+
+def _check_server(name: str, resource: _Object, its: _Object) -> None:
+    if 'flavor' not in its:
+        raise errors.InvalidLeaseParams(
+            f'Server {name} has no "flavor". Write one.')
+    if 'external_id' in resource:
+        raise errors.InvalidLeaseParams(
+            f'Server {name} has an "external_id": it exists already. Leave '
+            'it out.')
+    for key in ('scheduler_hints', 'availability_zone'):
+        if key in its:
+            raise errors.InvalidLeaseParams(
+                f'Server {name} has "{key}", but the lease chooses the hosts '
+                'of its servers. Leave it out.')
+
+
+def _asks_attribute(value: ty.Any) -> bool:
+    if isinstance(value, dict):
+        return 'get_attr' in value or any(
+            map(_asks_attribute, value.values()))
+    return isinstance(value, list) and any(map(_asks_attribute, value))

@@ -1,0 +1,691 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""Stacks of Heat, reserved as what they contain."""
+
+import dataclasses
+import json
+import types
+from unittest import mock
+
+from keystoneauth1 import exceptions
+
+from blazar_core.common import errors
+from blazar_core.common import model
+from blazar_core.db import api
+from blazar_core.db import encryption
+from blazar_core.leases import credentials
+from blazar_core.leases import views
+from blazar_core.plugins import end_policies
+from blazar_core.plugins import resource_types
+from blazar_nova.compat import stack_api
+from blazar_nova.listener import host_sync
+from blazar_nova.resource_types import registry
+from blazar_nova.resource_types import stack_templates
+from blazar_nova.resource_types import stacks
+from tests import databases
+from tests import driven
+from tests.unit import base
+
+NAME = 'virtual:stack'
+SMALL, LARGE = 'flavor-1', 'flavor-2'
+VERSION = {'heat_template_version': '2018-08-31'}
+
+load_tests = databases.load_tests
+
+
+def server(flavor='small', **more):
+    return {'type': 'OS::Nova::Server', 'properties': {'flavor': flavor},
+            **more}
+
+
+def group(count, resource):
+    return {'type': 'OS::Heat::ResourceGroup', 'properties': {
+        'count': count, 'resource_def': resource}}
+
+
+def template(**resources):
+    return {**VERSION, 'resources': resources}
+
+
+class FakeHeat:
+    """A Heat in memory, with the trusts of a default keystone.
+
+    :ivar stacks: by path
+    :ivar bodies: what each was created and updated with
+    :ivar broken: exceptions to raise instead of the call, by method
+    :ivar dies_after: exceptions to raise after the call, by method
+    """
+
+    def __init__(self):
+        self.stacks, self.bodies = {}, []
+        self.broken, self.dies_after = {}, {}
+
+    def is_configured(self):
+        return True
+
+    def _calls(self, method, token, project_id):
+        assert (token, project_id) in (
+            ('own', 'project'), ('by trust', 'project'))
+        if method in self.broken:
+            raise self.broken[method]
+
+    def _done(self, method):
+        if method in self.dies_after:
+            raise self.dies_after.pop(method)
+
+    def become(self, path, status, **values):
+        self.stacks[path] = self.stacks[path]._replace(
+            status=status, **values)
+
+    def preview(self, token, project_id, body):
+        self._calls('preview', token, project_id)
+        return self._resources(body['template'], body, body['parameters'])
+
+    def _resources(self, of, body, parameters, inside=None):
+        def value(one):
+            if isinstance(one, dict):
+                return parameters.get(one.get('get_param'))
+            return one
+
+        found = []
+        for name, one in of['resources'].items():
+            its = {key: value(each) if key != 'resource_def' else each
+                   for key, each in one.get('properties', {}).items()}
+            if one['type'] in body['files']:
+                found.append(self._resources(
+                    json.loads(body['files'][one['type']]), body, its, name))
+            elif one['type'] == 'OS::Heat::ResourceGroup':
+                found.append(self._resources({'resources': {
+                    str(number): its['resource_def']
+                    for number in range(its['count'])}}, body, parameters,
+                    name))
+            else:
+                found.append({
+                    'resource_name': name, 'resource_type': one['type'],
+                    'properties': its,
+                    **({} if inside is None else {'parent_resource': inside})})
+        return found
+
+    def create(self, token, project_id, body):
+        self._calls('create', token, project_id)
+        if token != 'own':
+            raise errors.CloudUnavailable('Heat refuses: RemoteError.')
+        stack_id = f'stack{len(self.bodies)}'
+        self.bodies.append(body)
+        self.stacks[f'{body["stack_name"]}/{stack_id}'] = stack_api.Stack(
+            'CREATE_COMPLETE', '', (body['tags'],))
+        self._done('create')
+        return stack_id
+
+    def find(self, token, project_id, path):
+        self._calls('find', token, project_id)
+        return self.stacks.get(path)
+
+    def update(self, token, project_id, path, body):
+        self._calls('update', token, project_id)
+        self.bodies.append(body)
+        self.stacks[path] = stack_api.Stack(
+            'UPDATE_IN_PROGRESS', '', (body['tags'],))
+        self._done('update')
+
+    def suspend(self, token, project_id, path):
+        self.become(path, 'SUSPEND_IN_PROGRESS')
+
+    def delete(self, token, project_id, path):
+        self._calls('delete', token, project_id)
+        self.become(path, 'DELETE_IN_PROGRESS')
+        self._done('delete')
+
+
+class FakeOwners:
+    """Owners whose trusts are valid unless ``gone``."""
+
+    gone = False
+
+    def __init__(self, secrets):
+        self.encrypt, self.decrypt = secrets.encrypt, secrets.decrypt
+
+    def token(self, lease_id):
+        if self.gone:
+            raise errors.TrustUnavailable('The user is deleted')
+        return 'by trust'
+
+
+class Flavors(base.FakeType):
+    """Servers of two flavors."""
+
+    parameters = {'amount': '1', 'flavor_id': '"1"'}
+
+    def requirements(self, asking, params):
+        return resource_types.Requirements(model.Demand({
+            'VCPU': {SMALL: 1, LARGE: 4}[params['flavor_id']]},
+            params['amount']), {})
+
+
+class Storage(base.FakeType):
+    """Storage on the same hosts."""
+
+    for_servers = False
+    parameters = {'amount': '1', 'size': '1', 'volume_type': '"ssd"'}
+
+    def requirements(self, asking, params):
+        return resource_types.Requirements(
+            model.Demand({'VCPU': params['size']}, 1), {})
+
+
+class StackTestCase(base.LeaseTestCase):
+    """A host with 10 VCPUs, of which small servers need 1 and large 4."""
+
+    def more_types(self):
+        self.heat = FakeHeat()
+        self.kind = stacks.Stacks()
+        self.kind.heat = self.heat
+        self.kind.owners = self.owners = FakeOwners(self.encryption)
+        self.kind.flavor_id = lambda _context, name: {
+            'small': SMALL, SMALL: SMALL, 'large': LARGE}[name]
+        self.flavors, self.storage = Flavors(), Storage()
+        return {NAME: self.kind, 'flavor:instance': self.flavors,
+                'virtual:volume': self.storage}
+
+    def policies(self):
+        return {'delete': end_policies.Delete(),
+                'suspend': end_policies.Suspend(),
+                'release': end_policies.Release()}
+
+    def setUp(self):
+        super().setUp()
+        self.host('compute', VCPU=10)
+        host_sync.HostSync(types.SimpleNamespace(
+            database=self.database, clock=self.clock, types=self.types),
+        ).compare_pools(lambda _what, work, *args: work(*args))
+        self.engine = self.new_engine()
+        self.context = types.SimpleNamespace(
+            project_id='project', user_id='user', is_admin=False,
+            auth_token='own')
+
+    def wanted(self, of=None, **values):
+        """The reservations for a request."""
+        return registry.Asking(
+            self.context, lambda: (), self.types,
+            lambda _projects: None).new_reservations({
+                'resource_type': NAME, 'stack_name': 'web',
+                'template': of or template(one=server()), **values})
+
+    def stack(self, start=0, end=1000, on_end='delete', **values):
+        """A lease that is created, as the lease API does it."""
+        *others, own = self.wanted(**values)
+        spec = own.spec | self.kind.prepare(self.context, own.params)
+        self.lease = self.reserve(
+            start, end, *others, dataclasses.replace(own, spec=spec),
+            request=self.request(start, end, on_end=on_end))
+        self.path = f'web/{spec["stack_id"]}'
+        return self.lease
+
+    def run_for(self, seconds, times=1):
+        for _time in range(times):
+            self.clock.advance(seconds)
+            for _round in range(3):
+                driven.run_due(self.engine)
+                self.clock.advance(1)
+
+    def reserved(self):
+        with self.database.reader() as session:
+            return self.types.reserved(session, api.found(
+                session, self.lease['id']))[-1][1]
+
+    def ended(self):
+        """Whether the lease has ended, even if it was deleted."""
+        with self.database.reader() as session:
+            return api.found(
+                session, self.lease['id']).status == 'TERMINATED'
+
+    def has(self, status):
+        self.heat.become(self.path, status)
+
+
+class TestContents(StackTestCase):
+
+    def test_servers_of_nested_stacks_and_groups_are_counted(self):
+        found = self.wanted(template(
+            one=server({'get_param': 'flavor'}),
+            many=group(3, server('large')),
+            inside={'type': 'nested.yaml', 'properties': {'flavor': SMALL}},
+            groups=group(2, {'type': 'nested.yaml', 'properties': {
+                'flavor': 'small'}}), other={'type': 'OS::Neutron::Net'}),
+            parameters={'flavor': 'small'}, files={
+                'nested.yaml': json.dumps(template(
+                    server=server({'get_param': 'flavor'}))),
+                'script.sh': '#!/bin/sh'})
+        self.assertEqual(
+            [('flavor:instance', {'amount': 4, 'flavor_id': SMALL}),
+             ('flavor:instance', {'amount': 3, 'flavor_id': LARGE})],
+            [(one.resource_type, one.params) for one in found[:-1]])
+        self.assertEqual(
+            {'flavors': {'small': 0, 'large': 1, SMALL: 0}, 'volumes': None,
+             'contents': 2}, found[-1].spec)
+
+    def test_all_of_it_is_reserved_or_nothing(self):
+        self.stack(template=template(
+            one=server('large'), two=server('large')))
+        refused = self.assertRaises(
+            errors.Refused, self.reserve, 50, 100, *self.wanted(template(
+                small=server(), large=server('large'))))
+        self.assertEqual(base.NOW + 1000, refused.refusal.next_start)
+        self.reserve(50, 100, *self.wanted(template(small=group(2, server()))))
+
+    def test_storage_is_reserved_where_its_type_is_named(self):
+        def volume(**its):
+            return {'type': 'OS::Cinder::Volume', 'properties': its}
+
+        of = template(one=server(), data=volume(size=2), more=group(
+            2, volume(size=1)), own=volume(size=7, volume_type='mine'))
+        *others, own = self.wanted(of, volume_type='ssd')
+        self.assertEqual(
+            {'size': 4, 'volume_type': 'ssd'}, others[1].params)
+        self.assertEqual(1, own.spec['volumes'])
+        self.assertEqual(
+            ('Not reserved are 1 resource of the stack: own.',), own.warnings)
+        *others, own = self.wanted(of)
+        self.assertEqual((1, None), (len(others), own.spec['volumes']))
+        self.assertIn('4 resources of the stack: data, more/0, more/1, own.',
+                      own.warnings[0])
+        self.assertIn('The size of volume data is not known', str(
+            self.assertRaises(
+                errors.InvalidLeaseParams, self.wanted, template(
+                    one=server(), data=volume()), volume_type='ssd')))
+
+    def test_what_cannot_be_sized_is_refused_by_name(self):
+        attribute = {'get_attr': ['other', 'value']}
+        for resource, part in (
+                ({'type': 'OS::Heat::AutoScalingGroup'},
+                 '"a" of the template is OS::Heat::AutoScalingGroup'),
+                ({'type': 'OS::Magnum::Cluster'}, 'OS::Magnum::Cluster'),
+                ({'type': 'http://elsewhere/a.yaml'}, 'http://elsewhere'),
+                ({'type': {'get_param': 'type'}}, '"a" of the template needs'),
+                ({}, 'needs a "type"'), ([], 'is no object'),
+                (group(1, {'type': 'OS::Heat::Stack'}),
+                 'resource_def of "a" of the template is OS::Heat::Stack'),
+                (group(attribute, server()), '"count" of resource "a"'),
+                (group([{'list_join': [attribute]}], server()), '"count"'),
+                ({**group(1, server()), 'properties': attribute},
+                 'flavor|needs a "type"|resource_def'),
+                (server(attribute), 'The flavor of server a is not known'),
+                (server(external_id='1'), '"external_id"'),
+                ({'type': 'OS::Nova::Server'}, 'has no "flavor"'),
+                ({'type': 'OS::Nova::Server', 'properties': {
+                    'flavor': 'small', 'scheduler_hints': {}}},
+                 '"scheduler_hints"'),
+                ({'type': 'OS::Nova::Server', 'properties': {
+                    'flavor': 'small', 'availability_zone': 'x'}},
+                 '"availability_zone"'),
+                ({'type': 'OS::Neutron::Net'}, 'has no server'),
+                ({'type': 'nested'}, '"b" of nested is OS::Trove::Instance')):
+            said = str(self.assertRaises(
+                errors.InvalidLeaseParams, self.wanted,
+                template(a=resource), files={'nested': json.dumps(
+                    template(b={'type': 'OS::Trove::Instance'}))} if (
+                        part.endswith('Instance')) else {}))
+            self.assertTrue(any(
+                one in said for one in part.split('|')), (part, said))
+
+    def test_a_type_that_the_cloud_replaces_is_seen_in_the_preview(self):
+        self.heat.preview = lambda *_args: [{
+            'resource_name': 'a', 'resource_type': 'Company::Cluster',
+            'properties': {}}]
+        self.assertIn('a is Company::Cluster', str(self.assertRaises(
+            errors.InvalidLeaseParams, self.wanted)))
+
+    def test_what_is_wrong_gets_a_sentence(self):
+        deep = bomb = 'x'
+        for _time in range(50):
+            deep = [deep]
+        bomb = 'heat_template_version: 1\nresources: {}\na0: &a0 [x]\n' + (
+            ''.join(f'a{n}: &a{n} [{", ".join([f"*a{n - 1}"] * 9)}]\n'
+                    for n in range(1, 9)))
+        for wrong, part in (
+                ({'amount': 2}, '"amount" is 2'),
+                ({'stack_name': '1'}, '"stack_name"'),
+                ({'stack_name': 'é'}, '"stack_name"'),
+                ({'stack_name': 7}, '"stack_name"'),
+                ({'parameters': []}, '"parameters"'),
+                ({'files': {'a': 1}}, '"files"'), ({'files': 'a'}, '"files"'),
+                ({'template': 7}, '"template" must be'),
+                ({'template': '['}, 'is not YAML'),
+                ({'template': 'a: &a [*a]'}, 'more than'),
+                ({'template': bomb}, 'more than'),
+                ({'template': {**VERSION, 'resources': {}, 'a': deep}},
+                 'nested'),
+                ({'template': 'heat_template_version: 1\nresources: {}\n'
+                  'a: .inf'}, 'JSON does not have: inf'),
+                ({'template': 'heat_template_version: 1\nresources: {}\n'
+                  'a: !!binary aGk='}, 'JSON does not have'),
+                ({'template': '!!python/object:os.system {}'}, 'not YAML'),
+                ({'template': {'Resources': {}}}, '"template" must be'),
+                ({'parameters': {'a': '\ud800'}}, 'must be Unicode'),
+                ({'files': {'a': 'x' * 65536}}, 'at most 65536 bytes'),
+                ({'template': None}, 'Missing parameter template'),
+                ({'environment': {}}, '"environment" is not known'),
+                ({'volume_type': 7}, '"volume_type"')):
+            values = {'template': template(one=server()), **wrong}
+            values = {key: one for key, one in values.items()
+                      if one is not None}
+            said = str(self.assertRaises(
+                errors.InvalidLeaseParams, registry.Asking(
+                    self.context, lambda: (), self.types, lambda _: None,
+                ).new_reservations, {'resource_type': NAME, **values}))
+            self.assertIn(part, said)
+            self.assertTrue(said.endswith('.'), said)
+
+    def test_yaml_is_read_as_heat_reads_it(self):
+        *_others, own = self.wanted(
+            'heat_template_version: 2021-04-16\nresources:\n  one:\n'
+            '    type: OS::Nova::Server\n    properties: {flavor: small}\n')
+        stack = json.loads(self.encryption.decrypt(own.params['secret']))
+        self.assertEqual('2021-04-16', stack_templates.read(
+            stack['template'], {}).root['heat_template_version'])
+
+    def test_its_template_is_encrypted_and_not_shown(self):
+        self.stack(parameters={'password': 'hidden'})
+        shown = self.kind.show(views.get(
+            self.database, self.lease['id'])['reservations'][-1])
+        self.assertEqual({'amount': 1, 'stack_name': 'web',
+                          'stack_id': 'stack0'}, shown)
+        params = self.reserved().params
+        self.assertNotIn('hidden', json.dumps(params))
+        self.assertIn('hidden', self.encryption.decrypt(params['secret']))
+
+    def test_after_a_rotation_the_old_key_is_needed_no_more(self):
+        old, new = encryption.new_key(), encryption.new_key()
+        secrets = encryption.Encryption([old])
+        self.owners.encrypt = secrets.encrypt
+        self.owners.decrypt = secrets.decrypt
+        self.stack(50)
+        # Another reservation only mentions the word.
+        self.reserve(50, 100, dataclasses.replace(
+            self.wanted()[0], params={'a': 'secret'}))
+        self.assertEqual(1, credentials.reencrypt(
+            self.database, encryption.Encryption([new, old]).reencrypt))
+        self.assertIn('small', encryption.Encryption([new]).decrypt(
+            self.reserved().params['secret']))
+
+    def test_it_is_not_changed(self):
+        lease = self.stack(50)
+        asking = registry.Asking(
+            self.context, lambda: (), self.types, lambda _projects: None)
+        for values in ({}, {'stack_name': 'other'},
+                       {'template': template(one=server())}):
+            self.assertIn('not changed', str(self.assertRaises(
+                errors.InvalidLeaseParams, asking.new_reservation, values,
+                lease['reservations'][-1])))
+
+
+class TestLife(StackTestCase):
+
+    def test_from_the_request_to_the_end(self):
+        lease = self.stack(50, 500, template=template(
+            one=server({'get_param': 'flavor'}), two=group(
+                2, server('large'))), parameters={'flavor': 'small'})
+        self.assertNotIn('resources', self.heat.bodies[0]['template'])
+        self.run_for(60)
+        self.assertEqual('ACTIVE', self.status(lease))
+        self.assertIn(f'Stack {self.path} is being created',
+                      self.reason(lease))
+        self.run_for(70)
+        self.assertIn('UPDATE_IN_PROGRESS', self.reason(lease))
+        self.has('UPDATE_COMPLETE')
+        self.run_for(70)
+        self.assertEqual(('', 'DONE'), (
+            self.reason(lease), self.events_of(lease)[f'{NAME}:create']))
+        small, large, _own = (one['id'] for one in lease['reservations'])
+        _empty, body = self.heat.bodies
+        one, two = body['template']['resources'].values()
+        self.assertEqual(
+            {'str_replace': {'template': {'get_param': 'flavor'},
+                             'params': {'small': small, 'large': large}}},
+            one['properties']['flavor'])
+        self.assertEqual(large, two['properties']['resource_def'][
+            'properties']['flavor'])
+        self.assertEqual(({'flavor': 'small'}, {small, large}), (
+            body['parameters'], {*self.flavors.open}))
+        self.run_for(400)
+        self.assertIn(f'Stack {self.path} is being deleted',
+                      self.reason(lease))
+        del self.heat.stacks[self.path]
+        self.run_for(300, 2)
+        self.assertEqual('TERMINATED', self.status(lease))
+
+    def test_templates_among_files_are_filled_too(self):
+        nested = template(
+            inner=server(), data={'type': 'OS::Cinder::Volume',
+                                  'properties': {'size': 1}})
+        lease = self.stack(
+            template=template(one={'type': 'a.yaml'}), volume_type='ssd',
+            files={'a.yaml': json.dumps(nested), 'b.sh': 'echo'})
+        self.run_for(0)
+        flavor, storage, _own = (one['id'] for one in lease['reservations'])
+        files = self.heat.bodies[1]['files']
+        its = json.loads(files['a.yaml'])['resources']
+        self.assertEqual((flavor, storage, 'echo'), (
+            its['inner']['properties']['flavor'],
+            its['data']['properties']['volume_type'], files['b.sh']))
+
+    def test_it_is_suspended_as_its_servers_are(self):
+        lease = self.stack(end=100, on_end='suspend')
+        self.run_for(10)
+        self.has('UPDATE_COMPLETE')
+        self.run_for(100)
+        self.assertIn('is being suspended', self.reason(lease))
+        self.has('SUSPEND_COMPLETE')
+        self.run_for(300)
+        self.assertEqual(('TERMINATED', 'SUSPEND_COMPLETE'), (
+            self.status(lease), self.heat.stacks[self.path].status))
+
+    def test_it_stays_where_its_servers_stay(self):
+        lease = self.stack(end=100, on_end='release')
+        self.run_for(10)
+        self.has('UPDATE_COMPLETE')
+        self.run_for(100)
+        self.assertEqual(('TERMINATED', 'UPDATE_COMPLETE'), (
+            self.status(lease), self.heat.stacks[self.path].status))
+
+    def test_a_lease_that_is_deleted_leaves_no_stack(self):
+        for start in (0, 50):
+            lease = self.stack(start, on_end='release')
+            self.run_for(10)
+            self.lifecycle.lease_end.delete(lease['id'])
+            self.assertEqual('DELETE_IN_PROGRESS',
+                             self.heat.stacks[self.path].status)
+            self.assertFalse(self.ended())
+            del self.heat.stacks[self.path]
+            self.run_for(300, 2)
+            self.assertTrue(self.ended())
+
+    def test_one_that_never_had_resources_is_deleted_whatever_the_policy(self):
+        lease = self.stack(end=100, on_end='suspend')
+        self.heat.broken['update'] = errors.CloudUnavailable('Busy.')
+        self.run_for(110)
+        self.assertEqual('DELETE_IN_PROGRESS',
+                         self.heat.stacks[self.path].status)
+        self.assertEqual('TERMINATING', self.status(lease))
+
+
+class TestFailures(StackTestCase):
+
+    def test_its_user_has_deleted_it(self):
+        for status in (None, 'DELETE_IN_PROGRESS', 'DELETE_FAILED'):
+            lease = self.stack(end=5000)
+            if status is None:
+                del self.heat.stacks[self.path]
+            else:
+                self.has(status)
+            self.run_for(10)
+            self.assertEqual(('ACTIVE', ''), (
+                self.status(lease), self.reason(lease)))
+            self.lifecycle.lease_end.delete(lease['id'])
+            self.heat.stacks.clear()
+            self.run_for(300, 2)
+            self.assertTrue(self.ended())
+
+    def test_its_user_has_updated_it_before_the_start(self):
+        lease = self.stack(50)
+        self.heat.become(self.path, 'UPDATE_COMPLETE', tags=())
+        self.run_for(60)
+        self.assertEqual(('', 1), (self.reason(lease), len(self.heat.bodies)))
+
+    def test_heat_is_unavailable(self):
+        lease = self.stack(end=600)
+        for method in ('find', 'update'):
+            self.heat.broken[method] = errors.CloudUnavailable('Heat is off.')
+        self.run_for(60, 12)
+        self.assertEqual(('TERMINATING', 1), (
+            self.status(lease), len(self.heat.bodies)))
+        self.assertIn('Heat is off.', self.reason(lease))
+        self.heat.broken.clear()
+        self.run_for(300)
+        del self.heat.stacks[self.path]
+        self.run_for(300)
+        self.assertEqual('TERMINATED', self.status(lease))
+
+    def test_it_starts_late_where_heat_comes_back(self):
+        lease = self.stack()
+        self.heat.broken['find'] = errors.CloudUnavailable('Heat is off.')
+        self.run_for(60, 5)
+        # Its servers are reserved, and can be booted otherwise.
+        self.assertEqual('ACTIVE', self.status(lease))
+        self.assertIn('Heat is off.', self.reason(lease))
+        self.heat.broken.clear()
+        self.run_for(60)
+        self.has('UPDATE_COMPLETE')
+        self.run_for(60)
+        self.assertEqual(('', 2), (self.reason(lease), len(self.heat.bodies)))
+
+    def test_heat_fails_to_create_it(self):
+        lease = self.stack()
+        self.run_for(10)
+        self.heat.become(self.path, 'UPDATE_FAILED', reason='No valid host.')
+        self.run_for(60)
+        self.assertIn('is UPDATE_FAILED: No valid host.', self.reason(lease))
+        # Its user tries again.
+        self.assertEqual(2, len(self.heat.bodies))
+        self.has('UPDATE_COMPLETE')
+        self.run_for(60)
+        self.assertEqual('', self.reason(lease))
+
+    def test_heat_fails_to_delete_it(self):
+        lease = self.stack(end=100)
+        self.run_for(10)
+        self.has('UPDATE_COMPLETE')
+        self.run_for(100)
+        self.heat.become(self.path, 'DELETE_FAILED', reason='Port in use.')
+        self.run_for(300)
+        self.assertIn('is being deleted: Port in use.', self.reason(lease))
+        self.assertEqual('DELETE_IN_PROGRESS',
+                         self.heat.stacks[self.path].status)
+
+    def test_whoever_dies_it_is_created_once(self):
+        lease = self.stack()
+        self.heat.dies_after['update'] = RuntimeError('killed')
+        self.run_for(60)
+        self.assertEqual(2, len(self.heat.bodies))
+        self.has('UPDATE_COMPLETE')
+        self.run_for(60)
+        self.assertEqual(('', 2, {}), (
+            self.reason(lease), len(self.heat.bodies), self.heat.dies_after))
+
+    def test_whoever_dies_it_is_deleted_in_the_end(self):
+        lease = self.stack(end=100)
+        self.heat.dies_after['delete'] = RuntimeError('killed')
+        self.run_for(110)
+        self.assertEqual('TERMINATING', self.status(lease))
+        del self.heat.stacks[self.path]
+        self.run_for(300)
+        self.assertEqual('TERMINATED', self.status(lease))
+
+    def test_the_owner_is_gone(self):
+        lease = self.stack(end=400)
+        self.owners.gone = True
+        self.run_for(10)
+        self.assertIn('in the name of the owner of the lease: The user is '
+                      'deleted', self.reason(lease))
+        # The capacity of its servers is free after the end.
+        self.run_for(400, 2)
+        self.assertEqual(('TERMINATED', 'CREATE_COMPLETE'), (
+            self.status(lease), self.heat.stacks[self.path].status))
+
+    def test_what_is_of_no_lease_is_not_touched(self):
+        self.kind.end(resource_types.unknown('unheard-of'))
+        self.assertIsNone(self.kind.open_reservations())
+
+    def test_a_lease_that_is_not_created_leaves_no_stack(self):
+        own = self.wanted()[-1]
+        spec = self.kind.prepare(self.context, own.params)
+        self.kind.withdraw(self.context, own.params, spec)
+        self.assertEqual(['DELETE_IN_PROGRESS'], [
+            one.status for one in self.heat.stacks.values()])
+
+
+class TestHeat(base.TestCase):
+    """What is asked of Heat."""
+
+    def setUp(self):
+        super().setUp()
+        self.heat = stack_api.Heat()
+        self.adapter = mock.Mock()
+        self.adapter.get_project_id.return_value = 'service'
+        self.adapter.get_endpoint.return_value = 'http://heat/v1/service'
+        self.heat.__dict__['_adapter'] = self.adapter
+
+    def answer(self, body):
+        self.adapter.request.return_value = mock.Mock(
+            content=b'x', json=lambda: body)
+
+    def refuse(self, exc):
+        self.adapter.request.side_effect = exc
+
+    def test_the_url_is_that_of_the_project_and_the_token_its_users(self):
+        self.answer({'stack': {'id': '7'}})
+        self.assertEqual('7', self.heat.create('token', 'project', {}))
+        self.adapter.request.assert_called_with(
+            'http://heat/v1/project/stacks', 'POST', timeout=30, json={},
+            authenticated=False, headers={
+                'X-Auth-Token': 'token', 'Accept': 'application/json'})
+
+    def test_a_stack_that_is_deleted_is_none(self):
+        body = {'stack_status': 'DELETE_COMPLETE', 'tags': None,
+                'stack_status_reason': None}
+        self.answer({'stack': body})
+        self.assertIsNone(self.heat.find('token', 'project', 'a/7'))
+        self.answer({'stack': body | {'stack_status': 'CREATE_FAILED'}})
+        self.assertEqual(stack_api.Stack('CREATE_FAILED', '', ()),
+                         self.heat.find('token', 'project', 'a/7'))
+        self.refuse(exceptions.NotFound())
+        self.assertIsNone(self.heat.find('token', 'project', 'a/7'))
+
+    def test_mistakes_of_users_are_theirs(self):
+        self.refuse(exceptions.BadRequest(
+            http_status=400, response=mock.Mock(json=lambda: {
+                'error': {'message': 'No Flavor matching it.'}})))
+        self.assertIn('Heat refuses: No Flavor matching it.', str(
+            self.assertRaises(errors.InvalidLeaseParams, self.heat.preview,
+                              'token', 'project', {})))
+        for exc in (exceptions.InternalServerError(http_status=500),
+                    exceptions.Unauthorized(http_status=401),
+                    exceptions.ConnectFailure('http://inside')):
+            self.refuse(exc)
+            said = str(self.assertRaises(
+                errors.CloudUnavailable, self.heat.preview, 'token',
+                'project', {}))
+            self.assertNotIn('inside', said)
+
+    def test_it_is_not_in_the_catalog(self):
+        self.adapter.get_endpoint.return_value = None
+        self.assertIn('not in the catalog', str(self.assertRaises(
+            errors.CloudUnavailable, self.heat.find, 'token', 'project',
+            'a/7')))
+
+    def test_no_credentials(self):
+        self.heat.__dict__['_adapter'] = None
+        self.assertFalse(self.heat.is_configured())
+        self.assertIn('[blazar_heat] of nova.conf has no auth_type', str(
+            self.assertRaises(errors.CloudUnavailable, self.heat.find,
+                              'token', 'project', 'a/7')))

@@ -3,7 +3,10 @@
 """Send the notifications of a lease between its start and its end."""
 
 import dataclasses
+import functools
 import typing as ty
+
+from oslo_utils import excutils
 
 from blazar_core.capacity import assignments
 from blazar_core.common import clocks
@@ -59,7 +62,8 @@ class Notices:
         """Notify of an event that neither starts nor ends its lease.
 
         The notification is sent before the resource types are called, and
-        again if one of them fails.
+        again if one of them fails. That of an event of a type is not sent
+        while the type waits for something.
         """
         with self._database.reader() as session:
             lease = api.found(session, lease_id)
@@ -78,13 +82,22 @@ class Notices:
             return retries.RetryAfter(
                 retries.AGAIN, 'the lease has not started yet',
                 retries.LONGEST_WAIT)
-        self._notify(f'lease.event.{event_type}', described)
-        for kind, reserved in minding:
-            try:
+        notify = functools.partial(
+            self._notify, f'lease.event.{event_type}', described)
+        if not own:
+            notify()
+        try:
+            for kind, reserved in minding:
                 kind.on_event(name, reserved)
-            except errors.CloudUnavailable as exc:
-                return retries.RetryAfter(
-                    retries.AWAY, str(exc), retries.LONGEST_WAIT, shown=True)
+        except errors.CloudUnavailable as exc:
+            return retries.RetryAfter(
+                retries.AWAY, str(exc), retries.LONGEST_WAIT, shown=True)
+        except Exception:
+            with excutils.save_and_reraise_exception():
+                if own:
+                    notify()
+        if own:
+            notify()
         if minding:
             self._close_if_over(lease_id)
         return None

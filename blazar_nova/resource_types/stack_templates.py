@@ -51,9 +51,9 @@ _Loader.add_constructor(
 
 @dataclasses.dataclass(frozen=True)
 class Templates:
-    """A template with the templates among its files.
+    """A template with its files.
 
-    :ivar files: the other files too
+    :ivar nested: the templates among them that are types of resources
     """
 
     root: _Object
@@ -154,14 +154,29 @@ def read(template: ty.Any, files: ty.Any) -> Templates:
         raise errors.InvalidLeaseParams(
             '"template" must be a template of Heat (HOT), an object or a '
             'text in YAML, with "heat_template_version" and "resources".')
-    nested = {}
-    for name, text in files.items():
-        if 'heat_template_version' in text:
-            found = _plain(_parsed(text, inputs.shown(name)),
+    nested: dict[str, _Object] = {}
+    names = [*_types_of(root)]
+    while names:
+        name = names.pop()
+        if name in files and name not in nested:
+            found = _plain(_parsed(files[name], inputs.shown(name)),
                            inputs.shown(name))
             if _is_template(found):
                 nested[name] = found
+                names += _types_of(found)
     return Templates(root, files, nested)
+
+
+def _types_of(value: ty.Any) -> ty.Iterator[str]:
+    """Yield what may be the types of resources, in groups too."""
+    if isinstance(value, dict):
+        if isinstance(value.get('type'), str):
+            yield value['type']
+        for one in value.values():
+            yield from _types_of(one)
+    elif isinstance(value, list):
+        for one in value:
+            yield from _types_of(one)
 
 
 def _is_template(value: ty.Any) -> bool:

@@ -7,6 +7,7 @@ import json
 import types
 from unittest import mock
 
+import fixtures
 from keystoneauth1 import exceptions
 
 from blazar_core.common import errors
@@ -434,8 +435,10 @@ class TestLife(StackTestCase):
         self.assertIn('UPDATE_IN_PROGRESS', self.reason(lease))
         self.has('UPDATE_COMPLETE')
         self.run_for(70)
-        self.assertEqual(('', 'DONE'), (
-            self.reason(lease), self.events_of(lease)[f'{NAME}:create']))
+        self.assertEqual(('', 'DONE', 1), (
+            self.reason(lease), self.events_of(lease)[f'{NAME}:create'],
+            [event for event, _lease in self.notified].count(
+                f'lease.event.{NAME}:create')))
         small, large, _own = (one['id'] for one in lease['reservations'])
         _empty, body = self.heat.bodies
         one, two = body['template']['resources'].values()
@@ -454,20 +457,36 @@ class TestLife(StackTestCase):
         self.run_for(300, 2)
         self.assertEqual('TERMINATED', self.status(lease))
 
+    def test_it_starts_after_what_it_uses_and_ends_before(self):
+        seen = []
+        for name, kind in (('stack', self.kind), ('flavor', self.flavors)):
+            for method in ('start', 'end'):
+                self.useFixture(fixtures.MockPatchObject(
+                    kind, method, lambda _reserved, step=f'{method} {name}':
+                    seen.append(step)))
+        self.stack(end=100)
+        self.run_for(10)
+        self.has('UPDATE_COMPLETE')
+        self.run_for(100)
+        self.assertEqual(['start flavor', 'start stack', 'end stack',
+                          'end flavor'], seen)
+
     def test_templates_among_files_are_filled_too(self):
         nested = template(
             inner=server(), data={'type': 'OS::Cinder::Volume',
                                   'properties': {'size': 1}})
         lease = self.stack(
             template=template(one={'type': 'a.yaml'}), volume_type='ssd',
-            files={'a.yaml': json.dumps(nested), 'b.sh': 'echo'})
+            files={'a.yaml': json.dumps(nested), 'b.sh': 'echo',
+                   'data': json.dumps(nested), 'broken': '['})
         self.run_for(0)
         flavor, storage, _own = (one['id'] for one in lease['reservations'])
         files = self.heat.bodies[1]['files']
         its = json.loads(files['a.yaml'])['resources']
-        self.assertEqual((flavor, storage, 'echo'), (
+        self.assertEqual((flavor, storage, 'echo', json.dumps(nested)), (
             its['inner']['properties']['flavor'],
-            its['data']['properties']['volume_type'], files['b.sh']))
+            its['data']['properties']['volume_type'], files['b.sh'],
+            files['data']))
 
     def test_it_is_suspended_as_its_servers_are(self):
         lease = self.stack(end=100, on_end='suspend')
@@ -479,6 +498,16 @@ class TestLife(StackTestCase):
         self.run_for(300)
         self.assertEqual(('TERMINATED', 'SUSPEND_COMPLETE'), (
             self.status(lease), self.heat.stacks[self.path].status))
+
+    def test_another_policy_than_those_for_its_servers(self):
+        self.stack(end=1000)
+        for on_end in ('recycle', 'unheard-of', 'snapshot,delete'):
+            self.heat.become(self.path, 'UPDATE_COMPLETE', tags=())
+            self.assertRaises(
+                errors.CloudUnavailable, self.kind.end,
+                dataclasses.replace(self.reserved(), on_end=on_end))
+            self.assertEqual('DELETE_IN_PROGRESS',
+                             self.heat.stacks[self.path].status)
 
     def test_it_stays_where_its_servers_stay(self):
         lease = self.stack(end=100, on_end='release')

@@ -6,8 +6,10 @@ import functools
 import typing as ty
 import urllib.parse
 
+from keystoneauth1 import exceptions
 from oslo_utils import timeutils
 
+from blazar_core.common import errors
 from blazar_nova.compat import rest_service
 
 __all__ = ['FloatingIP', 'Network', 'Neutron', 'Port', 'Segment', 'Subnet',
@@ -135,7 +137,7 @@ class Neutron(rest_service.RestService):
     def tag(self, floating_ip_id: str, reservation_id: str) -> None:
         """Tag a floating IP with its reservation."""
         self._ask('PUT', f'/floatingips/{floating_ip_id}/tags', json={
-            'tags': [_TAG, f'{_RESERVATION}{reservation_id}']})
+            'tags': _tags(reservation_id)})
 
     def release(self, floating_ip_id: str) -> None:
         """Delete a floating IP, even if it is in use; ignores a missing one.
@@ -186,19 +188,30 @@ class Neutron(rest_service.RestService):
 
     def create_network(self, segment: Segment, name: str, project_id: str,
                        ) -> str:
-        """Create a network on a segment for a project; return its id."""
+        """Create a network on a segment for a project; return its id.
+
+        :param name: the reservation, with which it is tagged at once by
+            neutron 2025.1 and later
+        """
         physical = {} if segment.physical is None else {
             'provider:physical_network': segment.physical}
-        made = self._ask('POST', '/networks', json={'network': {
+        body = {
             'name': name, 'project_id': project_id,
             'provider:network_type': segment.type,
-            'provider:segmentation_id': segment.number, **physical}})
+            'provider:segmentation_id': segment.number, **physical}
+        try:
+            made = self._ask('POST', '/networks', json={
+                'network': body | {'tags': _tags(name)}})
+        except errors.CloudUnavailable as exc:
+            if not isinstance(exc.__cause__, exceptions.BadRequest):
+                raise
+            made = self._ask('POST', '/networks', json={'network': body})
         return ty.cast(str, made['network']['id'])
 
     def tag_network(self, network_id: str, reservation_id: str) -> None:
         """Tag a network with its reservation."""
         self._ask('PUT', f'/networks/{network_id}/tags', json={
-            'tags': [_TAG, f'{_RESERVATION}{reservation_id}']})
+            'tags': _tags(reservation_id)})
 
     def ports(self, network_id: str) -> list[Port]:
         """Return the ports of a network."""
@@ -240,6 +253,10 @@ def _reservations(found: ty.Mapping[str, ty.Any]) -> frozenset[str]:
     return frozenset(tag.removeprefix(_RESERVATION)
                      for tag in found.get('tags', ())
                      if tag.startswith(_RESERVATION))
+
+
+def _tags(reservation_id: str) -> list[str]:
+    return [_TAG, f'{_RESERVATION}{reservation_id}']
 
 
 @functools.cache

@@ -430,8 +430,11 @@ class TestChanges(api_base.ApiTestCase):
         second = self.make(start_in=HOUR, length=2 * HOUR)
         self.assertEqual({}, second['reservations'][0]['utilization'])
         shown = self.get(lease)
-        (_id, start), = self.books(
-            f"SELECT id, start_date FROM leases WHERE id = '{lease['id']}'")
+        # What is reserved counts from the creation of the lease, which may be
+        # later than the start that it asks for.
+        (start,), = self.books(
+            'SELECT max(start_date, recorded_at) FROM usage_records '
+            f"WHERE lease_id = '{lease['id']}' AND kind = 'reserved'")
         self.assertEqual(
             {'reserved': round(2 * (now - start) / HOUR, 4), 'used': 0,
              'percent': 0},

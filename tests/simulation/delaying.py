@@ -37,6 +37,8 @@ def delay(world: worlds.World) -> None:
     if not found:
         raise errors.NotFound('no server')
     server_id, end = baton.dice.choice(found)
+    if server_id is None:
+        raise errors.NotFound('a whole host')
     server, pause = cloud.servers[server_id], baton.dice.choice([20, 300, 590])
 
     def work() -> None:

@@ -39,7 +39,8 @@ class Held:
             return
         holders: dict[str, str | None] = {}
         for uuid, holder, enrolled in self._world.look(
-                'SELECT uuid, assigned_to, enrollment FROM hosts'):
+                "SELECT uuid, assigned_to, enrollment FROM hosts "
+                "WHERE pool = 'compute'"):
             holders[uuid], host = holder, self._hosts[uuid]
             before = self._before.get(uuid)
             if before is not None and before != holder:

@@ -347,7 +347,10 @@ class Always:
         for uuid, start, end, takes, placed in rows:
             if uuid not in limits:
                 limits[uuid] = self._room(uuid)
-            amount = _read(takes).get('VCPU', 0)
+            # Hosts of other services have a single resource class.
+            amount = _read(takes).get('VCPU', 0) if (
+                uuid in self._world.cloud.hosts) else sum(
+                    _read(takes).values())
             if placed is not None:
                 # The ledger decides how long it may stay.
                 start = min(start, int(now))
@@ -378,10 +381,12 @@ class Always:
         than is free in placement.
         """
         cloud = self._world.cloud
-        now, there = self._world.baton.now, cloud.hosts[uuid].allocations
         (capacity, usage, consumers), = self._world.look(
             f"SELECT capacity, usage, consumers FROM hosts "
             f"WHERE uuid = '{uuid}'")
+        if uuid not in cloud.hosts:
+            return sum(_read(capacity).values())
+        now, there = self._world.baton.now, cloud.hosts[uuid].allocations
         known = _read(consumers or 'null')
         total = _read(capacity).get('VCPU', 0)
         if known is None:
@@ -483,6 +488,7 @@ def at_rest(world: worlds.World, core: worlds.Core) -> list[str]:
     wrong += promised.left(world, core)
     wrong += away.left(world)
     wrong += world.switching.left() if world.switching else ()
+    wrong += world.services.left() if world.services else ()
     for reservation_id in world.cloud.open:
         wrong.append(f'reservation {reservation_id[:8]} is still open')
     return wrong + [one.text for one in audit.Audit(

@@ -43,7 +43,8 @@ class Run:
             # With evacuations there is free capacity elsewhere.
             seed, only, hosts=5 if relocates else 3, apis=apis,
             listeners=listeners, pool=POOL * (1 + switches),
-            relocates=relocates, drifts=seed % 4 == 2, switches=switches)
+            relocates=relocates, drifts=seed % 4 == 2, switches=switches,
+            serves=seed % 7 == 6 and not switches and days < 1)
         if self.world.switching and days >= 1:
             self.world.switching.look_rarely()
         self._days = days
@@ -67,6 +68,10 @@ class Run:
         for name in world.apis:
             world.process(name, lambda core: core.process.spawn(
                 'users', users.Users(core, moments, eager).run))
+        if world.services is not None:
+            world.process('tenants', lambda core: core.process.spawn(
+                'tenants', functools.partial(
+                    world.services.ask, core, end)))
         pauses = sorted(baton.dice.uniform(baton.now, end)
                         for _time in range(baton.dice.choice([0, 0, 2, 8])))
         world.process('operator', lambda core: core.process.spawn(
@@ -167,6 +172,8 @@ class Run:
         power = '' if switching is None else (
             f'{switching.off_count} hosts switched off, '
             f'{switching.on_time} on at a start, ')
+        if world.services is not None:
+            power += f'{world.services.used} networks and volumes, '
         return (f'{world.baton.points} points, {power}'
                 f'{len(world.cloud.servers)} servers, '
                 f'{world.copied} images before an end, {count}')

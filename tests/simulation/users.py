@@ -412,8 +412,9 @@ class Users:
 
     def _resize(self, lease: ty.Any) -> None:
         one = lease['reservations'][0]
-        if one['params'] is None:
-            raise errors.NotFound('servers of a boot')
+        if one['params'] is None or one['resource_type'].startswith(
+                ('virtual:network', 'virtual:volume')):
+            raise errors.NotFound('servers of a boot, or no servers')
         amount = self._dice.choice([1, 2, 3])
         self._update(lease, reservations={
             one['id']: self._hosts_of(amount, amount)

@@ -234,13 +234,15 @@ class World:
     :param relocates: whether servers are evacuated from unavailable hosts
     :param drifts: whether clocks drift
     :param switches: whether idle hosts of the pool are switched off
+    :param serves: whether there are neutron and cinder
     """
 
     def __init__(self, seed: int, only: ty.Collection[str] | None = None,
                  hosts: int = 3, apis: int = 2, listeners: int = 2,
                  vcpus: int = 8, compares: bool = True,
                  pool: int = 0, relocates: bool = False,
-                 drifts: bool = False, switches: bool = False) -> None:
+                 drifts: bool = False, switches: bool = False,
+                 serves: bool = False) -> None:
         self.stack = contextlib.ExitStack()
         self.baton = batons.Baton(seed)
         self.faults = faults.Faults(self.baton, only, drifts)
@@ -293,6 +295,10 @@ class World:
             # It needs Nova, which takes its time.
             from tests.simulation import switching
             self.switching = switching.Machines(self)
+        self.services = None
+        if serves:
+            from tests.simulation import services
+            self.services = services.Services(self)
         self.cores: dict[str, Core] = {}
         for number in range(hosts):
             self.cloud.add_host(f'host{number}', {'VCPU': vcpus})
@@ -337,7 +343,7 @@ class World:
         self.due = min(
             ((when, uuid) for when, uuid in self.look(
                 'SELECT recheck_at, uuid FROM hosts '
-                'WHERE recheck_at IS NOT NULL')
+                "WHERE recheck_at IS NOT NULL AND pool = 'compute'")
              if self.cloud.hosts[uuid].there), default=None)
         for core in self.cores.values() if self.due is not None else ():
             self.baton.alarm(core.process.when(self.due[0]))
@@ -520,6 +526,9 @@ class World:
         if self.switching:
             core.process.spawn('power', functools.partial(
                 self.switching.run, core))
+        if self.services:
+            core.process.spawn('pools', functools.partial(
+                self.services.sync, core))
         if self.relocates:
             core.process.spawn('relocating', lambda: self._relocate(core))
         if self.keystone.knows:

@@ -576,6 +576,31 @@ class TestNeutron(base.TestCase):
         self.adapter.request.side_effect = exceptions.NotFound()
         self.assertEqual([], self.neutron.segments())
 
+    def test_a_network_is_tagged_when_it_is_created(self):
+        segment, made = network_api.Segment('vlan', 'p1', 7), mock.Mock(
+            content=b'x', json=lambda: {'network': {'id': '1'}})
+        self.adapter.request.side_effect = [made]
+        self.assertEqual('1', self.neutron.create_network(segment, 'r', 'p'))
+        body = {'name': 'r', 'project_id': 'p',
+                'provider:network_type': 'vlan',
+                'provider:segmentation_id': 7,
+                'provider:physical_network': 'p1'}
+        tagged = mock.call('/v2.0/networks', 'POST', timeout=30, json={
+            'network': body | {'tags': ['blazar', 'reservation:r']}})
+        self.assertEqual([tagged], self.adapter.request.mock_calls)
+        # An earlier neutron does not know the attribute.
+        self.adapter.request.mock_calls.clear()
+        self.adapter.request.side_effect = [exceptions.BadRequest(
+            response=mock.Mock(json=lambda: {'NeutronError': {
+                'message': 'Unrecognized attribute(s) tags'}})), made]
+        self.assertEqual('1', self.neutron.create_network(segment, 'r', 'p'))
+        self.assertEqual(
+            [tagged, mock.call('/v2.0/networks', 'POST', timeout=30, json={
+                'network': body})], self.adapter.request.mock_calls)
+        self.adapter.request.side_effect = exceptions.Conflict()
+        self.assertRaises(errors.CloudUnavailable,
+                          self.neutron.create_network, segment, 'r', 'p')
+
     def test_networks_on_a_segment(self):
         self.answer({'networks': [{
             'id': '1', 'name': 'n', 'project_id': 'p', 'tags': [],

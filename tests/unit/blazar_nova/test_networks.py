@@ -5,6 +5,8 @@
 import dataclasses
 import types
 
+import fixtures
+
 from blazar_core.common import errors
 from blazar_core.db import api
 from blazar_core.leases import views
@@ -133,6 +135,24 @@ class TestEnd(NetworkTestCase):
             self.run_for(300)
         self.assertEqual(({}, 'TERMINATED', {}), (
             self.network.dies_after, self.status(lease), self.network.made))
+
+    def test_one_that_is_created_after_the_end_is_found(self):
+        """Its lease is deleted, and the answer is lost, at that moment."""
+        self.network.tags_at_once = True
+        lease, create = self.reserve(50, 1000, self.wanted()), (
+            self.network.create_network)
+
+        def late(*args):
+            self.lifecycle.lease_end.delete(lease['id'])
+            create(*args)
+            raise errors.CloudUnavailable('The answer is lost.')
+
+        self.useFixture(fixtures.MockPatchObject(
+            self.network, 'create_network', late))
+        self.run_for(60)
+        self.assertEqual(1, len(self.network.made))
+        self.lifecycle.lease_close.close_left()
+        self.assertEqual({}, self.network.made)
 
     def test_what_is_in_the_way_is_named(self):
         lease = self.started()

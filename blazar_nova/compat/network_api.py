@@ -190,8 +190,8 @@ class Neutron(rest_service.RestService):
                        ) -> str:
         """Create a network on a segment for a project; return its id.
 
-        :param name: the reservation, with which it is tagged at once by
-            neutron 2025.1 and later
+        :param name: the reservation, with which it is tagged at once by a
+            neutron with the extension tag-creation
         """
         physical = {} if segment.physical is None else {
             'provider:physical_network': segment.physical}

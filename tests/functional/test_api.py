@@ -433,8 +433,8 @@ class TestChanges(api_base.ApiTestCase):
         # What is reserved counts from the creation of the lease, which may be
         # later than the start that it asks for.
         (start,), = self.books(
-            'SELECT max(start_date, recorded_at) FROM usage_records '
-            f"WHERE lease_id = '{lease['id']}' AND kind = 'reserved'")
+            'SELECT start_date FROM usage_records '
+            f"WHERE lease_id = '{lease['id']}' AND kind = 'planned'")
         self.assertEqual(
             {'reserved': round(2 * (now - start) / HOUR, 4), 'used': 0,
              'percent': 0},

@@ -107,8 +107,8 @@ def id_of(context: ty.Any, name: str) -> str:
             flavor = objects.Flavor.get_by_name(elevated, name)
     if flavor is None:
         raise errors.InvalidLeaseParams(
-            f'Flavor {inputs.shown(name)} could not be found. Write one that '
-            'your project may use.')
+            f'Flavor {inputs.shown(name)} could not be found. Use a '
+            'flavor that your project may use.')
     return ty.cast(str, flavor.flavorid)
 
 

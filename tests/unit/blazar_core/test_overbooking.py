@@ -353,7 +353,7 @@ class TestElsewhere(WatchTestCase):
             reservation['id'], lease['id'], 'project', 'user', {}, {},
             (self.uuids['one'],), 'the call', {self.uuids['one']: 'one'}, (),
             model.Window(NOW + 50, NOW + 100),
-            tuple(base.servers_of(lease)))], self.asked)
+            tuple(base.servers_of(lease)), 'delete')], self.asked)
 
     def test_places_go_together_if_they_belong_together(self):
         self.with_host('one', VCPU=3)

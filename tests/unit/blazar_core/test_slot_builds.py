@@ -51,7 +51,8 @@ class TestPlaces(lifecycle_base.LifecycleTestCase):
                 one['id'], lease['id'], 'project', 'user', one['params'],
                 {'vcpus': 1}, (self.uuid_of(one_host),),
                 services={self.uuid_of(one_host): one_host},
-                window=model.Window(NOW + 50, NOW + 100))
+                window=model.Window(NOW + 50, NOW + 100), on_end='delete',
+                together=(first['id'], second['id']))
             for one, one_host in ((first, 'one'), (second, 'one'))],
             list(self.places_type.open.values()))
         self.assertEqual(('ACTIVE', ['active'] * 2), self.states(lease))

@@ -117,33 +117,6 @@ def _of_windows(connection: sa.Connection, query: Query,
     Of the records that begin in one window and end in another, the number and
     the sums of their starts and ends suffice.
     """
-    keys = [_RECORDS[name] for name in query.group_by]
-    start, end = windows[0].start, windows[-1].end
-    until = sa.case((_RECORDS.kind == _Kind.USED, max(
-        start, min(end, now))), else_=end)
-    begins, ends = (
-        sa.case((_RECORDS.start_date > start, _RECORDS.start_date),
-                else_=start),
-        sa.case((_RECORDS.end_date < until, _RECORDS.end_date), else_=until))
-    part = sa.select(
-        *keys, _RECORDS.kind, _RECORDS.sign,
-        sa.cast(_RECORDS.resources, sa.Text).label('amounts'),
-        begins.label('begins'), ends.label('ends'),
-        # Earlier starts are in the first window.
-        _index(_RECORDS.start_date, windows).label('first'),
-        # The last second, as windows are half-open.
-        _index(ends - 1, windows).label('last'),
-    ).where(
-        _RECORDS.end_date > start, _RECORDS.start_date < until,
-        *filters(query))
-    for dialect in ('mysql', 'mariadb'):
-        # Otherwise they scan an index in its order, which takes twice as long.
-        part = part.with_hint(
-            models.UsageRecord.__table__, 'IGNORE INDEX FOR GROUP BY '
-            '(usage_records_project_idx, usage_records_lease_idx)', dialect)
-    one = part.subquery().c
-    groups = (*(one[name] for name in query.group_by), one.kind, one.amounts,
-              one.first, one.last)
     found: dict[tuple[int, tuple[str, ...]],
                 dict[str, collections.Counter[str]]] = {}
 
@@ -157,13 +130,9 @@ def _of_windows(connection: sa.Connection, query: Query,
     # The changes of amounts over whole windows, by the index of a window.
     levels: dict[tuple[tuple[str, ...], str, str],
                  collections.Counter[int]] = {}
-    for row in connection.execute(sa.select(
-            *groups, sa.func.sum(one.sign).label('number'),
-            sa.func.sum(one.sign * one.begins).label('begins'),
-            sa.func.sum(one.sign * one.ends).label('ends'),
-    ).group_by(*groups)):
+    for row in connection.execute(_sums(query, windows, now)):
         number, first, last = int(row.number), row.first, row.last
-        of = tuple(row[:len(keys)])
+        of = tuple(row[:len(query.group_by)])
         for rc, amount in json.loads(row.amounts).items():
             if first == last:
                 add(first, of, row.kind, rc,
@@ -194,6 +163,45 @@ def _of_windows(connection: sa.Connection, query: Query,
                    if amount} for kind in _Kind})
         for (index, of), kinds in sorted(found.items())
         if any(map(any, map(dict.values, kinds.values())))]
+
+
+def _sums(query: Query, windows: ty.Sequence[model.Window],
+          now: int) -> sa.Select[ty.Any]:
+    """Return the statement that counts the records of each group, kind and
+    amount, and sums up their starts and ends, by the indices of the first and
+    the last of their windows.
+    """
+    keys = [_RECORDS[name] for name in query.group_by]
+    start, end = windows[0].start, windows[-1].end
+    until = sa.case((_RECORDS.kind == _Kind.USED, max(
+        start, min(end, now))), else_=end)
+    begins, ends = (
+        sa.case((_RECORDS.start_date > start, _RECORDS.start_date),
+                else_=start),
+        sa.case((_RECORDS.end_date < until, _RECORDS.end_date), else_=until))
+    part = sa.select(
+        *keys, _RECORDS.kind, _RECORDS.sign,
+        sa.cast(_RECORDS.resources, sa.Text).label('amounts'),
+        begins.label('begins'), ends.label('ends'),
+        # Earlier starts are in the first window.
+        _index(_RECORDS.start_date, windows).label('first'),
+        # The last second, as windows are half-open.
+        _index(ends - 1, windows).label('last'),
+    ).where(
+        _RECORDS.end_date > start, _RECORDS.start_date < until,
+        *filters(query))
+    for dialect in ('mysql', 'mariadb'):
+        # Otherwise they scan an index in its order, which takes twice as long.
+        part = part.with_hint(
+            models.UsageRecord.__table__, 'IGNORE INDEX FOR GROUP BY '
+            '(usage_records_project_idx, usage_records_lease_idx)', dialect)
+    one = part.subquery().c
+    groups = (*(one[name] for name in query.group_by), one.kind, one.amounts,
+              one.first, one.last)
+    return sa.select(
+        *groups, sa.func.sum(one.sign).label('number'),
+        sa.func.sum(one.sign * one.begins).label('begins'),
+        sa.func.sum(one.sign * one.ends).label('ends')).group_by(*groups)
 
 
 def _index(time: sa.ColumnElement[int], windows: ty.Sequence[model.Window],

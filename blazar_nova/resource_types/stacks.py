@@ -264,7 +264,7 @@ class Stacks(resource_types.ResourceType):
         try:
             token = self.owners.token(reserved.lease_id)
         except errors.TrustUnavailable as exc:
-            # Its servers have ended, and nobody else may delete it.
+            # Its servers are over, and only its owner may delete it.
             LOG.warning('Lease %s: stack %s is left: %s', reserved.lease_id,
                         path, exc)
             return

@@ -38,10 +38,31 @@ _SERVICES = ('OS::Barbican::', 'OS::Cinder::', 'OS::Designate::',
 #: The most values of a template, in which YAML may name one many times, and
 #: their depth.
 _MOST, _DEEPEST = 10_000, 40
+#: The most bits of an integer: those of the largest float.
+_LARGEST_BITS = 1024
 
 
 class _Loader(getattr(yaml, 'CSafeLoader', yaml.SafeLoader)):  # type: ignore
-    """Reads dates as the texts that they are in Heat."""
+    """Reads dates as the texts that they are in Heat, and bounds what merge
+    keys add, which grows exponentially.
+    """
+
+    _merged = 0
+
+    def flatten_mapping(self, node: yaml.MappingNode) -> None:
+        for key, value in node.value:
+            if key.tag != 'tag:yaml.org,2002:merge':
+                continue
+            for one in value.value if isinstance(
+                    value, yaml.SequenceNode) else [value]:
+                if isinstance(one, yaml.MappingNode) and one is not node:
+                    self.flatten_mapping(one)
+                    self._merged += len(one.value)
+                if self._merged > _MOST:
+                    raise yaml.constructor.ConstructorError(
+                        None, None, f'more than {_MOST} values are merged',
+                        key.start_mark)
+        super().flatten_mapping(node)
 
 
 _Loader.add_constructor(
@@ -207,17 +228,24 @@ def _plain(value: ty.Any, name: str) -> ty.Any:
                 f'{name} has more than {_MOST} values, or they are nested '
                 f'more than {_DEEPEST} times. Write a smaller one.')
         if isinstance(one, dict):
-            return {str(key): copied(each, depth + 1)
+            return {str(scalar(key)): copied(each, depth + 1)
                     for key, each in one.items()}
         if isinstance(one, list):
             return [copied(each, depth + 1) for each in one]
+        return scalar(one)
+
+    def scalar(one: ty.Any) -> ty.Any:
         if isinstance(one, datetime.date):
             return one.isoformat()
-        if isinstance(one, float) and not math.isfinite(one) or not (
+        # Python does not write integers of several thousand digits.
+        large = isinstance(one, int) and one.bit_length() > _LARGEST_BITS
+        if large or isinstance(one, float) and not math.isfinite(one) or not (
                 isinstance(one, str | int | float | None)):
+            given = 'a number of many digits' if large else (
+                inputs.shown(str(one)))
             raise errors.InvalidLeaseParams(
-                f'{name} has a value that JSON does not have: '
-                f'{inputs.shown(str(one))}. Write it as a text.')
+                f'{name} has a value that JSON does not have: {given}. Write '
+                f'it as a text.')
         return one
 
     return copied(value, 0)

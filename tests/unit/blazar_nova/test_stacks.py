@@ -343,6 +343,14 @@ class TestContents(StackTestCase):
         bomb = 'heat_template_version: 1\nresources: {}\na0: &a0 [x]\n' + (
             ''.join(f'a{n}: &a{n} [{", ".join([f"*a{n - 1}"] * 9)}]\n'
                     for n in range(1, 9)))
+        empty = 'heat_template_version: 1\nresources: {}\n'
+        merged = f'{empty}a0: &a0 {{x: 1}}\n' + (
+            ''.join(f'a{n}: &a{n} {{<<: [{", ".join([f"*a{n - 1}"] * 10)}]}}\n'
+                    for n in range(1, 6)))
+        keys = ', '.join(f'k{n}: 1' for n in range(200))
+        many = empty + (
+            f'a: &a {{{keys}}}\n' + ''.join(
+                f'b{n}: {{<<: *a}}\n' for n in range(100)))
         for wrong, part in (
                 ({'amount': 2}, '"amount" is 2'),
                 ({'stack_name': '1'}, '"stack_name"'),
@@ -354,6 +362,14 @@ class TestContents(StackTestCase):
                 ({'template': '['}, 'is not YAML'),
                 ({'template': 'a: &a [*a]'}, 'more than'),
                 ({'template': bomb}, 'more than'),
+                ({'template': merged}, 'more than'),
+                ({'template': many}, 'more than'),
+                ({'template': 'a: &a {<<: *a}\nb: {<<: *a}'},
+                 '"template" must be'),
+                *(({'template': empty + one}, 'have: a number of many digits')
+                  for one in (
+                      f'a: 0x{"f" * 6000}', f'a: -0b{"1" * 20000}',
+                      f'a: 1{":59" * 3000}', f'? 0x{"f" * 6000}\n: a')),
                 ({'template': {**VERSION, 'resources': {}, 'a': deep}},
                  'nested'),
                 ({'template': 'heat_template_version: 1\nresources: {}\n'

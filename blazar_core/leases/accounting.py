@@ -10,6 +10,7 @@ numbers, and the totals of adjacent intervals add up exactly. See
 import collections
 import dataclasses
 import datetime
+import itertools
 import json
 import typing as ty
 
@@ -30,14 +31,18 @@ KEYS = ('project_id', 'lease_id', 'resource_type')
 UNITS = ('day', 'month')
 #: Maximum number of days or months in an interval.
 MAX_INTERVALS = 400
-#: Assumed number of groups in a day or month, at first, except by lease.
-_ROWS = 100
+#: Maximum number of rows that one statement returns, unless a group in a day
+#: or month has more.
+_ROWS = 10_000
 #: Number of leases whose usage records one statement deletes.
 _BATCH = 500
 
 _Kind = usage_records.Kind
 _RECORDS = models.UsageRecord.__table__.c
 _LEASES = models.Lease.__table__.c
+#: By the keys of a group, the kind and the resource class.
+_Amounts: ty.TypeAlias = collections.Counter[
+    tuple[tuple[str, ...], str, str]]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -73,25 +78,49 @@ class Totals(ty.NamedTuple):
 
 def totals(connection: sa.Connection, query: Query, now: int, limit: int,
            ) -> list[Totals]:
-    """Return the totals in the order of their windows and keys.
+    """Return the totals in the order of their windows and keys, as the
+    database sorts these.
 
     Use after ``now`` is unknown and not counted. What is reserved after
-    ``now`` is counted as currently planned.
+    ``now`` is counted as currently planned. Memory is bounded by the limit,
+    not by the number of groups.
 
     :param limit: maximum number of rows
     :raises InvalidLeaseParams: if there are too many days or months
     """
-    windows = [one for one in _windows(query)
-               if query.after is None or one.start >= query.after[0]]
+    start, keys = query.after or (-1, ())
+    windows = [one for one in _windows(query) if one.start >= start]
+    after = None
+    if windows and windows[0].start == start:
+        # Without keys, there is one group.
+        after, windows = keys, windows[0 if keys else 1:]
     found: list[Totals] = []
-    # One statement counts in many windows. How many rows a window has is not
-    # known: at first few, so that not many more are read than requested.
-    many = limit if not query.group_by else 1 if (
-        'lease_id' in query.group_by) else max(1, limit // _ROWS)
+    # One statement counts in many windows, unless these have too many groups.
+    many, rows = len(windows), _ROWS
     while windows and len(found) < limit:
-        found += _of_windows(connection, query, windows[:many], now)
-        windows, many = windows[many:], 2 * many
-    return found[:limit]
+        part = windows[:1 if after else many]
+        sums = connection.execute(_sums(
+            query, part, now, after, rows + 1)).all()
+        if len(sums) <= rows:
+            windows, after = windows[len(part):], None
+        elif len(part) > 1:
+            many = len(part) // 8 or 1
+            continue
+        else:
+            # The last group may be incomplete.
+            last = _keys(query, sums[-1])
+            sums = [row for row in sums if _keys(query, row) != last]
+            if not sums:
+                rows *= 2
+                continue
+            after = _keys(query, sums[-1])
+        found += itertools.islice(
+            _by_window(query, part, sums), limit - len(found))
+    return found
+
+
+def _keys(query: Query, row: ty.Any) -> tuple[str, ...]:
+    return tuple(row[:len(query.group_by)])
 
 
 def filters(query: Query) -> list[sa.ColumnElement[bool]]:
@@ -109,67 +138,79 @@ def filters(query: Query) -> list[sa.ColumnElement[bool]]:
     return found
 
 
-def _of_windows(connection: sa.Connection, query: Query,
-                windows: ty.Sequence[model.Window], now: int) -> list[Totals]:
-    """Return the totals of adjacent windows, in one statement, which reads
-    each record once.
+def between(query: Query, groups: ty.Sequence[tuple[str, ...]],
+            ) -> list[sa.ColumnElement[bool]]:
+    """Return the conditions that select the usage records of groups from one
+    to another.
+
+    :param groups: the keys of the first and of the last; empty: of all
+    """
+    keys = sa.tuple_(*(_RECORDS[name] for name in query.group_by))
+    return [keys >= groups[0], keys <= groups[1]] if (
+        groups and query.group_by) else []
+
+
+def _by_window(query: Query, windows: ty.Sequence[model.Window],
+               sums: ty.Iterable[ty.Any]) -> ty.Iterator[Totals]:
+    """Yield the totals of adjacent windows.
 
     Of the records that begin in one window and end in another, the number and
     the sums of their starts and ends suffice.
-    """
-    found: dict[tuple[int, tuple[str, ...]],
-                dict[str, collections.Counter[str]]] = {}
 
-    def add(index: int, of: tuple[str, ...], kind: str, rc: str,
-            amount: int) -> None:
-        if query.after is None or (windows[index].start, of) > query.after:
-            found.setdefault((index, of), {
+    :param sums: rows of :func:`_sums`
+    """
+    order: dict[tuple[str, ...], int] = {}
+    # By window: amounts of parts of it, and changes of those in all of it.
+    parts: list[_Amounts] = [collections.Counter() for _one in windows]
+    changes: list[_Amounts] = [
+        collections.Counter() for _one in (*windows, None)]
+    for row in sums:
+        number, first, last = int(row.number), row.first, row.last
+        of = _keys(query, row)
+        order.setdefault(of, len(order))
+        for rc, amount in json.loads(row.amounts).items():
+            key = of, row.kind, rc
+            if first == last:
+                parts[first][key] += amount * int(row.ends - row.begins)
+                continue
+            parts[first][key] += amount * int(
+                number * windows[first].end - row.begins)
+            parts[last][key] += amount * int(
+                row.ends - number * windows[last].start)
+            changes[first + 1][key] += amount * number
+            changes[last][key] -= amount * number
+    level: _Amounts = collections.Counter()
+    for window, part, change in zip(windows, parts, changes):
+        level.update(change)
+        level = collections.Counter({
+            key: amount for key, amount in level.items() if amount})
+        for key, amount in level.items():
+            part[key] += amount * (window.end - window.start)
+        groups: dict[tuple[str, ...], dict[str, collections.Counter[str]]] = {}
+        for (of, kind, rc), amount in part.items():
+            groups.setdefault(of, {
                 name: collections.Counter() for name in _Kind})[
                     kind][rc] += amount
-
-    # The changes of amounts over whole windows, by the index of a window.
-    levels: dict[tuple[tuple[str, ...], str, str],
-                 collections.Counter[int]] = {}
-    for row in connection.execute(_sums(query, windows, now)):
-        number, first, last = int(row.number), row.first, row.last
-        of = tuple(row[:len(query.group_by)])
-        for rc, amount in json.loads(row.amounts).items():
-            if first == last:
-                add(first, of, row.kind, rc,
-                    amount * int(row.ends - row.begins))
-                continue
-            add(first, of, row.kind, rc, amount * int(
-                number * windows[first].end - row.begins))
-            add(last, of, row.kind, rc, amount * int(
-                row.ends - number * windows[last].start))
-            level = levels.setdefault(
-                (of, row.kind, rc), collections.Counter())
-            level[first + 1] += amount * number
-            level[last] -= amount * number
-    for (of, kind, rc), changes in levels.items():
-        amount, indices = 0, sorted(changes)
-        for since, following in zip(indices, indices[1:]):
-            amount += changes[since]
-            for index in range(since, following if amount else since):
-                add(index, of, kind, rc, amount * (
-                    windows[index].end - windows[index].start))
-    for kinds in found.values():
-        # Reserved amounts are the planned ones and their later changes.
-        kinds[_Kind.RESERVED].update(kinds[_Kind.PLANNED])
-    # Use has no end when it is recorded: later, what it has been may be zero.
-    return [
-        Totals(windows[index], of, {
-            kind: {rc: amount for rc, amount in sorted(kinds[kind].items())
-                   if amount} for kind in _Kind})
-        for (index, of), kinds in sorted(found.items())
-        if any(map(any, map(dict.values, kinds.values())))]
+        for of in sorted(groups, key=order.__getitem__):
+            kinds = groups[of]
+            # Reserved amounts are the planned ones and their later changes.
+            kinds[_Kind.RESERVED].update(kinds[_Kind.PLANNED])
+            # Use has no end when it is recorded: what it has been later may
+            # be zero.
+            if any(map(any, map(dict.values, kinds.values()))):
+                yield Totals(window, of, {
+                    kind: {rc: amount for rc, amount in sorted(
+                        kinds[kind].items()) if amount} for kind in _Kind})
 
 
-def _sums(query: Query, windows: ty.Sequence[model.Window],
-          now: int) -> sa.Select[ty.Any]:
+def _sums(query: Query, windows: ty.Sequence[model.Window], now: int,
+          after: tuple[str, ...] | None, limit: int) -> sa.Select[ty.Any]:
     """Return the statement that counts the records of each group, kind and
     amount, and sums up their starts and ends, by the indices of the first and
     the last of their windows.
+
+    :param after: only groups after these keys
+    :param limit: maximum number of rows
     """
     keys = [_RECORDS[name] for name in query.group_by]
     start, end = windows[0].start, windows[-1].end
@@ -189,7 +230,7 @@ def _sums(query: Query, windows: ty.Sequence[model.Window],
         _index(ends - 1, windows).label('last'),
     ).where(
         _RECORDS.end_date > start, _RECORDS.start_date < until,
-        *filters(query))
+        *filters(query), *([sa.tuple_(*keys) > after] if after else []))
     for dialect in ('mysql', 'mariadb'):
         # Otherwise they scan an index in its order, which takes twice as long.
         part = part.with_hint(
@@ -201,7 +242,8 @@ def _sums(query: Query, windows: ty.Sequence[model.Window],
     return sa.select(
         *groups, sa.func.sum(one.sign).label('number'),
         sa.func.sum(one.sign * one.begins).label('begins'),
-        sa.func.sum(one.sign * one.ends).label('ends')).group_by(*groups)
+        sa.func.sum(one.sign * one.ends).label('ends'),
+    ).group_by(*groups).order_by(*groups[:len(keys)]).limit(limit)
 
 
 def _index(time: sa.ColumnElement[int], windows: ty.Sequence[model.Window],

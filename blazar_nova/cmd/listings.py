@@ -36,7 +36,7 @@ class Listing(ty.NamedTuple):
 
     name: str
     columns: ty.Mapping[str, str]
-    rows: ty.Sequence[ty.Mapping[str, ty.Any]]
+    rows: ty.Iterable[ty.Mapping[str, ty.Any]]
 
 
 def add_format(parser: argparse.ArgumentParser, *more: str) -> None:
@@ -188,7 +188,7 @@ def healths(database: api.Database, now: int,
     hosts, leases = _away_hosts(database), _degraded(database)
     counts = {f'hosts_{status.replace(" ", "_")}': sum(
         one['status'] == status for one in hosts.rows) for status in _AWAY} | {
-        'leases_degraded': len(leases.rows)} | {
+        'leases_degraded': len([*leases.rows])} | {
         f'reservations_{flag}': sum(one[flag] for one in leases.rows)
         for flag in _FLAGS} | host_status.counts(database, now) | {
         'clock_skew': round(database.skew.seconds())}

@@ -293,7 +293,7 @@ def _health(conf: cfg.ConfigOpts, parsed: argparse.Namespace) -> None:
                  for one in hosts.rows)
     if parsed.format != listings.JSON:
         print(f'Failed: {words.count(failed, "host")}. Degraded: '
-              f'{words.count(len(leases.rows), "lease")}.')
+              f'{words.count(len([*leases.rows]), "lease")}.')
 
 
 #: Loads Nova, which takes a while, so it is called after checking arguments.

@@ -3,6 +3,8 @@
 """``blazar-nova-manage usage``: what projects have reserved and used."""
 
 import argparse
+import dataclasses
+import itertools
 import typing as ty
 
 from oslo_config import cfg
@@ -83,20 +85,37 @@ def run(conf: cfg.ConfigOpts, parsed: argparse.Namespace) -> None:
     if parsed.costs and rates is None:
         raise errors.ConfigurationError(
             'There are no prices. Set [blazar] rates_file.')
-    with api.Database(conf).connection() as connection:
-        totals = accounting.totals(connection, query, now, 10 ** 9)
-        found = usage_schema.rows(connection, query, totals)
-        if rates is not None:
-            prices.add(connection, query, rates, totals, found, now)
-            found = [{**row, 'currency': rates.currency,
-                      'rates_version': rates.version} for row in found]
+    pages = _pages(api.Database(conf), query, rates, now)
+    # What cannot be shown is refused before the first line.
+    found = itertools.chain(next(pages, ()), itertools.chain.from_iterable(
+        pages))
     columns = [name for name in _TITLES if name in query.group_by or (
         name not in accounting.KEYS and (
             'lease_id' in query.group_by or name not in _OF_LEASE) and (
             rates is not None or name not in _OF_COSTS))]
     listings.show(parsed.format, listings.Listing(
-        'usage', {name: _TITLES[name] for name in columns}, [
-            row for one in found for row in _rows(one, parsed.seconds)]))
+        'usage', {name: _TITLES[name] for name in columns}, (
+            row for one in found for row in _rows(one, parsed.seconds))))
+
+
+def _pages(database: api.Database, query: accounting.Query,
+           rates: prices.Rates | None, now: int,
+           ) -> ty.Iterator[list[dict[str, ty.Any]]]:
+    """Yield the totals, as many at a time as a page of the API has."""
+    while True:
+        with database.connection() as connection:
+            totals = accounting.totals(
+                connection, query, now, usage_schema.MAX_LIMIT)
+            found = usage_schema.rows(connection, query, totals)
+            if rates is not None:
+                prices.add(connection, query, rates, totals, found, now)
+                found = [{**row, 'currency': rates.currency,
+                          'rates_version': rates.version} for row in found]
+        yield found
+        if len(totals) < usage_schema.MAX_LIMIT:
+            return
+        query = dataclasses.replace(
+            query, after=(totals[-1].window.start, totals[-1].keys))
 
 
 def _rows(total: ty.Mapping[str, ty.Any], seconds: bool,

@@ -103,7 +103,8 @@ def _after(text: str, groups: tuple[str, ...]) -> tuple[int, tuple[str, ...]]:
     try:
         start, *keys = jsonutils.loads(text)
         if type(start) is int and len(keys) == len(groups) and all(
-                isinstance(one, str) for one in keys):
+                isinstance(one, str) and one.isprintable() and
+                len(one) <= 255 for one in keys):
             return start, tuple(keys)
     except (ValueError, TypeError, RecursionError):
         pass

@@ -189,10 +189,13 @@ def _factor(rates: Rates, time: int) -> _Number:
 
 def costs(connection: sa.Connection, query: accounting.Query, rates: Rates,
           window: model.Window, now: int,
+          groups: ty.Sequence[tuple[str, ...]] = (),
           ) -> dict[tuple[str, ...], dict[str, str]]:
     """Return the costs within a window, by the keys that a query groups by
     and by resource class; :data:`FLAT` are the flat fees.
 
+    :param groups: the first and the last of the groups, as the database sorts
+        their keys; empty: all groups
     :raises InvalidLeaseParams: if the computation would take too long
     """
     rows = connection.execute(sa.select(
@@ -202,7 +205,8 @@ def costs(connection: sa.Connection, query: accounting.Query, rates: Rates,
         *(_RECORDS[name].label(f'key_{name}') for name in query.group_by),
     ).where(
         _RECORDS.end_date > window.start, _RECORDS.start_date < window.end,
-        *accounting.filters(query)).limit(MOST + 1)).all()
+        *accounting.filters(query),
+        *accounting.between(query, groups)).limit(MOST + 1)).all()
     if len(rows) > MOST:
         raise errors.InvalidLeaseParams(
             f'The costs of more than {MOST} usage records would take too '
@@ -283,10 +287,14 @@ def add(connection: sa.Connection, query: accounting.Query, rates: Rates,
     :param totals: those from which the rows were made, in the same order
     :raises InvalidLeaseParams: if the computation would take too long
     """
-    by_window = {window: costs(connection, query, rates, window, now)
-                 for window in dict.fromkeys(one.window for one in totals)}
+    groups: dict[model.Window, list[tuple[str, ...]]] = {}
+    for one in totals:
+        groups.setdefault(one.window, []).append(one.keys)
+    by_window = {
+        window: costs(connection, query, rates, window, now, (
+            found[0], found[-1])) for window, found in groups.items()}
     for total, row in zip(totals, rows, strict=True):
-        found = by_window[total.window].get(total.keys, {})
-        row['costs'] = found
-        row['cost'] = str(sum(map(decimal.Decimal, found.values()),
+        costs_of = by_window[total.window].get(total.keys, {})
+        row['costs'] = costs_of
+        row['cost'] = str(sum(map(decimal.Decimal, costs_of.values()),
                               decimal.Decimal(0)))

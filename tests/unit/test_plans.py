@@ -115,7 +115,7 @@ EVERYTHING = (
     ('leases/idempotency.py', 'trim', 'request_keys',
      'Where no listener has run for days, most keys are old.'),
     ('leases/views.py', 'listed', 'leases', 'An operator lists all.'),
-    ('leases/accounting.py', '_of_windows', 'usage_records leases',
+    ('leases/accounting.py', 'totals', 'usage_records leases',
      'An operator asks for the usage of all projects.'),
     ('leases/accounting.py', 'reserved_at', 'bookings',
      'Metrics are of all that is reserved at an instant.'),

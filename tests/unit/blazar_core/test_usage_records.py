@@ -240,6 +240,34 @@ class TestRecords(UsageTestCase):
         after = self.totals(group_by=keys, after=(NOW, found[0].keys))
         self.assertEqual(found[1:], after)
 
+    def test_pages_add_up_whatever_one_statement_returns(self):
+        for number in range(12):
+            self.lease(number * DAY // 3, number * DAY // 2 + 100 * number + 9,
+                       project=f'p{number * 5 % 7}', count=1 + number % 3)
+        asked = self.count_statements('usage_records')
+        for unit, keys in ((None, ('lease_id',)), ('day', ('lease_id',)),
+                           ('day', ('project_id', 'resource_type')),
+                           ('day', ()), (None, ())):
+            values = {'unit': unit, 'group_by': keys, 'end': 7 * DAY}
+            whole = self.totals(**values)
+            self.assertEqual(self.vcpus(end=7 * DAY), tuple(
+                sum(one.amounts[kind].get('VCPU', 0) for one in whole)
+                for kind in usage_records.Kind))
+            for most, limit in ((1, 1), (3, 2), (5, 100), (10_000, 4)):
+                pages, after = [], None
+                with mock.patch.object(accounting, '_ROWS', most):
+                    while True:
+                        del asked[:]
+                        page = self.totals(
+                            **values, limit=limit, after=after)
+                        if most == 10_000:
+                            self.assertGreaterEqual(2, len(asked))
+                        pages += page
+                        if len(page) < limit:
+                            break
+                        after = page[-1].window.start, page[-1].keys
+                self.assertEqual(whole, pages, (values, most, limit))
+
     def test_many_days_are_few_statements(self):
         """Each reads all records of the interval."""
         for day in range(0, 300, 5):

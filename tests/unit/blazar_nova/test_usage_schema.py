@@ -53,7 +53,8 @@ class UsageSchemaTest(base.RefusalTestCase):
                 *(({'marker': text, 'group_by': 'project'}, 'marker')
                   for text in ('', '[]', '{}', '[1]', '[1, 2]', '["a", "b"]',
                                '[true, "a"]', '7', 'null', '[1, "a", "b"]',
-                               '[' * 10_000))):
+                               r'[1, "\u0000"]', r'[1, "\ud800"]',
+                               f'[1, "{256 * "a"}"]', '[' * 10_000))):
             self.assert_refused(part, usage_schema.query, values, NOW)
 
 

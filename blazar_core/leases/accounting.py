@@ -82,8 +82,8 @@ def totals(connection: sa.Connection, query: Query, now: int, limit: int,
     database sorts these.
 
     Use after ``now`` is unknown and not counted. What is reserved after
-    ``now`` is counted as currently planned. Memory is bounded by the limit,
-    not by the number of groups.
+    ``now`` is counted as currently planned. Memory does not depend on the
+    number of groups.
 
     :param limit: maximum number of rows
     :raises InvalidLeaseParams: if there are too many days or months

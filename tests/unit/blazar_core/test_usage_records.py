@@ -389,10 +389,10 @@ class Observer:
 
     def __init__(self, database):
         self._database = database
-        #: For each booking that was ever counted, since when it was how; None:
-        #: it reserves and uses nothing.
+        #: For each booking, also of the past, the times of its changes and its
+        #: states since then; None: it reserves and uses nothing.
         self._seen = []
-        #: The same for those that are there, by lease and id: ids are reused.
+        #: The same for present ones, by lease and id, as ids are reused.
         self._there = {}
 
     def watch(self, since, until):

@@ -366,6 +366,7 @@ class TestContents(StackTestCase):
                 ({'template': many}, 'more than'),
                 ({'template': 'a: &a {<<: *a}\nb: {<<: *a}'},
                  '"template" must be'),
+                ({'template': 'a: &a {<<: {<<: *a}}'}, 'is not YAML'),
                 *(({'template': empty + one}, 'have: a number of many digits')
                   for one in (
                       f'a: 0x{"f" * 6000}', f'a: -0b{"1" * 20000}',

@@ -115,7 +115,8 @@ class HostCapacity:
                     'reservation database.', '--fix adds it', mend)
             return
         bookings = self._booked_on(row.id)
-        runs = {**pending.awaited(row.consumers, self._parts.clock.now()),
+        # As the report of a host counts claims: through their last second.
+        runs = {**pending.awaited(row.consumers, self._parts.clock.now() - 1),
                 **self._books.by_server(host.uuid, facts.allocations)}
         # Servers on a whole host of a reservation are its own.
         counted = {} if row.assigned_to is not None else {

@@ -179,6 +179,18 @@ class HostsTest(VerifyTestCase):
                            'the reservation database, 1 DISK_GB, 512 '
                            'MEMORY_MB, 1 VCPU')
 
+    def test_a_claim_of_which_nothing_came_counts_until_it_ends(self):
+        server_id = self.boot_active('plain')['id']
+        self.admin.delete_server(server_id)
+        self.wait_until_gone(server_id)
+        for left in range(3):
+            self.change(
+                models.Host, models.Host.name == 'host1', usage={'VCPU': 1},
+                consumers={server_id: (
+                    {'VCPU': 1}, self.clock.now() + left)})
+            self.listener.mirror.compare_all()
+            self.assert_verified()
+
     def test_an_allocation_of_another_size_and_none(self):
         server_id = self.active('runs')
         ((uuid, held),) = self.allocations(server_id).items()

@@ -1043,6 +1043,8 @@ class TestResumption(InterruptibleTestCase):
 class TestStories(InterruptibleTestCase):
     """An hour of leases, ordinary and interruptible servers at random."""
 
+    scenarios = databases.EACH
+
     def test_nothing_is_late_and_everybody_has_notice(self):
         evicted = 0
         for seed in range(3):

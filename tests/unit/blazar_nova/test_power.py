@@ -393,6 +393,7 @@ class TestNow(PowerTestCase):
 class TestMany(PowerTestCase):
     """No more are switched at once than may be."""
 
+    scenarios = databases.EACH
     names = tuple(f'host{number}' for number in range(7))
 
     def another(self, **values):

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
+import json
 import os
 import socket
 import subprocess
@@ -149,51 +150,69 @@ class TestOutbox(base.TestCase):
 
 
 #: Configures a process as commands do, and logs.
+#: For each of its arguments, logs in a process of its own.
 LOGS = """
-import logging, sys
+import json, logging, os, sys
 from blazar_core.common import opts
 from blazar_nova.compat import process
 opts.register_opts(process.CONF)
-process.configure(['it', *sys.argv[2:]], 'blazar', quiet=sys.argv[1] == 'True')
-for name in 'nova.compute.api', 'blazar_core.leases', 'blazar_nova.cmd':
-    for level in 'info', 'warning':
-        getattr(logging.getLogger(name), level)('%s %s', level, name)
+for quiet, *arguments in map(json.loads, sys.argv[1:]):
+    child = os.fork()
+    if not child:
+        process.configure(['it', *arguments], 'blazar', quiet=quiet)
+        for name in ('nova.compute.api', 'blazar_core.leases',
+                     'blazar_nova.cmd'):
+            for level in 'info', 'warning':
+                getattr(logging.getLogger(name), level)('%s %s', level, name)
+        sys.exit()
+    assert not os.waitpid(child, 0)[1]
+    print('NEXT', file=sys.stderr, flush=True)
 """
 
 
 class TestQuiet(base.TestCase):
     """Commands do not show what libraries log at INFO."""
 
-    def logged(self, quiet, *more):
+    def logged(self, *cases):
+        """Return what commands show, given whether each is quiet, and more
+        arguments of its command line.
+        """
         path = os.path.join(
             self.useFixture(fixtures.TempDir()).path, 'nova.conf')
         with open(path, 'w') as file:
             file.write('[DEFAULT]\nlogging_default_format_string = '
                        'LOG %(message)s\n')
         done = subprocess.run(
-            [sys.executable, '-c', LOGS, str(quiet), '--config-file', path,
-             *more], capture_output=True, text=True, cwd=imports.ROOT,
-            timeout=120)
+            [sys.executable, '-c', LOGS, *(
+                json.dumps([quiet, '--config-file', path, *more])
+                for quiet, *more in cases)],
+            capture_output=True, text=True, cwd=imports.ROOT, timeout=120)
         self.assertEqual((0, ''), (done.returncode, done.stdout), done.stderr)
-        return [line.removeprefix('LOG ') for line
-                in done.stderr.splitlines() if line.startswith('LOG ')
-                and 'oslo_' not in line]
+        *shown, rest = done.stderr.split('NEXT\n')
+        self.assertEqual((len(cases), ''), (len(shown), rest))
+        return [ours(text.splitlines()) for text in shown]
 
     def test_theirs_only_from_warning_on_unless_debug_is_set(self):
-        ours = [f'{level} {name}' for name in (
+        path = os.path.join(
+            self.useFixture(fixtures.TempDir()).path, 'nova.log')
+        quiet, nothing, loud, debug = self.logged(
+            [True], [True, '--log-file', path], [False], [True, '--debug'])
+        mine = [f'{level} {name}' for name in (
             'blazar_core.leases', 'blazar_nova.cmd') for level in (
                 'info', 'warning')]
         theirs = ['info nova.compute.api', 'warning nova.compute.api']
-        self.assertEqual([theirs[1], ours[1], ours[3]], self.logged(True))
-        path = os.path.join(
-            self.useFixture(fixtures.TempDir()).path, 'nova.log')
-        self.assertEqual([], self.logged(True, '--log-file', path))
+        self.assertEqual([theirs[1], mine[1], mine[3]], quiet)
+        self.assertEqual([], nothing)
         with open(path) as file:
-            self.assertEqual([theirs[1], *ours], [
-                line.removeprefix('LOG ').strip() for line in file
-                if line.startswith('LOG ') and 'oslo_' not in line])
-        self.assertEqual([*theirs, *ours], self.logged(False))
-        self.assertLessEqual({*theirs, *ours}, {*self.logged(True, '--debug')})
+            self.assertEqual([theirs[1], *mine], ours(file))
+        self.assertEqual([*theirs, *mine], loud)
+        self.assertLessEqual({*theirs, *mine}, {*debug})
+
+
+def ours(lines):
+    """Return what a log has of the loggers above."""
+    return [line.removeprefix('LOG ').strip() for line in lines
+            if line.startswith('LOG ') and 'oslo_' not in line]
 
 
 class TestLostAfter(base.TestCase):

@@ -171,12 +171,17 @@ def _bounds(rates: Rates, window: model.Window) -> ty.Iterator[int]:
         return
     day = recurrences.wall(window.start, rates.zone).replace(
         hour=0, minute=0, second=0, microsecond=0)
-    while recurrences.instant(day, rates.zone) < window.end:
+    start = recurrences.instant(day, rates.zone)
+    while start < window.end:
         for one in rates.premiums:
-            for seconds in (0, one.start, one.end):
-                yield recurrences.instant(
-                    day + datetime.timedelta(seconds=seconds), rates.zone)
+            yield from (recurrences.instant(
+                day + datetime.timedelta(seconds=seconds), rates.zone)
+                for seconds in (one.start, one.end))
         day += datetime.timedelta(days=1)
+        end = recurrences.instant(day, rates.zone)
+        # Local times may be there twice on days when clocks change.
+        yield from range(start, end, 86400 if end - start == 86400 else 60)
+        start = end
 
 
 def _factor(rates: Rates, time: int) -> _Number:

@@ -2,9 +2,11 @@
 
 """Costs of reserved and used capacity."""
 
+import datetime
 import decimal
 import os
 import random
+import zoneinfo
 
 import fixtures
 from oslo_config import cfg
@@ -99,6 +101,39 @@ class TestCosts(PricesTestCase):
         self.record('reserved', 24 * HOUR, 30 * HOUR, 1)
         self.assertEqual('0.080000', self.costs(
             24 * HOUR, 30 * HOUR)[()]['VCPU'])
+
+    def test_premiums_while_clocks_change(self):
+        """Compared with a count by the minute, of local times."""
+        premiums = [('00:00', '02:20'), ('01:40', '02:45'), ('02:30', '04:00'),
+                    ('00:30', '24:00')]
+        for zone, date in (
+                ('Europe/Berlin', '2026-03-29'),
+                ('Europe/Berlin', '2026-10-25'),
+                ('America/New_York', '2026-11-01'),
+                # From midnight to 01:00, and back.
+                ('America/Havana', '2026-03-08'),
+                ('America/Havana', '2026-11-01'),
+                # By half an hour.
+                ('Australia/Lord_Howe', '2026-04-05'),
+                ('Australia/Lord_Howe', '2026-10-04')):
+            local = zoneinfo.ZoneInfo(zone)
+            noon = datetime.datetime.fromisoformat(f'{date}T12:00').replace(
+                tzinfo=local)
+            start = int(noon.timestamp()) - 24 * HOUR - NOW
+            self.record('reserved', start, start + 36 * HOUR, 1, project=zone)
+            for begins, ends in premiums:
+                rates = self.rates(
+                    f'version = "1"\ntimezone = "{zone}"\n[rates.default]\n'
+                    'VCPU = {reserved = 60}\n[[premium]]\nfactor = 2\n'
+                    f'from = "{begins}"\nto = "{ends}"\n')
+                times = [f'{datetime.datetime.fromtimestamp(at, local):%H:%M}'
+                         for at in range(NOW + start, NOW + start + 36 * HOUR,
+                                         60)]
+                self.assertEqual(
+                    len(times) + sum(begins <= one < ends for one in times),
+                    float(self.costs(start, start + 36 * HOUR, rates,
+                                     project_id=zone)[()]['VCPU']),
+                    (zone, date, begins, ends))
 
     def test_what_is_released_early_is_paid_in_part(self):
         self.record('planned', 0, 2 * HOUR, 1)

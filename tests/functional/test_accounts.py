@@ -138,6 +138,43 @@ class TestWhoMaySee(AccountsTestCase):
             one['row'] for one in bars['calendar']['bars']])
 
 
+class TestLimitNear(api_base.ApiTestCase):
+    """A project is notified before a limit against hoarding refuses."""
+
+    more_conf = ('[blazar_enforcement]\nmax_future_leases_per_project = 4\n'
+                 'warning_shares = 50,100\n')
+    EVENT = 'lease.event.limit_near'
+
+    def near(self, lease):
+        return [(one['reason'], one['details']) for one in
+                self.get(lease)['conditions'] if one['type'] == 'LimitNear']
+
+    def test_by_leases_and_by_servers_with_a_lease(self):
+        told = self.record()
+        small = [self.reservation(vcpus=1)]
+        first, second = (self.make(
+            start_in=number * DAY, reservations=small) for number in (1, 2))
+        self.assertEqual([], self.near(first))
+        said = [('LimitNear', {'limits': ['max_future_leases_per_project']})]
+        self.assertEqual(said, self.near(second))
+        self.assertIn('2 of at most 4 leases that have not started',
+                      self.get(second)['status_reason'])
+        self.assertEqual(second['id'],
+                         told.wait(self.EVENT)[0]['lease_id'])
+        server = self.boot('third', hints=self.lease_hints(
+            'third', start_in=3 * DAY))
+        self.make(start_in=4 * DAY, reservations=small, name='fourth')
+        leases = {one['name']: one for one in self.ask(
+            'GET', '/leases', code=200)['leases']}
+        self.assertEqual([], self.near(leases['third']))
+        self.assertEqual(said, self.near(leases['fourth']))
+        told.wait(self.EVENT, 2)
+        refused = self.make(start_in=5 * DAY, reservations=small, code=403)
+        self.assertIn('may have at most 4', refused['error_message'])
+        self.alice.delete_server(server['id'])
+        self.make(start_in=5 * DAY, reservations=small)
+
+
 class TestBrowser(AccountsTestCase):
 
     def setUp(self):

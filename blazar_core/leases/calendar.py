@@ -19,11 +19,13 @@ from blazar_core.common import model
 from blazar_core.common import states
 from blazar_core.db import models
 
-__all__ = ['Bar', 'Free', 'LEVELS', 'MOST', 'Plan', 'bars', 'free', 'on_hosts',
-           'planned']
+__all__ = ['Bar', 'Free', 'LEVELS', 'MOST', 'MOST_BOOKINGS', 'Plan', 'bars',
+           'free', 'on_hosts', 'planned']
 
 #: Maximum number of bars.
 MOST = 10_000
+#: Maximum number of groups of equal bookings to compute free capacity from.
+MOST_BOOKINGS = 100_000
 #: Free capacity in quarters, rounded down: 0 is less than one, 4 is all.
 LEVELS = 4
 #: Maximum number of intervals for which free capacity is given.
@@ -131,9 +133,13 @@ def _check(found: ty.Sequence[ty.Any]) -> None:
             'time, by start_date and end_date.')
 
 
-def planned(connection: sa.Connection, window: model.Window) -> Plan:
+def planned(connection: sa.Connection, window: model.Window,
+            most: int | None = None) -> Plan:
     """Return what is planned on all hosts over a window. Hosts that are
     switched off are free.
+
+    :param most: maximum number of groups of equal bookings; None: unlimited
+    :raises InvalidLeaseParams: if there are more
     """
     plan = Plan(collections.Counter(), collections.Counter(), {}, {})
     for row in connection.execute(sa.select(_HOST.capacity, _HOST.usage)):
@@ -144,11 +150,17 @@ def planned(connection: sa.Connection, window: model.Window) -> Plan:
     within = (_BOOKING.host_id.is_not(None),
               _BOOKING.start_date < window.end,
               _BOOKING.end_date > window.start)
-    for row in connection.execute(sa.select(
-            _BOOKING.start_date, _BOOKING.end_date, amounts.label('amounts'),
-            sa.func.count().label('number')).where(
-                _BOOKING.outage.is_(None), *within).group_by(
-                    _BOOKING.start_date, _BOOKING.end_date, amounts)):
+    grouped = connection.execute(sa.select(
+        _BOOKING.start_date, _BOOKING.end_date, amounts.label('amounts'),
+        sa.func.count().label('number')).where(
+            _BOOKING.outage.is_(None), *within).group_by(
+                _BOOKING.start_date, _BOOKING.end_date, amounts).limit(
+                    None if most is None else most + 1)).all()
+    if most is not None and len(grouped) > most:
+        raise errors.InvalidLeaseParams(
+            f'There are more than {most} different reservations in that time. '
+            'Write a shorter time, by start_date and end_date.')
+    for row in grouped:
         _change(plan.reserved, window, row, {
             rc: amount * row.number for rc, amount in
             model.plain(json.loads(row.amounts)).items()})
@@ -178,8 +190,10 @@ def _change(changes: _Changes, window: model.Window, row: ty.Any,
 def free(connection: sa.Connection, window: model.Window) -> list[Free]:
     """Return the free capacity of all hosts over a window, as currently
     planned, in intervals; adjacent ones with equal levels are merged.
+
+    :raises InvalidLeaseParams: if there are too many bookings
     """
-    plan = planned(connection, window)
+    plan = planned(connection, window, MOST_BOOKINGS)
     for time, change in plan.away.items():
         _apply(plan.reserved.setdefault(time, collections.Counter()), change)
     return _levels(window, plan.capacity, plan.usage, plan.reserved)

@@ -76,3 +76,14 @@ class TestCalendar(base.LeaseTestCase):
                                (calendar.on_hosts, ())):
                 self.assertRaises(errors.InvalidLeaseParams, self.ask, what,
                                   0, 400, *args)
+
+    def test_more_bookings_than_can_be_added_up_are_refused(self):
+        for number in range(3):
+            # Equal bookings are one row.
+            self.lease(50 + number, 100, count=2)
+        with mock.patch.object(calendar, 'MOST_BOOKINGS', 2):
+            error = self.assertRaises(
+                errors.InvalidLeaseParams, self.ask, calendar.free)
+            self.assertIn('Write a shorter time', str(error))
+            self.assertEqual(2, len(self.ask(calendar.free, 0, 52)))
+            self.assertEqual(3, len(self.ask(calendar.planned).reserved) - 1)

@@ -204,8 +204,8 @@ def costs(connection: sa.Connection, query: accounting.Query, rates: Rates,
     :raises InvalidLeaseParams: if the computation would take too long
     """
     rows = connection.execute(sa.select(
-        _RECORDS.reservation_id, _RECORDS.resource_type, _RECORDS.kind,
-        _RECORDS.sign, _RECORDS.start_date, _RECORDS.end_date,
+        _RECORDS.reservation_id, _RECORDS.project_id, _RECORDS.resource_type,
+        _RECORDS.kind, _RECORDS.sign, _RECORDS.start_date, _RECORDS.end_date,
         sa.cast(_RECORDS.resources, sa.Text).label('amounts'),
         *(_RECORDS[name].label(f'key_{name}') for name in query.group_by),
     ).where(
@@ -224,14 +224,15 @@ def costs(connection: sa.Connection, query: accounting.Query, rates: Rates,
     found: dict[tuple[str, ...], collections.Counter[str]] = {}
     deltas: dict[tuple[ty.Any, ...], _Deltas] = {}
     for row in rows:
-        keys = tuple(row[7:])
-        deltas_of = deltas.setdefault(
-            (row.reservation_id, row.resource_type, keys), {})
+        keys = tuple(row[8:])
+        # Each project that had the reservation pays for itself.
+        deltas_of = deltas.setdefault((
+            row.reservation_id, row.project_id, row.resource_type, keys), {})
         _add(deltas_of, row, window, now)
         if row.kind == 'planned' and row.start_date >= window.start:
             deltas_of.setdefault(row.start_date, collections.Counter())[
                 FLAT, FLAT] += 1
-    for (_id, resource_type, keys), of in deltas.items():
+    for (_id, _project_id, resource_type, keys), of in deltas.items():
         _cost(found.setdefault(keys, collections.Counter()), of,
               rates.of(resource_type), rates.released, time)
     return {keys: {rc: str(_rounded(amount)) for rc, amount in

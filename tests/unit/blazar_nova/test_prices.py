@@ -143,6 +143,18 @@ class TestCosts(PricesTestCase):
         self.assertEqual('0.010000', self.costs(
             0, 2 * HOUR, free)[()]['VCPU'])
 
+    def test_projects_pay_what_all_of_them_pay_together(self):
+        """A lease that is transferred is released by the former project."""
+        self.record('planned', 0, 2 * HOUR, 1, project='a')
+        self.record('reserved', HOUR, 2 * HOUR, 1, sign=-1, project='a')
+        self.record('reserved', HOUR, 2 * HOUR, 1, project='b')
+        self.assertEqual(
+            {('a',): {'VCPU': '0.015000', 'flat': '0.250000'},
+             ('b',): {'VCPU': '0.010000'}},
+            self.costs(0, 2 * HOUR, group_by=('project_id',)))
+        self.assertEqual({(): {'VCPU': '0.025000', 'flat': '0.250000'}},
+                         self.costs(0, 2 * HOUR))
+
     def test_other_types_have_the_default(self):
         self.record('reserved', 0, HOUR, 1, resource_type='physical:host')
         self.assertEqual('1.000000', self.costs(0, HOUR)[()]['VCPU'])

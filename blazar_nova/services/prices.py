@@ -13,6 +13,7 @@ import collections
 import dataclasses
 import datetime
 import decimal
+import itertools
 import json
 import tomllib
 import typing as ty
@@ -203,46 +204,52 @@ def costs(connection: sa.Connection, query: accounting.Query, rates: Rates,
         their keys; empty: all groups
     :raises InvalidLeaseParams: if the computation would take too long
     """
-    rows = connection.execute(sa.select(
-        _RECORDS.reservation_id, _RECORDS.project_id, _RECORDS.resource_type,
-        _RECORDS.kind, _RECORDS.sign, _RECORDS.start_date, _RECORDS.end_date,
-        sa.cast(_RECORDS.resources, sa.Text).label('amounts'),
-        *(_RECORDS[name].label(f'key_{name}') for name in query.group_by),
-    ).where(
-        _RECORDS.end_date > window.start, _RECORDS.start_date < window.end,
-        *accounting.filters(query),
-        *accounting.between(query, groups)).limit(MOST + 1)).all()
-    if len(rows) > MOST:
-        raise errors.InvalidLeaseParams(
-            f'The costs of more than {MOST} usage records would take too '
-            'long. Write a shorter interval, or one project.')
     if rates.premiums and window.end - window.start > _LONGEST:
         raise errors.InvalidLeaseParams(
             'Costs by the time of the day cannot be computed for more than '
             'ten years. Write a shorter interval.')
+    # Each project that had a reservation pays for itself.
+    order = (_RECORDS.reservation_id, _RECORDS.project_id,
+             _RECORDS.resource_type)
+    rows = connection.execute(sa.select(
+        *order, _RECORDS.kind, _RECORDS.sign, _RECORDS.start_date,
+        _RECORDS.end_date, sa.cast(_RECORDS.resources, sa.Text).label(
+            'amounts'),
+        *(_RECORDS[name].label(f'key_{name}') for name in query.group_by),
+    ).where(
+        _RECORDS.end_date > window.start, _RECORDS.start_date < window.end,
+        *accounting.filters(query), *accounting.between(query, groups),
+    ).order_by(*order).limit(MOST + 1), execution_options={
+        'yield_per': 1000})
     time = _Clockwork(rates, window)
     found: dict[tuple[str, ...], collections.Counter[str]] = {}
-    deltas: dict[tuple[ty.Any, ...], _Deltas] = {}
-    for row in rows:
-        keys = tuple(row[8:])
-        # Each project that had the reservation pays for itself.
-        deltas_of = deltas.setdefault((
-            row.reservation_id, row.project_id, row.resource_type, keys), {})
-        _add(deltas_of, row, window, now)
-        if row.kind == 'planned' and row.start_date >= window.start:
-            deltas_of.setdefault(row.start_date, collections.Counter())[
-                FLAT, FLAT] += 1
-    for (_id, _project_id, resource_type, keys), of in deltas.items():
-        _cost(found.setdefault(keys, collections.Counter()), of,
+    for (_id, _project_id, resource_type, *keys), of in itertools.groupby(
+            _bounded(rows), lambda row: (*row[:3], *row[8:])):
+        deltas: _Deltas = {}
+        for row in of:
+            _add(deltas, row, window, now)
+        _cost(found.setdefault(tuple(keys), collections.Counter()), deltas,
               rates.of(resource_type), rates.released, time)
     return {keys: {rc: str(_rounded(amount)) for rc, amount in
-                   sorted(of.items()) if amount}
-            for keys, of in found.items()}
+                   sorted(costs_of.items()) if amount}
+            for keys, costs_of in found.items()}
+
+
+def _bounded(rows: ty.Iterable[ty.Any]) -> ty.Iterator[ty.Any]:
+    for number, row in enumerate(rows):
+        if number == MOST:
+            raise errors.InvalidLeaseParams(
+                f'The costs of more than {MOST} usage records would take too '
+                'long. Write a shorter interval, or one project.')
+        yield row
 
 
 def _add(deltas: _Deltas, row: ty.Any, window: model.Window, now: int,
          ) -> None:
     """Add a usage record to the changes of amounts over time."""
+    if row.kind == 'planned' and row.start_date >= window.start:
+        deltas.setdefault(row.start_date, collections.Counter())[
+            FLAT, FLAT] += 1
     used = row.kind == 'used'
     start = max(row.start_date, window.start)
     end = min(row.end_date, window.end, *((now,) if used else ()))

@@ -6,6 +6,7 @@ import datetime
 import decimal
 import os
 import random
+from unittest import mock
 import zoneinfo
 
 import fixtures
@@ -19,8 +20,10 @@ from blazar_core.db import models
 from blazar_core.leases import accounting
 from blazar_nova.schemas import usage_schema
 from blazar_nova.services import prices
+from tests import databases
 from tests.unit import base
 
+load_tests = databases.load_tests
 NOW = base.NOW
 HOUR = 3600
 RATES = """
@@ -47,7 +50,7 @@ factor = 3
 
 class PricesTestCase(base.DatabaseTestCase):
 
-    scenarios = [('sqlite', {'kind': 'sqlite'})]
+    scenarios = databases.SQL
 
     def rates(self, text=RATES):
         path = os.path.join(self.useFixture(
@@ -206,6 +209,16 @@ class TestCosts(PricesTestCase):
         self.assertEqual(('0.260000', {'VCPU': '0.010000',
                                        'flat': '0.250000'}),
                          (rows[0]['cost'], rows[0]['costs']))
+
+    def test_so_many_records_are_counted_and_no_more(self):
+        for number in range(3):
+            self.record('reserved', 0, HOUR, 1, reservation=str(number))
+        with mock.patch.object(prices, 'MOST', 3):
+            self.assertEqual({(): {'VCPU': '0.030000'}}, self.costs(0, HOUR))
+        with mock.patch.object(prices, 'MOST', 2):
+            error = self.assertRaises(
+                errors.InvalidLeaseParams, self.costs, 0, HOUR)
+        self.assertIn('Write a shorter interval', str(error))
 
     def test_all_time_is_too_long_for_premiums(self):
         error = self.assertRaises(

@@ -40,7 +40,7 @@ class SystemClock:
         return time.monotonic()
 
     def wait(self, event: threading.Event, until: int) -> None:
-        event.wait(max(0.0, until - time.time()))
+        event.wait(min(max(0.0, until - time.time()), threading.TIMEOUT_MAX))
 
 
 def is_within(until: float, now: float, longest: float) -> bool:

@@ -6,6 +6,7 @@ import time
 import fixtures
 
 from blazar_core.common import clocks
+from blazar_core.common import model
 from blazar_core.common import periodic
 from tests import driven
 from tests.unit import base
@@ -22,13 +23,16 @@ class TestSystemClock(base.TestCase):
         self.assertTrue(before - 1 < now <= time.time())
 
     def test_waiting_ends_when_the_event_is_set(self):
-        event = threading.Event()
-        thread = self.in_thread(lambda: clocks.SystemClock().wait(
-            event, int(time.time()) + 10_000))
-        self.assertTrue(thread.is_alive())
-        event.set()
-        thread.join(20)
-        self.assertFalse(thread.is_alive())
+        for until in int(time.time()) + 10_000, model.FOREVER:
+            event = threading.Event()
+            thread = self.in_thread(
+                lambda event=event, until=until: clocks.SystemClock().wait(
+                    event, until))
+            thread.join(0.1)
+            self.assertTrue(thread.is_alive())
+            event.set()
+            thread.join(20)
+            self.assertFalse(thread.is_alive())
 
     def test_waiting_ends_when_the_time_has_come(self):
         event = threading.Event()

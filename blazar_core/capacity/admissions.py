@@ -526,21 +526,21 @@ def _dealt(found: selection.Picked, alike: ty.Sequence[ty.Sequence[int]],
     return picked
 
 
-def _in_the_way(session: orm.Session, window: model.Window, most: int = 10,
-                ) -> list[str]:
-    """Return the leases of the bookings in a window that end first.
+def _in_the_way(session: orm.Session, window: model.Window) -> list[str]:
+    """Return the leases, at most ten, of the bookings in a window that end
+    first.
 
-    Reads the bookings in the order of their ends, at most ten times ``most``
-    of them: a lease may have many.
+    Reads the bookings in the order of their ends, at most a hundred of them: a
+    lease may have many.
     """
     first = sa.select(models.Booking.reservation_id, models.Booking.end_date,
                       ).where(
         models.Booking.host_id.is_not(None),
         models.Booking.end_date > window.start,
         models.Booking.start_date < window.end,
-    ).order_by(models.Booking.end_date).limit(10 * most).subquery()
+    ).order_by(models.Booking.end_date).limit(100).subquery()
     leases = session.scalars(
         sa.select(models.Reservation.lease_id).join(
             first, first.c.reservation_id == models.Reservation.id)
         .order_by(first.c.end_date))
-    return list(dict.fromkeys(leases))[:most]
+    return list(dict.fromkeys(leases))[:10]

@@ -25,15 +25,13 @@ import numpy as np
 import numpy.typing as npt
 
 from blazar_core.capacity import rule
+from blazar_core.capacity import search
 from blazar_core.common import model
 
-__all__ = ['Amounts', 'FEW', 'HUGE', 'MOVE', 'Movable', 'Option', 'Placing',
+__all__ = ['Amounts', 'FEW', 'MOVE', 'Movable', 'Option', 'Placing',
            'Plan', 'PlannedDemand', 'PlannedHost', 'PlannedMove', 'Sized',
            'State', 'choices', 'covers', 'every_way', 'greedy_way',
            'is_complete', 'plan']
-
-#: More than any amount, and yet far from an overflow.
-HUGE = 2 ** 60
 
 
 class PlannedHost(ty.NamedTuple):
@@ -193,7 +191,7 @@ class State:
 
     def _table(self, rooms: ty.Iterable[model.Resources]) -> Amounts:
         return np.array([[
-            room.get(rc, HUGE if rc in rule.SHARED else 0)
+            room.get(rc, search.HUGE if rc in rule.SHARED else 0)
             for rc in self.classes] for room in rooms], np.int64).reshape(
                 -1, len(self.classes))
 
@@ -228,7 +226,7 @@ class Placing:
         self._state = state
         #: The free amounts of each class, of all hosts together.
         self._scale = np.maximum(np.where(
-            state.beyond < HUGE // 2, np.maximum(state.beyond, 0), 0,
+            state.beyond < search.HUGE // 2, np.maximum(state.beyond, 0), 0,
         ).sum(axis=0), 1).astype(float)
         self._allowed = {
             one.server_id: self._mask(one)
@@ -375,7 +373,7 @@ def choices(options: ty.Mapping[int, list[Option]], count: int,
     """
     hosts = [*options]
     ahead = _ahead([options[host] for host in hosts], count)
-    if ahead[0][count] >= HUGE:
+    if ahead[0][count] >= search.HUGE:
         return
     number = itertools.count()
     # By minimum cost; of equal ones, the most complete first.
@@ -396,7 +394,7 @@ def choices(options: ty.Mapping[int, list[Option]], count: int,
         after = ahead[reached + 1]
         for option in (Option(0, 0, ()), *options[hosts[reached]]):
             rest = left - option.amount
-            if rest < 0 or after[rest] >= HUGE:
+            if rest < 0 or after[rest] >= search.HUGE:
                 continue
             heapq.heappush(heap, (
                 cost + option.cost + after[rest], -reached - 1, next(number),
@@ -409,20 +407,20 @@ def _ahead(options: ty.Sequence[list[Option]], count: int,
     """Return the minimum cost of each number of servers on the hosts from each
     one on.
     """
-    least = np.full(count + 1, HUGE, np.int64)
+    least = np.full(count + 1, search.HUGE, np.int64)
     least[0] = 0
     ahead = [least]
     for some in reversed(options):
         cheapest: dict[int, int] = {}
         for option in some:
             cheapest[option.amount] = min(
-                option.cost, cheapest.get(option.amount, HUGE))
+                option.cost, cheapest.get(option.amount, search.HUGE))
         better = least.copy()
         for size, cost in cheapest.items():
             if size <= count:
                 np.minimum(better[size:], least[:count + 1 - size] + cost,
                            out=better[size:])
-        least = np.minimum(better, HUGE)
+        least = np.minimum(better, search.HUGE)
         ahead.append(least)
     return [one.tolist() for one in reversed(ahead)]
 

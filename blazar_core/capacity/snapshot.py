@@ -12,7 +12,6 @@ import sqlalchemy as sa
 
 from blazar_core.capacity import host_memory
 from blazar_core.capacity import inventory
-from blazar_core.capacity import rule
 from blazar_core.capacity import timelines
 from blazar_core.common import model
 from blazar_core.common import states
@@ -53,7 +52,7 @@ def read_all(connection: sa.Connection, since: int,
     """
     LOG.info('Loading the booking index')
     alike = host_memory.InternedRecords()
-    timeline = timelines.Timeline(shared=rule.SHARED)
+    timeline = timelines.Timeline()
     hosts = {row.id: host_of(row, alike) for row in connection.execute(
         inventory.HOSTS, execution_options={'yield_per': 1000})}
     for host in hosts.values():

@@ -24,6 +24,7 @@ import typing as ty
 import numpy as np
 import numpy.typing as npt
 
+from blazar_core.capacity import rule
 from blazar_core.capacity import search
 from blazar_core.capacity import step_functions
 from blazar_core.capacity.step_functions import Ints
@@ -68,7 +69,7 @@ class Calendar:
     :ivar units: the limits of one server on each host
     """
 
-    def __init__(self, shared: ty.Collection[str] = ('DISK_GB',), *,
+    def __init__(self, shared: ty.Collection[str] = rule.SHARED, *,
                  slack: int = 8, spare: int = 1024,
                  piece: int = search.PIECE) -> None:
         self._shared = frozenset(shared)

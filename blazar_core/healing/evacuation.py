@@ -251,7 +251,7 @@ class Evacuation:
         self._targets = TargetHosts(
             database, clock, admission, cloud)
         self._server_moves = server_moves.ServerMoves(
-            database, clock, cloud, ahead=interval)
+            database, clock, ahead=interval)
         self._database = database
         self._clock = clock
         self._cloud = cloud

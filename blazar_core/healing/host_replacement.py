@@ -226,14 +226,12 @@ class _Case(ty.NamedTuple):
     """A reservation of whole hosts with failed hosts.
 
     :ivar missing: their number
-    :ivar own: the uuids of all of its hosts
     """
 
     reservation: models.Reservation
     reserved: resource_types.ReservationContext
     lease: models.Lease
     missing: int
-    own: frozenset[str]
 
 
 class HostReplacement:
@@ -294,7 +292,7 @@ class HostReplacement:
             return
         more = dataclasses.replace(
             demand, count=case.missing, least=1,
-            avoid=demand.avoid | case.own)
+            avoid=demand.avoid.union(case.reserved.hosts))
         try:
             hosts = self._admission.pick(more, window)
         except errors.Refused:
@@ -302,7 +300,8 @@ class HostReplacement:
                 case.reservation, case.reserved, None, begun=False)
             if isinstance(anywhere, refusals.Refusal) or (
                     not self._reshuffler.free(
-                        reservation_id, demand, window, case.own, anywhere)):
+                        reservation_id, demand, window,
+                        frozenset(case.reserved.hosts), anywhere)):
                 raise
             hosts = self._admission.pick(more, window)
         lease = self._reassigner.add(
@@ -326,8 +325,7 @@ def _case(session: orm.Session, reservation_id: str) -> _Case | None:
     if not missing:
         return None
     reserved = resource_types.context_of(session, reservation)
-    return _Case(reservation, reserved, reservation.lease, missing,
-                 frozenset(reserved.hosts))
+    return _Case(reservation, reserved, reservation.lease, missing)
 
 
 #: Reservations of whole hosts of active leases, with a failed host.

@@ -34,7 +34,7 @@ from blazar_core.lifecycle import fault_points
 from blazar_core.lifecycle import lease_status
 
 __all__ = ['HostOutage', 'Down', 'HostStatus', 'LATE', 'Thresholds', 'Report',
-           'away', 'counts']
+           'away', 'counts', 'late_events']
 
 LOG = logging.getLogger(__name__)
 
@@ -287,16 +287,23 @@ def counts(database: api.Database, now: int) -> dict[str, int]:
     """Return the number of leases in each status but the last one, and the
     number of pending events that were due more than :data:`LATE` seconds ago.
     """
-    lease, event = models.Lease.__table__.c, models.Event.__table__.c
-    going_on = [one for one in states.Lease if one != states.Lease.TERMINATED]
+    lease = models.Lease.__table__.c
     with database.connection() as connection:
         found = {row.status: row.number for row in connection.execute(
             sa.select(lease.status, sa.func.count().label('number')).where(
-                lease.status.in_(going_on)).group_by(lease.status))}
-        late = connection.scalar(sa.select(sa.func.count()).where(
-            event.status == states.Event.UNDONE, event.run_at < now - LATE))
-    return {f'leases_{one.lower()}': found.get(one, 0) for one in going_on} | {
-        'events_late': late or 0}
+                lease.status.in_(states.GOING_ON)).group_by(lease.status))}
+        late = late_events(connection, now)
+    return {f'leases_{one.lower()}': found.get(one, 0)
+            for one in states.GOING_ON} | {'events_late': late}
+
+
+def late_events(connection: sa.Connection, now: int) -> int:
+    """Return the number of pending events that were due more than
+    :data:`LATE` seconds ago.
+    """
+    event = models.Event.__table__.c
+    return connection.scalar(sa.select(sa.func.count()).where(
+        event.status == states.Event.UNDONE, event.run_at < now - LATE)) or 0
 
 
 def _described(session: orm.Session, lease_ids: ty.Iterable[str],

@@ -203,7 +203,7 @@ class OverbookingCheck:
             coming = collections.Counter(session.scalars(_COMING, {
                 'host': host.id,
                 'reservations': [*{row.reservation_id for row in rows}]}))
-        line = timelines.Timeline(shared=rule.SHARED)
+        line = timelines.Timeline()
         line.set_host(host.id, host.capacity, host.usage, host.uuid,
                       host.providers)
         loose = []

@@ -463,8 +463,7 @@ class BestEffort:
         self._notify = notify
         self._deferred = deferred
         self._plans = plans
-        self._server_moves = server_moves.ServerMoves(database, clock, cloud,
-                                                      notify)
+        self._server_moves = server_moves.ServerMoves(database, clock, notify)
 
     def go_on(self, lease_id: str) -> retries.Result:
         """Do what can be done for a lease now.

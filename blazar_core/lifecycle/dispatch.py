@@ -461,17 +461,16 @@ def _check_credential(session: orm.Session, lease_id: str,
 
 _CREDENTIAL = sa.select(models.Credential.encrypted).where(
     models.Credential.lease_id == sa.bindparam('lease'))
-_LEASE_ROWS = models.Lease.__table__
-_BEGUN = sa.update(_LEASE_ROWS).where(
-    _LEASE_ROWS.c.id == sa.bindparam('lease')).values(
+_BEGUN = sa.update(_LEASES).where(
+    _LEASES.c.id == sa.bindparam('lease')).values(
         status=sa.bindparam('state'), conditions=sa.bindparam('conditions'),
         updated_at=sa.bindparam('now'), permit=sa.bindparam('mark'))
 #: Locks a lease (see api.locked), and starts it.
-_OWN = sa.update(_LEASE_ROWS).where(
-    _LEASE_ROWS.c.id == sa.bindparam('lease'),
-    _LEASE_ROWS.c.status == states.Lease.PENDING,
-    _LEASE_ROWS.c.end_date > sa.bindparam('now')).values(
-        generation=_LEASE_ROWS.c.generation + 1, status=states.Lease.STARTING,
+_OWN = sa.update(_LEASES).where(
+    _LEASES.c.id == sa.bindparam('lease'),
+    _LEASES.c.status == states.Lease.PENDING,
+    _LEASES.c.end_date > sa.bindparam('now')).values(
+        generation=_LEASES.c.generation + 1, status=states.Lease.STARTING,
         updated_at=sa.bindparam('now'), permit=sa.bindparam('mark'))
 _EVENTS = models.Event.__table__
 _STARTED = sa.update(_EVENTS).where(

@@ -107,7 +107,7 @@ class Evictions:
         self._actions = actions
         self._resumption = resume
         self._workers = background.Background()
-        self._moves = server_moves.ServerMoves(database, clock, cloud)
+        self._moves = server_moves.ServerMoves(database, clock)
         #: By host, its generation at the last look, and the first instant at
         #: which a server is in the way.
         self._known: dict[int, tuple[int, int | None]] = {}

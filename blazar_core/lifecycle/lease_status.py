@@ -114,22 +114,18 @@ def booking_of(session: orm.Session, server_id: str,
 
 
 @contextlib.contextmanager
-def apart(lease_id: str, project_id: str | None = None) -> ty.Iterator[None]:
+def apart(lease_id: str, project_id: str) -> ty.Iterator[None]:
     """Log a failure with a lease, so that it affects no other lease; what is
     logged meanwhile names the lease and its project.
     """
-    with logs.about(lease_id, project_id), _apart(lease_id):
-        yield
-
-
-@contextlib.contextmanager
-def _apart(lease_id: str) -> ty.Iterator[None]:
-    try:
-        yield
-    except errors.DatabaseUnavailable:
-        raise
-    except Exception:
-        LOG.exception('Lease %s: updating its status failed', lease_id)
+    with logs.about(lease_id, project_id):
+        try:
+            yield
+        except errors.DatabaseUnavailable:
+            raise
+        except Exception:
+            LOG.exception('Lease %s: processing it failed, and is retried',
+                          lease_id)
 
 
 def update_status(session: orm.Session, lease: models.Lease, now: int) -> None:

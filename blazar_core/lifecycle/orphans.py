@@ -35,9 +35,7 @@ USER = 'user'
 #: Leases that are neither over nor deleted. Includes leases that are ending,
 #: as an end policy may need the owner.
 _LASTING = sa.and_(models.Lease.deleted_at.is_(None),
-                   models.Lease.status.in_([
-                       one for one in states.LEASE.steps
-                       if one not in states.LEASE.final()]))
+                   models.Lease.status.in_(states.GOING_ON))
 
 
 class _Owned(ty.NamedTuple):

@@ -68,12 +68,10 @@ class ServerMoves:
     """
 
     def __init__(self, database: api.Database, clock: clocks.Clock,
-                 cloud: cloud_api.Cloud,
                  notify: ty.Callable[[str, lease_status.Lease], None] = (
                      lambda *_what: None), ahead: int = 0) -> None:
         self._database = database
         self._clock = clock
-        self._cloud = cloud
         self._notify = notify
         self._ahead = ahead
 

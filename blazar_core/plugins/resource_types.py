@@ -486,8 +486,7 @@ _HOSTS = sa.select(
 
 
 def context_of(session: orm.Session, reservation: models.Reservation,
-               call: str | None = None, together: tuple[str, ...] = (),
-               ) -> ReservationContext:
+               together: tuple[str, ...] = ()) -> ReservationContext:
     """Return a reservation as it is passed to its type."""
     lease = reservation.lease
     hosts = {row.id: row for row in session.execute(_HOSTS, {
@@ -496,7 +495,7 @@ def context_of(session: orm.Session, reservation: models.Reservation,
         reservation.id, lease.id, lease.project_id, lease.user_id,
         reservation.params or {}, reservation.spec or {}, tuple(
             hosts[one.host_id].uuid for one in reservation.bookings
-            if one.host_id in hosts), call,
+            if one.host_id in hosts), None,
         {host.uuid: host.service_host for host in hosts.values()},
         kept_for(session, reservation),
         None if lease.status in states.SEEKING else model.stay(

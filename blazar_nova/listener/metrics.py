@@ -140,13 +140,12 @@ class Metrics:
         late = core.GaugeMetricFamily(
             'blazar_events_late', 'Events that were due more than a minute '
             'ago.')
-        counts = host_status.counts(self._parts.database, now)
-        late.add_metric([], counts['events_late'])
         with self._parts.database.connection() as connection:
+            late.add_metric([], host_status.late_events(connection, now))
             for row in connection.execute(sa.select(
                     lease.status, lease.lease_type,
                     sa.func.count().label('number')).where(
-                        lease.status.in_(_GOING_ON)).group_by(
+                        lease.status.in_(states.GOING_ON)).group_by(
                             lease.status, lease.lease_type)):
                 leases.add_metric([row.status, row.lease_type], row.number)
         away = core.GaugeMetricFamily(
@@ -337,7 +336,6 @@ class Metrics:
             self._server.server_close()
 
 
-_GOING_ON = [one for one in states.Lease if one != states.Lease.TERMINATED]
 _COUNTED = {
     engine.EVENTS: 'Events of leases that were carried out, by how they went.',
     eviction.COUNTER: 'Evictions of interruptible servers, by the action.',

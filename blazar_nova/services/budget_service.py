@@ -23,13 +23,14 @@ from blazar_core.common import model
 from blazar_core.common import opts
 from blazar_core.leases import limits
 
-__all__ = ['Budget', 'External']
+__all__ = ['External']
 
 LOG = logging.getLogger(__name__)
 
 #: Resource classes that add up to each amount of a reservation.
 _AMOUNTS = {'vcpus': ('VCPU', 'PCPU'), 'memory_mb': ('MEMORY_MB',),
             'disk_gb': ('DISK_GB',)}
+_Lease: ty.TypeAlias = dict[str, ty.Any]
 _DENIED = 'The operator of this cloud does not allow this lease.'
 
 
@@ -39,11 +40,13 @@ class External:
     :ivar commits: whether the service commits leases
     :param place: returns the ``auth_url`` and ``region_name`` of this cloud,
         which are sent with each request
+    :param describe: returns a lease as the API describes it
     :raises ConfigurationError: if an endpoint is not a URL
     """
 
     def __init__(self, conf: ty.Any,
-                 place: ty.Callable[[], dict[str, str | None]]) -> None:
+                 place: ty.Callable[[], dict[str, str | None]],
+                 describe: ty.Callable[[_Lease], _Lease]) -> None:
         opts.register_opts(conf)
         group = conf.blazar_enforcement
         self._create = _url(group, 'check-create')
@@ -59,6 +62,7 @@ class External:
             self._headers['Authorization'] = f'Bearer {token}'
         self._timeout = group.external_service_timeout
         self._place = place
+        self._describe = describe
 
     def check(self, asked: limits.Asked) -> None:
         """Ask whether a lease may be created or changed.
@@ -74,43 +78,32 @@ class External:
         self._ask(self._create if asked.lease_id is None else self._update,
                   asked.user_id, asked.project_id, body)
 
-    def on_end(self, described: ty.Mapping[str, ty.Any]) -> None:
-        """Notify the service of the end of a lease; failures are logged.
-
-        :param described: the lease as the API describes it
-        """
+    def on_end(self, lease: _Lease) -> None:
+        """Notify the service of the end of a lease; failures are logged."""
         try:
-            self._ask(self._end, described['user_id'],
-                      described['project_id'],
-                      {'lease': self._lease(described)})
+            self.refund(lease)
         except (errors.LimitExceeded, errors.CloudUnavailable) as exc:
             LOG.warning('Lease %s: notifying the external service of its end '
-                        'failed: %s',
-                        described['id'], exc)
+                        'failed: %s', lease['id'], exc)
 
-    def commit(self, described: ty.Mapping[str, ty.Any]) -> None:
+    def commit(self, lease: _Lease) -> None:
         """Commit a new lease, once for each lease.
 
-        :param described: the lease as the API describes it
         :raises LimitExceeded: if the service refuses, with its message
         :raises CloudUnavailable: if the result is unknown
         """
-        self._ask(self._commit_create, described['user_id'],
-                  described['project_id'], {'lease': self._lease(described)})
+        self._send(self._commit_create, lease)
 
-    def charge(self, described: ty.Mapping[str, ty.Any]) -> None:
+    def charge(self, lease: _Lease) -> None:
         """Commit the current state of a lease, whatever was committed before.
 
         :raises LimitExceeded: if the service refuses, with its message
         :raises CloudUnavailable: if the result is unknown
         """
-        lease = self._lease(described)
-        if not self._ask(self._commit_update, described['user_id'],
-                         described['project_id'],
-                         {'lease': lease, 'current_lease': lease}):
-            self.commit(described)
+        if not self._send(self._commit_update, lease, 'current_lease'):
+            self.commit(lease)
 
-    def refund(self, described: ty.Mapping[str, ty.Any]) -> None:
+    def refund(self, lease: _Lease) -> None:
         """Notify the service of a lease that has ended or was not created.
 
         A lease that the service does not know was not committed.
@@ -118,8 +111,13 @@ class External:
         :raises LimitExceeded: if the service refuses, with its message
         :raises CloudUnavailable: if the service does not answer
         """
-        self._ask(self._end, described['user_id'], described['project_id'],
-                  {'lease': self._lease(described)})
+        self._send(self._end, lease)
+
+    def _send(self, url: str | None, lease: _Lease, *more: str) -> bool:
+        """Send a lease, under further keys too; see :meth:`_ask`."""
+        described = self._lease(self._describe(lease))
+        return self._ask(url, lease['user_id'], lease['project_id'],
+                         dict.fromkeys(('lease', *more), described))
 
     def _lease(self, described: ty.Mapping[str, ty.Any],
                ) -> dict[str, ty.Any]:
@@ -163,27 +161,6 @@ class External:
                         answer.status_code, url, answer.text)
             raise _silent()
         return True
-
-
-class Budget:
-    """The external service as the core uses it to commit leases.
-
-    :param words: returns a lease as the API describes it
-    """
-
-    def __init__(self, outside: External, words: ty.Callable[
-            [dict[str, ty.Any]], dict[str, ty.Any]]) -> None:
-        self._outside = outside
-        self._words = words
-
-    def commit(self, lease: dict[str, ty.Any]) -> None:
-        self._outside.commit(self._words(lease))
-
-    def charge(self, lease: dict[str, ty.Any]) -> None:
-        self._outside.charge(self._words(lease))
-
-    def refund(self, lease: dict[str, ty.Any]) -> None:
-        self._outside.refund(self._words(lease))
 
 
 def _url(group: ty.Any, method: str) -> str | None:

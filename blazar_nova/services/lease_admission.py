@@ -304,9 +304,8 @@ class LeaseAdmission:
         fault_points.fault_point(fault_points.FaultPoint.CREATE_DELEGATED,
                                  servers)
         with lease_trusts.unless_reserved(self._parts, trust):
-            lease = self._leases.creation.create(new if trust is None else (
-                dataclasses.replace(new, credential=self._encryption.encrypt(
-                    trust))), encrypted)
+            lease = self._leases.creation.create(
+                lease_trusts.with_trust(self._parts, new, trust), encrypted)
         fault_points.fault_point(fault_points.FaultPoint.CREATE_BOOKED,
                                  servers)
         return lease, functools.partial(

@@ -205,8 +205,7 @@ class LeaseSeries:
                 on_end, new.request.actions) else lease_trusts.given(
                     self._parts, context, on_end, until, as_owner)
         undone.enter_context(lease_trusts.unless_reserved(self._parts, trust))
-        return new if trust is None else dataclasses.replace(
-            new, credential=self._parts.encryption.encrypt(trust))
+        return lease_trusts.with_trust(self._parts, new, trust)
 
     # -- updates -----------------------------------------------------------
 

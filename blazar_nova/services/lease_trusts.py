@@ -35,13 +35,14 @@ from blazar_nova.services import wiring
 
 __all__ = ['Keeping', 'acts_for_owner', 'ahead', 'attempted', 'entrust',
            'for_end', 'given', 'has_one', 'keep', 'meanwhile', 'needed',
-           'needs_one', 'prepared', 'take_back', 'unless_reserved']
+           'needs_one', 'prepared', 'take_back', 'unless_reserved',
+           'with_trust']
 
 LOG = logging.getLogger(__name__)
 
 
 def entrust(parts: wiring.Parts, context: ty.Any, lease: dict[str, ty.Any],
-            until: int | None = None) -> None:
+            ) -> None:
     """Give a lease a trust by which it ends in the name of its owner, if
     possible.
 
@@ -51,11 +52,9 @@ def entrust(parts: wiring.Parts, context: ty.Any, lease: dict[str, ty.Any],
 
     :param context: of a request of the owner
     :param lease: as it was created and recorded
-    :param until: when it ends at the latest; None: at its end
     """
-    if until is None:
-        until = lease['end_date'] + lease['grace_period']
-    trust = attempted(parts, context, lease['on_end'], until,
+    trust = attempted(parts, context, lease['on_end'],
+                      lease['end_date'] + lease['grace_period'],
                       f'Lease {lease["id"]}')
     if trust is not None:
         keep(parts, lease, trust)
@@ -186,7 +185,7 @@ def for_end(parts: wiring.Parts, context: ty.Any, new: creation.NewLease,
     trust = needed(parts, context, new.request.on_end, new.span.end) if (
         needs_one(new.request.on_end, new.request.actions)) else None
     with unless_reserved(parts, trust):
-        yield _with_trust(parts, new, trust)
+        yield with_trust(parts, new, trust)
 
 
 @contextlib.contextmanager
@@ -219,11 +218,12 @@ def ahead(parts: wiring.Parts, context: ty.Any,
         yield lambda new: new
         return
     with meanwhile(parts, make) as made:
-        yield lambda new: _with_trust(parts, new, made())
+        yield lambda new: with_trust(parts, new, made())
 
 
-def _with_trust(parts: wiring.Parts, new: creation.NewLease,
-                trust: str | None) -> creation.NewLease:
+def with_trust(parts: wiring.Parts, new: creation.NewLease,
+               trust: str | None) -> creation.NewLease:
+    """Return a new lease with the encrypted trust, if there is one."""
     return new if trust is None else dataclasses.replace(
         new, credential=parts.encryption.encrypt(trust))
 

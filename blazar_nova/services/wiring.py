@@ -127,11 +127,11 @@ def assemble(conf: ty.Any, clock: clocks.Clock | None = None) -> Parts:
     secrets = encryption.Encryption(conf.blazar.encryption_keys)
     trusts = user_credentials.Credentials(conf)
     cloud = nova_cloud.NovaCloud(trusts)
-    outside = budget_service.External(conf, trusts.place)
     types = registry.types(lookup.Lookup(books, clock))
     host_cleaning.command_of(conf.blazar)
     interruptible_params.check_actions(conf.blazar.eviction_actions)
     words = lease_views.LeaseViews(types)
+    budget = budget_service.External(conf, trusts.place, words.lease)
 
     send = notifications.Notifications(
         conf.blazar.notification_format, words, process.notify,
@@ -142,27 +142,26 @@ def assemble(conf: ty.Any, clock: clocks.Clock | None = None) -> Parts:
         if hoarding.is_near(event_type, lease):
             send(hoarding.EVENT, lease)
         # A service that commits leases is notified of their ends anyway.
-        if event_type in _OVER and not outside.commits:
-            outside.on_end(words.lease(lease))
+        if event_type in _OVER and not budget.commits:
+            budget.on_end(lease)
 
-    budget, charge = _budget(conf, outside, words)
     search = _admission(conf, books, clock)
     quota = nova_quota.NovaQuota()
     allowed = limits.Limits(
-        conf, books, clock, quota, [outside.check], types.serverless,
+        conf, books, clock, quota, [budget.check], types.serverless,
         [hoarding.Hoarding(conf, clock, quota).rules])
     aside = background.Background()
     life = handlers.Handlers(conf, books, clock, search, handlers.Integration(
         cloud, types, installed_policies.available(), secrets.decrypt, notify,
         functools.partial(limit_requests.of_change, allowed, types, words),
-        budget, aside.later), lost_after(conf))
+        budget if budget.commits else None, aside.later), lost_after(conf))
     owners = user_credentials.LeaseOwners(
         trusts, secrets, life.lease_close.credential)
     for kind in types.named.values():
         kind.owners = owners
     known = keystone_identity.KeystoneIdentity(trusts)
     made = leases.Leases(
-        books, clock, search, types, charge,
+        books, clock, search, types, _charge(conf, budget),
         conf.blazar.evict_now and (conf.blazar.interruptible_notice +
                                    conf.blazar.eviction_timeout))
     moves = evacuation.Evacuation(
@@ -187,20 +186,14 @@ def assemble(conf: ty.Any, clock: clocks.Clock | None = None) -> Parts:
             [60 * minutes for minutes in conf.blazar.preflight]), aside)
 
 
-def _budget(
-        conf: ty.Any, outside: budget_service.External,
-        words: lease_views.LeaseViews) -> tuple[budget_service.Budget | None,
-                                                leases.Charge]:
-    """Return the commit interface of the external service for the lifecycle,
-    and for the creation of leases; the latter with the seconds after which the
-    service completes no call of a request that has died. None and nothing if
-    the service does not commit.
+def _charge(conf: ty.Any, budget: budget_service.External) -> leases.Charge:
+    """Return how the external service commits new leases, and the seconds
+    after which it completes no call of a request that has died; nothing if the
+    service does not commit.
     """
-    if not outside.commits:
-        return None, ()
-    budget = budget_service.Budget(outside, words.lease)
-    return budget, (budget.commit, int(
-        _MARGIN + 2 * conf.blazar_enforcement.external_service_timeout))
+    return (budget.commit, int(
+        _MARGIN + 2 * conf.blazar_enforcement.external_service_timeout,
+    )) if budget.commits else ()
 
 
 @functools.cache

@@ -88,7 +88,7 @@ class TestTimeline(base.BaseTestCase):
     @hypothesis.given(st.lists(st.tuples(hosts, taken), min_size=1,
                                max_size=4), amounts, windows)
     def test_it_says_what_the_rule_says(self, told, wanted, window):
-        line = timelines.Timeline(shared=rule.SHARED)
+        line = timelines.Timeline()
         for number, ((capacity, usage), booked) in enumerate(told):
             line.set_host(number, capacity, usage)
             for its, each in booked:

@@ -43,9 +43,8 @@ class Payer:
         search = admissions.Admission(self.database, self.clock)
         kind = base.FakeType()
         types = resource_types.ResourceTypes({'virtual:instance': kind}, kind)
-        budget = budget_service.Budget(
-            budget_service.External(self.conf, lambda: {}),
-            lease_views.LeaseViews(types).lease)
+        budget = budget_service.External(
+            self.conf, lambda: {}, lease_views.LeaseViews(types).lease)
         self.leases = leases.Leases(
             self.database, self.clock, search, types, (budget.commit, 80))
         self.lifecycle = handlers.Handlers(

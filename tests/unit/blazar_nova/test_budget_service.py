@@ -94,7 +94,7 @@ class ExternalTestCase(base.TestCase):
         for name, value in values.items():
             conf.set_override(
                 f'external_service_{name}', value, 'blazar_enforcement')
-        return budget_service.External(conf, lambda: dict(PLACE))
+        return budget_service.External(conf, lambda: dict(PLACE), dict)
 
 
 class TestAsked(ExternalTestCase):

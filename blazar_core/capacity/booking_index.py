@@ -380,7 +380,7 @@ class Index:
     # -- reading everything --------------------------------------------------
 
     def _load(self, now: int, given: sa.Connection | None) -> None:
-        with _reader(self._database, given) as connection:
+        with self._database.connection(given) as connection:
             top = connection.execute(feed.NEWEST).one_or_none()
             hosts, timeline, alike = snapshot.read_all(connection, now - KEEP)
             overdue = feed.overdue(connection, now)
@@ -402,7 +402,7 @@ class Index:
 
     def _refresh(self, now: int, given: sa.Connection | None) -> None:
         try:
-            with _reader(self._database, given) as connection:
+            with self._database.connection(given) as connection:
                 found = self._known.read(connection, now)
         except feed.FeedGap as exc:
             LOG.warning('The booking index is loaded again: %s', exc)
@@ -538,9 +538,3 @@ def _apart_of(hosts: ty.Sequence[model.Host]) -> DedicatedHosts:
         np.array([host.enrolled for host in hosts], bool),
         np.array([host.reservable for host in hosts], bool), held,
         np.array([host.off for host in hosts], bool))
-
-
-def _reader(database: api.Database, given: sa.Connection | None,
-            ) -> contextlib.AbstractContextManager[sa.Connection]:
-    return (database.connection() if given is None
-            else contextlib.nullcontext(given))

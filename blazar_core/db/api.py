@@ -144,14 +144,19 @@ class Database:
             yield session
 
     @contextlib.contextmanager
-    def connection(self) -> ty.Iterator[sa.Connection]:
+    def connection(self, given: sa.Connection | None = None,
+                   ) -> ty.Iterator[sa.Connection]:
         """Open a connection to read, as :meth:`reader` but without a session.
 
         For reads of every boot: the session would cost as much as a statement
         or two.
 
+        :param given: used instead, and stays open
         :raises DatabaseUnavailable: when the database does not answer
         """
+        if given is not None:
+            yield given
+            return
         with self._there(), self.engine.connect() as connection:
             yield connection
 

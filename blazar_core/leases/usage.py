@@ -19,7 +19,7 @@ from blazar_core.db import models
 from blazar_core.plugins import cloud_api
 
 __all__ = ['Amounts', 'ProjectUsage', 'Use', 'books_of', 'bound', 'growing',
-           'host_bound', 'peaks']
+           'peaks']
 
 #: The resources of each booking of a reservation, and their prefix for a whole
 #: host, which counts as one, whatever its size.
@@ -126,22 +126,23 @@ def growing(connection: sa.Connection, rows: ty.Sequence[ty.Any],
     return found
 
 
-def host_bound(connection: sa.Connection, project_id: str,
-               lease_ids: ty.Collection[str | None], times: int,
-               wanted: ty.Collection[int] | None = None,
-               ) -> selection.HostBound | None:
+def bound(
+        database: api.Database, project_id: str,
+        lease_ids: ty.Collection[str | None], times: int,
+        wanted: ty.Collection[int], connection: sa.Connection | None = None,
+) -> selection.HostBound | None:
     """Return on how many hosts a project may have reservations, and on which
     it has.
 
     :param lease_ids: leases whose present hosts do not count, as they get
         others; None: a new one
     :param times: see :class:`.selection.HostBound`
-    :param wanted: ids of the hosts that it would get; None: any
+    :param wanted: ids of the hosts that it would get
+    :param connection: of the transaction to read in; None: of a new one
     :returns: None: it has reservations on all of these already
     """
-    booking = models.Booking.__table__.c
+    booking, host = models.Booking.__table__.c, models.Host.__table__.c
     node = orm.aliased(models.Host)
-    own: ty.Sequence[int] = ()
     of_project = (
         models.Lease.project_id == project_id,
         # Hosts of other pools do not keep servers off.
@@ -155,42 +156,26 @@ def host_bound(connection: sa.Connection, project_id: str,
         ).join(models.Booking).join(
             node, node.id == booking.host_id).where(*of_project)
 
-    if wanted is not None:
-        host = models.Host.__table__.c
+    with database.connection(connection) as reader:
         # The subquery stops at the first booking of each host.
-        own = connection.scalars(sa.select(host.id).where(
+        own = reader.scalars(sa.select(host.id).where(
             host.id.in_(wanted), sa.or_(
                 host.pool != model.COMPUTE, asked(booking.id).where(
                     booking.host_id == host.id).correlate(
                         models.Host.__table__).exists()))).all()
         if set(own).issuperset(wanted):
             return None
-    hosts = frozenset(own).union(
-        connection.scalars(asked(booking.host_id).distinct()))
-    if not hosts:
-        return selection.HostBound(times, hosts, ())
-    leases = connection.execute(asked(
-        models.Lease.id, sa.func.min(booking.start_date).label('start'),
-        sa.func.max(booking.end_date).label('end'),
-        sa.func.count(booking.host_id.distinct()).label('hosts'),
-    ).group_by(models.Lease.id).order_by(models.Lease.id))
+        hosts = frozenset(own).union(
+            reader.scalars(asked(booking.host_id).distinct()))
+        if not hosts:
+            return selection.HostBound(times, hosts, ())
+        leases = reader.execute(asked(
+            models.Lease.id, sa.func.min(booking.start_date).label('start'),
+            sa.func.max(booking.end_date).label('end'),
+            sa.func.count(booking.host_id.distinct()).label('hosts'),
+        ).group_by(models.Lease.id).order_by(models.Lease.id)).all()
     return selection.HostBound(times, hosts, tuple(
         (model.Window(row.start, row.end), row.hosts) for row in leases))
-
-
-def bound(
-        database: api.Database, project_id: str,
-        lease_ids: ty.Collection[str | None], times: int,
-        wanted: ty.Collection[int],
-        connection: sa.Connection | None = None) -> selection.HostBound | None:
-    """Call :func:`host_bound`, in a transaction of its own if none is given.
-    """
-    if connection is not None:
-        return host_bound(
-            connection, project_id, lease_ids, times, wanted)
-    with database.reader() as session:
-        return host_bound(
-            session.connection(), project_id, lease_ids, times, wanted)
 
 
 def peaks(uses: ty.Collection[Use], new: Use) -> dict[str, int]:

@@ -172,11 +172,9 @@ class TestChosen(HostBoundTestCase):
 
     def test_occurrences_count_with_the_leases_that_there_are(self):
         self.ask(100, count=3, affinity=model.Affinity.DIFFERENT)
-        with self.database.reader() as session:
-            bound = usage.host_bound(
-                session.connection(), 'project', (), 2)
         left = [self.host_id(name) for name in self.names
                 if self.host_id(name) not in self.on()]
+        bound = usage.bound(self.database, 'project', (), 2, left)
         allowed = []
         for number, host_id in enumerate(left[:6]):
             window = model.Window(NOW + 1000 * number, NOW + 1000 * number + 9)

@@ -495,9 +495,8 @@ class TestMovedTogether(LimitsTestCase):
 
     def test_the_hosts_of_both_are_left(self):
         one, two = self.have(50, 100), self.have(150, 200)
-        with self.database.reader() as session:
-            bound = usage.host_bound(session.connection(), 'project', (
-                one['id'], two['id'], None), 2)
+        bound = usage.bound(self.database, 'project', (
+            one['id'], two['id'], None), 2, [1])
         self.assertEqual((frozenset(), ()), (bound.hosts, bound.leases))
 
 

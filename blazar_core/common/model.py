@@ -209,12 +209,12 @@ class Demand:
 
     :ivar per_host: how many servers may share a host under
         :attr:`Affinity.DIFFERENT`
-    :ivar hosts: ids of the hosts that may be used; None: any
-    :ivar avoid: ids of the hosts that must not be used
+    :ivar hosts: uuids of the hosts that may be used; None: any
+    :ivar avoid: uuids of the hosts that must not be used
     :ivar properties: the properties that a host must have
         (:mod:`blazar_core.common.host_properties`)
-    :ivar members: number of servers of the server group by host id, for the
-        soft affinities
+    :ivar members: number of servers of the server group by the uuid of the
+        host, for the soft affinities
     :ivar least: number of servers that suffices; None: ``count``
     :ivar among: the pool of the hosts; None: any of ``hosts``
     :ivar cleaning_time: seconds after the last server is deleted until the
@@ -222,7 +222,7 @@ class Demand:
     :ivar groups: the request groups that add up to ``resources``; without
         any, only the capacity of a host counts
     :ivar isolated: whether the single groups use different providers
-    :ivar ungrouped: ids of the hosts that could be used without the server
+    :ivar ungrouped: uuids of the hosts that could be used without the server
         group; None: ``hosts``
     :ivar required: uuids of the hosts of which each gets one server
     """

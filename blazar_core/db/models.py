@@ -18,9 +18,9 @@ from blazar_core.common import states
 
 __all__ = ['Base', 'Booking', 'Change', 'Consumer', 'Counter', 'Credential',
            'DeferredBuild', 'Event', 'Host', 'HostProperty',
-           'InterruptibleServer', 'Lease', 'Orphan', 'Outage', 'Recurrence',
-           'RequestKey', 'Reservation', 'ServerMove', 'Setting', 'TaskLeader',
-           'UsageRecord', 'WouldEnd']
+           'InterruptibleServer', 'Lease', 'Orphan', 'Outage', 'Project',
+           'Recurrence', 'RequestKey', 'Reservation', 'ServerMove', 'Setting',
+           'SlotBuild', 'TaskLeader', 'UsageRecord', 'WouldEnd']
 
 #: SQLite autoincrements only a column whose type is INTEGER.
 _Serial = sa.BigInteger().with_variant(sa.Integer(), 'sqlite')
@@ -276,8 +276,8 @@ class Host(Base):
     and ``extra`` has its extra capabilities. ``assigned_to`` is the
     reservation that has all of it now: servers there are no usage.
     ``vacated_at`` is when the last server of an ended lease left it,
-    ``cleaning_until`` until when it is cleaned, ``overdue_at`` since when
-    ``assigned_to`` has it beyond its end.
+    ``cleaning_until`` until when it is cleaned, ``cleaned_at`` when that was
+    complete, ``overdue_at`` since when ``assigned_to`` has it beyond its end.
 
     ``power_state`` is whether it is switched off because it is not needed
     (None: it is on), ``power_at`` since when, ``power_until`` until when the

@@ -46,7 +46,7 @@ class DispatchRight(ty.NamedTuple):
     """The right to send builds.
 
     :ivar deadline: until when they may be sent
-    :ivar begun: the lease, if the permit has started it
+    :ivar begun: the leases that the permit has started
     :ivar left: whether other servers of the lease still wait
     """
 

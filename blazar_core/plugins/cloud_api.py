@@ -14,8 +14,8 @@ from blazar_core.common import clocks
 from blazar_core.common import model
 
 __all__ = ['BuildTrace', 'Cloud', 'CountedServer', 'Deadline', 'Gate',
-           'Headroom', 'Identity', 'MissingOwners', 'ObservedServer', 'Quota',
-           'RestingState', 'ServerState']
+           'Headroom', 'Identity', 'MissingOwners', 'ObservedServer',
+           'Preflight', 'Quota', 'RestingState', 'ServerState']
 
 
 class ServerState(enum.Enum):

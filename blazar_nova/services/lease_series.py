@@ -3,8 +3,8 @@
 
 """Recurring leases: created, moved and deleted as one.
 
-A boot creates the servers of all occurrences at once (:mod:`.middleware`);
-each occurrence reserves its own.
+A boot creates the servers of all occurrences at once
+(:mod:`blazar_nova.api.middleware`); each occurrence reserves its own.
 """
 
 import contextlib

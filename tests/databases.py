@@ -23,6 +23,7 @@ import importlib.util
 import itertools
 import os
 import shutil
+import sqlite3
 import subprocess
 import tempfile
 import threading
@@ -44,7 +45,7 @@ from blazar_core.db import migration
 from blazar_core.db import models
 from tests import statements
 
-__all__ = ['Books', 'EACH', 'RACES', 'SCENARIOS', 'SERVERS', 'SQL',
+__all__ = ['Books', 'EACH', 'RACES', 'SCENARIOS', 'SERVERS', 'SQL', 'busy',
            'compile_once', 'configuration', 'keep_connections', 'load_tests',
            'migrated_file', 'server']
 
@@ -382,6 +383,13 @@ def _is_run(test: ty.Any) -> bool:
         return server != 'mariadb' or (
             os.environ.get('BLAZAR_DATABASES') != 'one')
     return bool(test.kind == server)
+
+
+def busy() -> sqlite3.OperationalError:
+    """Return SQLite's error for a lock that another connection has."""
+    error = sqlite3.OperationalError('database is locked')
+    error.sqlite_errorcode = sqlite3.SQLITE_BUSY
+    return error
 
 
 _SERVERS: dict[str, type[Server]] = {

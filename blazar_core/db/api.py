@@ -5,6 +5,7 @@
 import contextlib
 import contextvars
 import functools
+import sqlite3
 import threading
 import typing as ty
 
@@ -343,7 +344,7 @@ def locking(key: str = '') -> ty.Iterator[None]:
     try:
         yield
     except (sa.exc.OperationalError, db_exception.DBError) as exc:
-        if 'could not serialize access' not in str(exc):
+        if _code_of(exc) != _UNSERIALIZABLE:
             raise
         raise Waited(key) from exc
 
@@ -376,14 +377,26 @@ def is_disturbance(exc: BaseException) -> bool:
     if isinstance(exc, Outdated | db_exception.DBDeadlock |
                   db_exception.DBDuplicateEntry):
         return True
-    # oslo.db has no classes for these: SQLite's locks, and PostgreSQL's errors
-    # for a transaction that would change what another one has changed
-    # meanwhile, and for a lock that another one has.
-    return isinstance(exc, sa.exc.OperationalError |
-                      db_exception.DBError) and any(
-        words in str(exc) for words in (
-            'database is locked', 'could not serialize access',
-            'could not obtain lock', 'due to lock timeout'))
+    return _code_of(exc) in (_UNSERIALIZABLE, *_LOCKED)
+
+
+#: oslo.db has no classes for these: PostgreSQL's errors for a transaction that
+#: would change what another one has changed meanwhile, ...
+_UNSERIALIZABLE = '40001'
+#: ... for a lock that another one has, and for a deadlock whose message is in
+#: another language than English; and SQLite's for a lock.
+_LOCKED = ('55P03', '40P01', sqlite3.SQLITE_BUSY)
+
+
+def _code_of(exc: BaseException) -> str | int | None:
+    """Return the driver's code of an error of the database, if it has one."""
+    if isinstance(exc, db_exception.DBError):
+        exc = exc.inner_exception or exc
+    driver = getattr(exc, 'orig', None)
+    code: int | None = getattr(driver, 'sqlite_errorcode', None)
+    # The lower byte is the class of an extended code.
+    return getattr(driver, 'pgcode', getattr(
+        driver, 'sqlstate', None)) if code is None else code & 0xff
 
 
 #: The parameters of drivers for the timeouts of a connection and of an answer.

@@ -217,9 +217,9 @@ class Connection(sqlite3.Connection):
         self.waits, books = False, self.books
         if books.writer not in (None, self) and not books.baton.wait(
                 lambda: books.writer is None, PATIENCE):
-            raise sqlite3.OperationalError('database is locked')
+            raise databases.busy()
         if books.writer not in (None, self):
-            raise sqlite3.OperationalError('database is locked')
+            raise databases.busy()
         books.writer = self
         try:
             super().cursor(sqlite3.Cursor).execute('BEGIN IMMEDIATE')

@@ -256,6 +256,50 @@ class TestOneState(base.DatabaseTestCase):
             self.assertEqual(1, session.scalar(count))
 
 
+class TestDisturbances(base.DatabaseTestCase):
+    """Errors are told apart by their codes."""
+
+    scenarios = databases.EACH
+
+    def error(self, run):
+        try:
+            run()
+        except (sa.exc.SQLAlchemyError, db_exception.DBError) as exc:
+            return exc
+        self.fail('no error')
+
+    def test_words_of_a_user_do_not_make_one(self):
+        def run():
+            with self.database.begin() as connection:
+                connection.execute(models.Project.__table__.insert(), [{
+                    'id': 'database is locked, could not serialize access due '
+                          'to lock timeout', 'generation': None}])
+
+        error = self.error(run)
+        self.assertIn('could not serialize', str(error))
+        self.assertFalse(api.is_disturbance(error))
+
+    def test_a_lock_does(self):
+        """Another process has it, and does not give it up in time."""
+        self.host('one', VCPU=1)
+        change = sa.update(models.Host).values(generation=7)
+        with fixtures.MonkeyPatch('blazar_core.db.api.LOCK_SECONDS', 1):
+            other = self.books.connect()
+            other._retries = 1
+            other.engine.connect().close()
+
+        def run():
+            with other.writer() as session:
+                if self.kind == 'sqlite':
+                    session.connection().exec_driver_sql(
+                        'PRAGMA busy_timeout = 1')
+                session.execute(change)
+
+        with self.database.writer() as session:
+            session.execute(change)
+            self.assertTrue(api.is_disturbance(self.error(run)))
+
+
 class TestTransactionsThatMeet(base.DatabaseTestCase):
 
     scenarios = databases.SERVERS
@@ -608,7 +652,7 @@ class TestRetried(base.TestCase):
 
     def test_a_disturbance_is_met_by_running_it_again(self):
         locked = sa.exc.OperationalError(
-            'UPDATE', {}, Exception('database is locked'))
+            'UPDATE', {}, databases.busy())
         for disturbance in (
                 api.LostRace(1), db_exception.DBDeadlock(),
                 db_exception.DBDuplicateEntry(), locked):
@@ -619,7 +663,7 @@ class TestRetried(base.TestCase):
 
     def test_when_the_retries_are_used_up_the_books_are_busy(self):
         locked = sa.exc.OperationalError(
-            'UPDATE', {}, Exception('database is locked'))
+            'UPDATE', {}, databases.busy())
         for disturbance in (api.LostRace(1), db_exception.DBDeadlock(),
                             locked):
             self.tries = 0

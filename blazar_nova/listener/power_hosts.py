@@ -183,15 +183,22 @@ def _plain(name: str) -> str:
 def _password(host: str, path: str) -> str:
     """Read a password.
 
-    :raises PowerError: when it cannot be read, or all users can read it
+    :raises PowerError: when it cannot be read, or others than root, this user
+        and the group of the file could read it, or others than root and this
+        user could write it
     """
     try:
         with open(path) as file:
-            if os.fstat(file.fileno()).st_mode & (
-                    stat.S_IRWXO | stat.S_IWGRP):
+            found = os.fstat(file.fileno())
+            if found.st_mode & (stat.S_IRWXO | stat.S_IWGRP):
                 raise errors.PowerError(
                     f'Host {host}: other users can read or write {path}. Run: '
                     f'chmod 0640 {path}')
+            if found.st_uid not in (0, os.geteuid()):
+                raise errors.PowerError(
+                    f'Host {host}: {path} belongs to another user, with the '
+                    f'id {found.st_uid}. Run: chown root {path}, and let it '
+                    'be readable by the group of blazar-listener.')
             return file.read().rstrip('\r\n')
     except (OSError, UnicodeDecodeError) as exc:
         raise errors.PowerError(

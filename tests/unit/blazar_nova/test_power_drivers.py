@@ -307,15 +307,40 @@ class TestPasswords(PowerTestCase):
         self.assertIn('certificate verify failed', str(exc))
         self.assertEqual([], self.emulator.seen_auth)
 
-    def test_a_password_that_others_can_read_is_not_used(self):
-        os.chmod(self.secret, 0o644)
+    def refused_request(self):
+        self.emulator.seen_auth.clear()
         exc = self.assertRaises(
             errors.PowerError, self.switches().is_on, 'one', 'one')
-        self.assertIn('Run: chmod 0640', str(exc))
-        os.remove(self.secret)
-        self.assertRaises(
-            errors.PowerError, self.switches().is_on, 'one', 'one')
         self.assertEqual([], self.emulator.seen_auth)
+        return str(exc)
+
+    def test_a_password_that_others_can_read_or_write_is_not_used(self):
+        for mode in 0o400, 0o600, 0o440, 0o640:
+            os.chmod(self.secret, mode)
+            self.assertTrue(self.switches().is_on('one', 'one'), oct(mode))
+        for mode in 0o644, 0o604, 0o602, 0o601, 0o660, 0o620:
+            os.chmod(self.secret, mode)
+            self.assertIn('Run: chmod 0640', self.refused_request())
+
+    def test_a_password_that_belongs_to_another_user_is_not_used(self):
+        """Only root and the user of the process may have written it."""
+        fstat, owner = os.fstat, os.geteuid()
+
+        def owned(number):
+            found = fstat(number)
+            return os.stat_result((*found[:4], owner, *found[5:10]))
+
+        self.useFixture(fixtures.MonkeyPatch('os.fstat', owned))
+        self.useFixture(fixtures.MonkeyPatch('os.geteuid', lambda: 1000))
+        for owner in 0, 1000:
+            self.assertTrue(self.switches().is_on('one', 'one'))
+        owner = 1001
+        self.assertIn('with the id 1001. Run: chown root',
+                      self.refused_request())
+
+    def test_without_its_file_nothing_is_sent(self):
+        os.remove(self.secret)
+        self.assertIn('its password cannot be read', self.refused_request())
 
     def test_no_password_reaches_the_log_or_an_error(self):
         switches = self.switches()

@@ -12,12 +12,14 @@ finds another test for a guard::
 
 import subprocess
 import sys
+from unittest import mock
 
 from oslotest import base
 import testscenarios
 
 from tests import imports
 from tests.simulation import guards
+from tests.simulation import run
 from tests.simulation import test_seeds
 
 load_tests = testscenarios.load_tests_apply_scenarios
@@ -55,3 +57,35 @@ class TestTheList(base.BaseTestCase):
     def test_each_guard_is_missed_by_a_unit_test_or_by_a_seed(self) -> None:
         self.assertEqual(set(guards.GUARDS), {
             *guards.TESTS, *test_seeds.SIMULATED})
+
+
+class TestWhatCounts(base.BaseTestCase):
+    """An error of the simulation does not show that a guard is missed."""
+
+    def wrong(self, where: str) -> str:
+        """Return what is wrong if a function is replaced by a wrong one."""
+        with mock.patch(where, lambda *_what, **_named: 1 / 0):
+            found, = run.Run(1, 0.01).go()
+        self.assertIn('ZeroDivisionError', found)
+        return found
+
+    def test_an_error_of_the_simulation_does_not(self) -> None:
+        self.assertFalse(guards.is_missed(
+            self.wrong('tests.simulation.world.World.compare')))
+
+    def test_an_error_of_the_core_does(self) -> None:
+        self.assertTrue(guards.is_missed(self.wrong(
+            'blazar_core.healing.overbooking.OverbookingCheck._relieve')))
+
+    def test_so_does_what_is_seen_to_be_wrong(self) -> None:
+        self.assertTrue(guards.is_missed('server-00005 was built twice'))
+
+    def test_of_unit_tests_neither_do_their_own_errors(self) -> None:
+        tests = ['blazar_core.test_power_planner.TestPlan']
+        wrong = ('tests.unit.blazar_core.test_power_planner.host',
+                 lambda *_what, **_named: 1 / 0)
+        with mock.patch.dict(guards.GUARDS, {'mine': wrong}):
+            self.assertEqual([], guards.failing('mine', tests))
+        # With all guards, a test must have no error at all.
+        with mock.patch(*wrong):
+            self.assertNotEqual([], guards.failing('', tests))

@@ -120,13 +120,11 @@ class _Seen(ty.NamedTuple):
 class _Work(ty.NamedTuple):
     """A host that this process has claimed.
 
-    :ivar needed_at: when a lease needs it, as it was read; None: not soon
     :ivar token: the end of the claim, which no other process has written
     """
 
     row: ty.Any
     lead: int
-    needed_at: int | None
     token: int
     deadline: cloud_api.Deadline
 
@@ -367,7 +365,7 @@ class Power:
 
     def _start(self, row: ty.Any, seen: _Seen, token: int) -> None:
         work = _Work(
-            row, seen.host.lead, seen.host.needed_at, token,
+            row, seen.host.lead, token,
             cloud_api.Deadline(self._clock, self._policy.claim // 2))
         self._later(lambda: self._carry_out(work))
 
@@ -502,11 +500,6 @@ class Power:
                'its service was disabled or forced down by somebody else')
         fault_points.fault_point(_Point.POWER_OFF_DISABLED, row.name)
         why = why or self._computes.occupied(row.uuid, row.service_host)
-        back_at = now + work.lead + (
-            self._policy.shutdown_timeout if row.power_until is None else 0)
-        if work.needed_at is not None and work.needed_at < back_at:
-            # Its outage has ended meanwhile, as no process continued.
-            why = why or 'a lease needs it'
         wrong = '' if why or row.power_until is not None else (
             # Also if it is off already: it may be another host.
             self._switches.mismatch(*work.names))
@@ -521,16 +514,50 @@ class Power:
                            power_lead=work.lead):
                 self._told(work, 'off')
         elif row.power_until is None:
-            if self._may_send(work, now + self._policy.shutdown_timeout):
-                self._switches.off(*work.names, force=False)
-                fault_points.fault_point(_Point.POWER_OFF_SENT, row.name)
+            self._send_off(work, now + self._policy.shutdown_timeout)
         elif now >= row.power_until:
             if why:
                 self._go_back(work, why)
             elif now - row.power_until > self._policy.shutdown_timeout:
                 self._go_back(work, 'It does not go off.', _RETRY)
-            elif self._may_send(work, row.power_until):
-                self._switches.off(*work.names, force=True)
+            else:
+                self._send_off(work, row.power_until, force=True)
+
+    def _send_off(self, work: _Work, until: int, force: bool = False) -> None:
+        """Request a shutdown, unless a lease has got the host meanwhile.
+
+        :param until: when it is forced off
+        """
+        may = not work.deadline.passed() and self._database.retried(
+            self._note_off, work, until)
+        if may is None:
+            self._go_back(work, 'a lease needs it')
+        elif may and not work.deadline.passed():
+            self._switches.off(*work.names, force)
+            fault_points.fault_point(_Point.POWER_OFF_SENT, work.row.name)
+
+    def _note_off(self, work: _Work, until: int) -> bool | None:
+        """Record that a shutdown is requested, and book its outage until the
+        host could be back: the outage may have ended while all processes were
+        paused, and then a lease may have the host.
+
+        :returns: whether the host is still claimed; None: a lease has it
+        """
+        with contextlib.suppress(ledger.OverCapacity), (
+                self._database.writer()) as session:
+            host = outages.locked(session, work.row.uuid)
+            if host is None or host.power_claimed_until != work.token:
+                return False
+            now = self._clock.now()
+            outage = session.get(models.Outage, (host.id, outages.POWER))
+            if outage is not None:
+                outages.last(session, now, outage, model.Window(
+                    outage.began_at or now, max(now, until) + work.lead),
+                    force=False)
+            session.execute(_MINE.values(power_until=until), {
+                'host': host.id, 'token': work.token})
+            return True
+        return None
 
     def _go_back(self, work: _Work, why: str, retry: int | None = 0) -> None:
         """Keep a host on.
@@ -580,21 +607,32 @@ class Power:
     def _boot(self, work: _Work) -> None:
         """Carry out the next step of switching a host on."""
         row, now = work.row, self._clock.now()
+        late = now - row.power_at > work.lead
         fault_points.fault_point(_Point.POWER_ON_RECORDED, row.name)
         service = self._computes.services().get(row.service_host)
         if service is not None and service.up and (
                 service.seen_at > row.power_at):
             self._arrive(work, self._doubt(work))
-        elif now - row.power_at > work.lead:
-            self._fail_boot(work, 'It was switched on and does not report '
-                                  f'after {now - row.power_at} s.')
-        elif not self._switches.is_on(*work.names) and self._may_send(
-                work, row.power_at + work.lead):
-            self._switches.on(*work.names)
-            fault_points.fault_point(_Point.POWER_ON_SENT, row.name)
-        elif row.power_until is None:
-            # It was switched on by other means.
-            self._write(work, power_until=row.power_at + work.lead)
+        elif (late and row.power_until is not None or
+              self._is_on_requested(work)) and late:
+            # When it reports after all, it is used again.
+            self._fail_boot(work, f'It does not report {now - row.power_at} s '
+                                  'after it was to be switched on.')
+
+    def _is_on_requested(self, work: _Work) -> bool:
+        """Request a boot unless the host is on; return whether it is, or that
+        was requested.
+        """
+        until = work.row.power_at + work.lead
+        if self._switches.is_on(*work.names):
+            # It was switched on by other means, or is booting.
+            return work.row.power_until is not None or self._write(
+                work, power_until=until)
+        if not self._may_send(work, until):
+            return False
+        self._switches.on(*work.names)
+        fault_points.fault_point(_Point.POWER_ON_SENT, work.row.name)
+        return True
 
     def _doubt(self, work: _Work) -> str:
         """Return what is wrong with the BMC of a host that reports."""

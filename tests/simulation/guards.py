@@ -210,8 +210,9 @@ GUARDS: dict[str, tuple[str, ty.Any]] = {
                        lambda self, uuid, service: ''),
     'power_identity': ('tests.machines.Machines.mismatch',
                        lambda self, host, service: ''),
-    'power_sent': ('blazar_nova.listener.power.Power._may_send',
-                   lambda self, work, until: True),
+    'power_sent': ('blazar_nova.listener.power.Power._send_off',
+                   lambda self, work, until, force=False:
+                   self._switches.off(*work.names, force)),
     'power_turns': ('blazar_nova.listener.power.Power._again',
                     lambda self, under_way, others: [*under_way]),
     'power_silent': ('blazar_core.healing.host_status._OFF',

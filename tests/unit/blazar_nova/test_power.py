@@ -747,6 +747,28 @@ class TestFailing(PowerTestCase):
         self.assertEqual({'one': None}, self.states())
         self.assertEqual(['off', 'on'], self.machines.commands())
 
+    def test_one_that_no_process_has_switched_on_in_time_is_all_the_same(self):
+        """Its bookings are moved, and it is used again when it reports."""
+        self.pass_(20, 10)
+        start = 7200
+        self.wants(start)
+        self.pass_(start - LEAD - 40, 600)
+        self.machines.broken = machines.Error('It hangs.')
+        self.pass_(30, 10)
+        self.assertEqual({'one': State.BOOTING}, self.states())
+        self.machines.broken = None
+        # No listener runs for longer than the boot may take.
+        self.look(2 * LEAD)
+        self.assertEqual({'one': State.FAILED}, self.states())
+        self.assertEqual(['off', 'on'], self.machines.commands())
+        with self.database.reader() as session:
+            self.assertEqual(
+                [outages.FAILURE], [row.kind for row in outages.failures(
+                    session).values() if row.began_at])
+        self.pass_(300)
+        self.assertEqual({'one': None}, self.states())
+        self.assertIsNone(self.machines.get('one')['reason'])
+
     def test_an_on_that_is_lost_is_repeated(self):
         self.pass_(20, 10)
         self.wants(7200)
@@ -875,6 +897,29 @@ class TestOnce(PowerTestCase):
         self.back_on()
         threads[0]()
         self.assertEqual(['off', 'on'], self.machines.commands())
+
+    def test_one_that_a_lease_got_during_a_pause_stays_on(self):
+        """The process was paused before it had claimed the host."""
+        self.power = self.another(shutdown_timeout=1500)
+        for sent in [], ['off']:
+            self.machines.change('one', dies=False)
+            self.machines.broken = None if sent else (
+                machines.Error('It hangs.'))
+            self.look()
+            self.machines.broken = None
+            self.assertEqual({'one': State.STOPPING}, self.states())
+            self.assertEqual(sent, self.machines.commands())
+            seen, = self.power._survey()
+            # Its outage ends meanwhile.
+            self.clock.advance(2500)
+            start = self.clock.now() - NOW
+            lease = self.wants(start, start + 1800)
+            self.power._claim(seen)
+            self.assertEqual(sent, self.machines.commands())
+            self.assertEqual({'one': None}, self.states())
+            self.assertIsNone(self.machines.get('one')['reason'])
+            self.lifecycle.lease_end.delete(lease['id'])
+            self.clock.advance(1800)
 
     def back_on(self):
         self.machines.change('one', excluded='x')

@@ -576,13 +576,19 @@ class Power:
             self._told(work, 'failed', why)
 
     def _give_up(self, work: _Work, why: str) -> None:
-        """Keep a host on whose shutdown has failed, or switch it on if the
-        shutdown was requested and may still happen.
+        """Keep a host on whose shutdown has failed. If the shutdown was
+        requested, it may still happen: then switch the host on, once that has
+        had its time.
         """
-        if work.row.power_until is None:
+        with self._database.connection() as connection:
+            # This very step may have requested it.
+            forced_at = connection.scalar(sa.select(_HOST.power_until).where(
+                _HOST.id == work.row.id))
+        now = self._clock.now()
+        if forced_at is None:
             self._go_back(work, why, _RETRY)
-        else:
-            self._enter(work, _State.BOOTING, self._clock.now() + work.lead)
+        elif now - forced_at > self._policy.shutdown_timeout:
+            self._enter(work, _State.BOOTING, now + work.lead)
 
     # -- switching on --------------------------------------------------------
 

@@ -747,6 +747,33 @@ class TestFailing(PowerTestCase):
         self.assertEqual({'one': None}, self.states())
         self.assertEqual(['off', 'on'], self.machines.commands())
 
+    def test_one_whose_bmc_does_not_answer_to_a_late_shutdown(self):
+        """It shuts down all the same, later."""
+        self.machines.broken = machines.Error('It hangs.')
+        self.look()
+        self.machines.broken = None
+        off = self.machines.off
+
+        def lost(*what):
+            off(*what)
+            self.machines.broken = machines.Error('It hangs.')
+            raise machines.Error('Its answer is lost.')
+
+        self.machines.change('one', dies=False)
+        self.machines.off = lost
+        # No process has continued meanwhile.
+        self.look(700)
+        self.pass_(200, 10)
+        self.assertEqual({'one': State.STOPPING}, self.states())
+        self.machines.change('one', on=False, silent_at=self.clock.now())
+        self.pass_(410, 10)
+        self.assertEqual({'one': State.BOOTING}, self.states())
+        self.machines.broken = None
+        self.pass_(400)
+        self.assertEqual({'one': None}, self.states())
+        self.assertEqual(['off', 'on'], self.machines.commands())
+        self.assertIsNone(self.machines.get('one')['reason'])
+
     def test_one_that_no_process_has_switched_on_in_time_is_all_the_same(self):
         """Its bookings are moved, and it is used again when it reports."""
         self.pass_(20, 10)

@@ -151,6 +151,9 @@ class Machines:
                     one['forced'] or one['reason'] not in (None, 'ours'))
         return found
 
+    def service(self, name):
+        return Machines.services(self)[name]
+
     def zone(self, service):
         return 'nova'
 

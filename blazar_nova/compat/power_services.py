@@ -29,8 +29,14 @@ from blazar_nova.compat import timestamps
 
 __all__ = ['ComputeService', 'Computes', 'REASON']
 
+_R = ty.TypeVar('_R')
+
 #: The reason of a service that we have disabled.
 REASON = 'nova-leases: switched off while no lease needs the host'
+
+
+class _NoService(errors.CloudUnavailable):
+    """Nova has no service on a host."""
 
 
 class ComputeService(ty.NamedTuple):
@@ -81,6 +87,15 @@ class Computes:
         return {one.host: _service(one) for services in found.values()
                 if not nova_context.is_cell_failure_sentinel(services)
                 for one in services}
+
+    def service(self, name: str) -> ComputeService | None:
+        """Return the service of one host, without reading all of them; None:
+        Nova has none.
+        """
+        try:
+            return bounded_calls.of_api(_found, name, _service)
+        except _NoService:
+            return None
 
     def zone(self, service: str) -> str:
         """Return the zone of a service at the last :meth:`services`."""
@@ -172,10 +187,10 @@ def _is_ours(service: ty.Any) -> bool:
     return bool(service.disabled and service.disabled_reason == REASON)
 
 
-def _found(service: str, work: ty.Callable[[ty.Any], bool]) -> bool:
+def _found(service: str, work: ty.Callable[[ty.Any], _R]) -> _R:
     """Call a function with a service.
 
-    :raises CloudUnavailable: if Nova has no service on this host
+    :raises _NoService: if Nova has no service on this host
     """
     context = nova_context.get_admin_context()
     try:
@@ -186,7 +201,7 @@ def _found(service: str, work: ty.Callable[[ty.Any], bool]) -> bool:
             return work(found)
     except (exception.HostMappingNotFound,
             exception.ComputeHostNotFound) as exc:
-        raise errors.CloudUnavailable(
+        raise _NoService(
             f'Nova has no service nova-compute on {service}.') from exc
 
 

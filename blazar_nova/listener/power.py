@@ -615,7 +615,7 @@ class Power:
         row, now = work.row, self._clock.now()
         late = now - row.power_at > work.lead
         fault_points.fault_point(_Point.POWER_ON_RECORDED, row.name)
-        service = self._computes.services().get(row.service_host)
+        service = self._computes.service(row.service_host)
         if service is not None and service.up and (
                 service.seen_at > row.power_at):
             self._arrive(work, self._doubt(work))

@@ -114,6 +114,15 @@ class PowerTest(whole_hosts_base.HostsTestCase):
         self.assertEqual([('off', 'host1')], self.switches.done)
         self.report(self.clock.now() - 200)
 
+    def test_the_service_of_one_host_is_read_alone(self):
+        computes = power_services.Computes([])
+        computes.disable('host1')
+        found = computes.service('host1')
+        self.assertEqual((True, True, False), (
+            found.up, found.ours, found.theirs))
+        self.assertFalse(computes.service('host2').ours)
+        self.assertIsNone(computes.service('nowhere'))
+
     def test_one_is_off_and_on_before_its_lease(self):
         self.go_off()
         self.assertEqual((True, power_services.REASON), (

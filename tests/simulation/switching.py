@@ -224,14 +224,20 @@ class Machines:
 
     def services(self) -> dict[str, power_services.ComputeService]:
         self._world.port.call('services')
-        found, now = {}, self._baton.now
-        for host in self._cloud.hosts.values():
-            up = host.is_up(now)
-            found[host.name] = power_services.ComputeService(
-                up or now < host.silent_at + SILENT,
-                int(now if up else host.silent_at), host.disabled,
-                host.forced_down)
-        return found
+        return {host.name: self._service(host)
+                for host in self._cloud.hosts.values()}
+
+    def service(self, name: str) -> power_services.ComputeService:
+        self._world.port.call('services')
+        return self._service(self._host(name))
+
+    def _service(self, host: clouds.Host) -> power_services.ComputeService:
+        now = self._baton.now
+        up = host.is_up(now)
+        return power_services.ComputeService(
+            up or now < host.silent_at + SILENT,
+            int(now if up else host.silent_at), host.disabled,
+            host.forced_down)
 
     def zone(self, _service: str) -> str:
         return 'nova'

@@ -419,6 +419,19 @@ class TestMany(PowerTestCase):
         self.assertEqual(dict.fromkeys(self.names), self.states())
         self.assertEqual(2, self.at_once('on'))
 
+    def test_the_services_of_all_hosts_are_read_once_a_round(self):
+        """However many are switched in it."""
+        self.all_off()
+        self.wants(7200, amount=7, vcpus=4)
+        read, services = [], self.machines.services
+        self.machines.services = lambda: read.append(1) or services()
+        rounds = 0
+        while self.clock.now() < NOW + 7200:
+            self.look(60)
+            rounds += 1
+        self.assertEqual(dict.fromkeys(self.names), self.states())
+        self.assertEqual(rounds, len(read))
+
     def test_when_bmcs_answer_again_not_all_are_on_at_once(self):
         self.all_off()
         self.wants(7200, amount=7, vcpus=4)

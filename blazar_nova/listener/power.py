@@ -177,6 +177,9 @@ class Power:
         room = self._policy.max_switching - len(again)
         stopping = sum(seen.host.state == _State.STOPPING for seen in found)
         rows = {seen.host.id: seen for seen in found}
+        # Those whose BMCs did not answer an hour ago keep no others on.
+        decided.sort(key=lambda one: not one.on and rows[
+            one.host.id].row.power_state == _State.FAILED)
         for one in decided:
             if room and (one.on or stopping < self._policy.max_switching):
                 room, stopping = room - 1, stopping + (not one.on)

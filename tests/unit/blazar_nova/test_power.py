@@ -390,14 +390,29 @@ class TestNow(PowerTestCase):
         self.assertIn(None, self.states().values())
 
 
-class TestMany(PowerTestCase):
-    """No more are switched at once than may be."""
+class ManyTestCase(PowerTestCase):
 
     scenarios = databases.EACH
-    names = tuple(f'host{number}' for number in range(7))
 
     def another(self, **values):
         return super().another(max_switching=2, **values)
+
+    def hang(self, *dead):
+        """Let the BMCs of some hosts not answer."""
+        is_on = self.machines.is_on
+
+        def hangs(host, service):
+            if host in dead:
+                raise machines.Error('It hangs.')
+            return is_on(host, service)
+
+        self.machines.is_on = hangs
+
+
+class TestMany(ManyTestCase):
+    """No more are switched at once than may be."""
+
+    names = tuple(f'host{number}' for number in range(7))
 
     def at_once(self, what):
         """How many were switched within a round, at most."""
@@ -448,21 +463,24 @@ class TestMany(PowerTestCase):
 
     def test_bmcs_that_never_answer_keep_no_other_off(self):
         self.all_off()
-        dead = self.names[:5]
-        is_on = self.machines.is_on
-
-        def hangs(host, service):
-            if host in dead:
-                raise machines.Error('It hangs.')
-            return is_on(host, service)
-
-        self.machines.is_on = hangs
+        self.hang(*self.names[:5])
         self.wants(7200, amount=7, vcpus=4)
         self.pass_(7200 - LEAD - 100 - (self.clock.now() - NOW))
         while self.clock.now() < NOW + 7200:
             self.look()
         self.assertEqual([None, None], [
             self.states()[name] for name in self.names[5:]])
+
+
+class TestDead(ManyTestCase):
+    """Most BMCs do not answer, and each is tried again an hour later."""
+
+    names = tuple(f'host{number:02}' for number in range(17))
+
+    def test_they_keep_no_other_on(self):
+        self.hang(*self.names[:16])
+        self.pass_(2 * 3600)
+        self.assertEqual(State.OFF, self.states()[self.names[16]])
 
 
 class TestSpare(PowerTestCase):

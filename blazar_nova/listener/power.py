@@ -30,6 +30,7 @@ from blazar_core.capacity import ledger
 from blazar_core.capacity import outages
 from blazar_core.capacity import power_planner
 from blazar_core.common import background
+from blazar_core.common import clocks
 from blazar_core.common import errors
 from blazar_core.common import model
 from blazar_core.common import states
@@ -210,7 +211,12 @@ class Power:
         row, service = seen.row, seen.service
         return row.power_state == _State.BOOTING and (
             row.power_until is None) and not (service and service.up) and (
-            (row.power_claimed_until or 0) <= self._clock.now())
+            not self._is_claimed(row))
+
+    def _is_claimed(self, row: ty.Any) -> bool:
+        """Whether a process works on a host."""
+        return clocks.is_within(row.power_claimed_until or 0,
+                                self._clock.now(), 2 * self._policy.claim)
 
     def hosts(self) -> list[power_planner.PowerHost]:
         """Return all hosts that may be switched, with what decides about it.
@@ -483,7 +489,7 @@ class Power:
         """
         host = outages.locked(session, seen.row.uuid)
         return None if host is None or host.power_state not in among or (
-            (host.power_claimed_until or 0) > self._clock.now()) else host
+            self._is_claimed(host)) else host
 
     def _take(self, session: orm.Session, host: models.Host, now: int,
               state: str, token: int) -> ty.Any:

@@ -992,6 +992,17 @@ class TestOnce(PowerTestCase):
         self.pass_(20, 10)
         self.assertEqual(['off'], self.machines.commands())
 
+    def test_a_claim_by_a_clock_that_was_ahead_makes_nothing_late(self):
+        self.pass_(20, 10)
+        self.assertEqual({'one': State.OFF}, self.states())
+        self.wants(7200)
+        with self.database.begin() as connection:
+            connection.execute(sa.update(models.Host.__table__).values(
+                power_claimed_until=self.clock.now() + 90_000))
+        self.pass_(7200 - 20)
+        self.assertEqual(['off', 'on'], self.machines.commands())
+        self.assertEqual({'one': None}, self.states())
+
     def test_where_nothing_is_switched_nothing_is_written(self):
         self.machines.change('one', excluded='x')
         self.look()

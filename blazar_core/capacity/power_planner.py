@@ -105,8 +105,10 @@ def plan(hosts: ty.Iterable[PowerHost], policy: Policy, now: int,
     """
     movable = [one for one in hosts if not one.held]
     off = [one for one in movable if one.state == states.Power.OFF]
-    found = [Decision(one, True, one.kept_on) for one in off if one.kept_on]
-    found += _needed([one for one in off if not one.kept_on], policy, now)
+    found = _needed(off, policy, now)
+    needed = {one.host.id for one in found}
+    found += [Decision(one, True, one.kept_on) for one in off
+              if one.kept_on and one.id not in needed]
     chosen = {one.host.id for one in found}
     of_kind = collections.defaultdict[ty.Hashable, list[PowerHost]](list)
     for one in movable:

@@ -96,6 +96,12 @@ class TestPlan(base.TestCase):
         self.assertEqual([], plan(host(1, kept_on='x')))
         self.assertEqual([(1, True)], plan(host(1, OFF, kept_on='x')))
 
+    def test_what_a_lease_needs_is_on_before_what_has_to_be_on(self):
+        """An operator may exclude thousands of hosts at once."""
+        self.assertEqual([(3, True), (2, True), (1, True)], plan(
+            host(1, OFF, kept_on='x'), host(2, OFF, needed_in=660),
+            host(3, OFF, needed_in=600, kept_on='x')))
+
     def test_the_lead_time(self):
         for known, lead in (
                 (None, 660), ([], 660), ([50] * 4, 660), ([700] * 2, 760),
@@ -174,7 +180,7 @@ class TestProperties(base.TestCase):
         """Check that hosts left off can be switched on in time, in rounds."""
         left = sorted(one.needed_at - one.lead for one in hosts
                       if one.state == OFF and not one.held and
-                      not one.kept_on and one.needed_at is not None and
+                      one.needed_at is not None and
                       one.id not in on)
         for number, at in enumerate(left):
             first = NOW + power_planner.ROUND * (

@@ -684,8 +684,7 @@ POWER_OPTS: list[cfg.Opt] = [
         help='Seconds by which a host is switched on earlier than its boot '
              'takes, and for which a late host is waited for. It has to cover '
              '12 times command_timeout, and [blazar] worker_timeout, in case '
-             'a blazar-listener dies; and 10 seconds for each max_switching '
-             'hosts that one lease needs.'),
+             'a blazar-listener dies.'),
     cfg.IntOpt(
         'shutdown_timeout', default=300, min=1,
         help='Seconds after which a host that does not shut down is forced '
@@ -700,7 +699,8 @@ POWER_OPTS: list[cfg.Opt] = [
              'them draw a high current at once. Also the number of hosts that '
              'are shut down at the same time. Hosts that are needed at the '
              'same time are switched on one after the other, so much '
-             'earlier.'),
+             'earlier; and of many hosts that are off, the last ones count '
+             'as available so much later.'),
     cfg.ListOpt(
         'exclude', default=[],
         help='Hosts that stay on: patterns of names (``gpu*``), '

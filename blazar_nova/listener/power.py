@@ -170,8 +170,12 @@ class Power:
 
     def _switch(self) -> None:
         found = self._survey()
-        for seen in found:
-            self._move_on(seen)
+        # Hosts are on one after the other, those first that a lease needs.
+        off = sorted((seen for seen in found if seen.row.power_state in (
+            _State.OFF, _State.STOPPING)), key=lambda seen: (
+                seen.host.needed_at or model.FOREVER))
+        for number, seen in enumerate(off):
+            self._move_on(seen, number // self._policy.max_switching * PAUSE)
         under_way = [seen for seen in found if self._is_due(seen)]
         decided = self.decide([seen.host for seen in found])
         again = self._again(under_way, bool(decided))
@@ -309,17 +313,20 @@ class Power:
             service is not None and up and service.ours and
             row.power_state != _State.OFF)
 
-    def _move_on(self, seen: _Seen) -> None:
-        """Extend the outage of a host for as long as it could not be back."""
-        row, now = seen.row, self._clock.now()
-        until = max(now, seen.away_until) + seen.host.lead + (
+    def _move_on(self, seen: _Seen, wait: int) -> None:
+        """Extend the outage of a host that is off, or about to be, for as long
+        as it could not be back.
+
+        :param wait: seconds in which other hosts are switched on first
+        """
+        row, now, lead = seen.row, self._clock.now(), seen.host.lead + wait
+        until = max(now, seen.away_until) + lead + (
             self._policy.shutdown_timeout
             if row.power_state == _State.STOPPING else 0)
-        if row.power_state in (_State.OFF, _State.STOPPING) and not (
-                until <= seen.off_until <= until + 2 * _STEP):
+        if not until <= seen.off_until <= until + 2 * _STEP:
             try:
                 self._database.retried(
-                    self._book, row, seen.host.lead, until + _STEP,
+                    self._book, row, lead, until + _STEP,
                     bool(seen.away_until))
             except errors.ConcurrentUpdate as exc:
                 LOG.info('Host %s: its outage is moved on later: %s', row.name,

@@ -483,6 +483,37 @@ class TestDead(ManyTestCase):
         self.assertEqual(State.OFF, self.states()[self.names[16]])
 
 
+class TestOneByOne(ManyTestCase):
+    """Hosts that are off are offered for when they can be on."""
+
+    names = tuple(f'host{number:02}' for number in range(17))
+
+    def another(self, **values):
+        return PowerTestCase.another(self, max_switching=1, margin=10)
+
+    def test_leases_of_all_of_them_at_their_first_start_are_not_late(self):
+        self.pass_(400, 10)
+        self.assertEqual(dict.fromkeys(self.names, State.OFF), self.states())
+        self.machines.boots = 600
+        starts = []
+        for amount in 9, 4, 2, 1, 1:
+            exc = self.assertRaises(errors.Refused, self.wants,
+                                    self.clock.now() - NOW + 60,
+                                    amount=amount, vcpus=4)
+            starts.append(exc.refusal.next_start)
+            self.wants(starts[-1] - NOW, amount=amount, vcpus=4)
+        for start in sorted(starts):
+            while self.clock.now() < start:
+                self.look(min(power.PAUSE, start - self.clock.now()))
+            needed = self.scalars(
+                models.Host.name, models.Host.id == models.Booking.host_id,
+                models.Booking.outage.is_(None),
+                models.Booking.start_date <= start)
+            states_now = self.states()
+            self.assertEqual([], [name for name in needed
+                                  if states_now[name] is not None])
+
+
 class TestSpare(PowerTestCase):
 
     names = ('one', 'two', 'three')

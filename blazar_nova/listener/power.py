@@ -56,8 +56,8 @@ PAUSE, LEADER = power_planner.ROUND, 'power'
 #: were off.
 SWITCHED, OFF_SECONDS = 'blazar_power_switched', 'blazar_power_off_seconds'
 
-#: Seconds by which an outage is extended at once, and for which a host that
-#: could not be switched is left alone.
+#: Seconds by which an outage is extended at once, at least; and for which a
+#: host that could not be switched is left alone.
 _STEP, _RETRY = 60, 3600
 #: Seconds after which a host that is off no longer reports.
 _SILENT = 120
@@ -323,10 +323,11 @@ class Power:
         until = max(now, seen.away_until) + lead + (
             self._policy.shutdown_timeout
             if row.power_state == _State.STOPPING else 0)
-        if not until <= seen.off_until <= until + 2 * _STEP:
+        step = max(_STEP, wait // 4)
+        if not until <= seen.off_until <= until + 2 * step:
             try:
                 self._database.retried(
-                    self._book, row, lead, until + _STEP,
+                    self._book, row, lead, until + step,
                     bool(seen.away_until))
             except errors.ConcurrentUpdate as exc:
                 LOG.info('Host %s: its outage is moved on later: %s', row.name,

@@ -491,6 +491,21 @@ class TestOneByOne(ManyTestCase):
     def another(self, **values):
         return PowerTestCase.another(self, max_switching=1, margin=10)
 
+    def test_those_that_come_late_are_written_rarely(self):
+        """Thousands of hosts may be off for months."""
+        self.pass_(400, 10)
+        last = max(self.power._survey(), key=lambda seen: seen.off_until)
+        self.power._move_on(last, 4000)
+        until = self.outage(last.row.name)
+        self.assertTrue(610 + 5000 <= until <= 610 + 5060, until)
+        for _look in range(9):
+            self.clock.advance(100)
+            last, = (seen for seen in self.power._survey()
+                     if seen.row.id == last.row.id)
+            self.power._move_on(last, 4000)
+            until -= 100
+            self.assertEqual(until, self.outage(last.row.name))
+
     def test_leases_of_all_of_them_at_their_first_start_are_not_late(self):
         self.pass_(400, 10)
         self.assertEqual(dict.fromkeys(self.names, State.OFF), self.states())

@@ -70,10 +70,14 @@ class _Server:
         if name == 'tags':
             return self._rows.tags_of(self._id)
         text = self._rows.text_of(self._id)
+        # It may be deleted meanwhile: then it is left out of the result.
+        if not text and name.endswith('metadata'):
+            return {}
         known = _DEFAULTS | text | (reserved_state.states_of(
             text.get('vm_state'), text.get('system_metadata') or {}) or {})
         if name not in known or _is_object(known[name]):
-            return getattr(self._rows.whole(self._id).instance, name)
+            whole = self._rows.whole(self._id)
+            return None if whole is None else getattr(whole.instance, name)
         return _FIELDS[name].from_primitive(
             objects.Instance, name, known[name])
 
@@ -161,13 +165,15 @@ class _Rows:
 
     def tags_of(self, row_id: int) -> ty.Any:
         self.text_of(row_id)
+        if row_id not in self._tags:
+            return []
         request = objects.BuildRequest()
-        request._load_tags(self._tags.get(row_id))
+        request._load_tags(self._tags[row_id])
         return request.tags
 
     def whole(self, row_id: int) -> ty.Any:
-        """Return the BuildRequest of a row."""
-        return self.objects_of([row_id])[0]
+        """Return the BuildRequest of a row; None if it was deleted."""
+        return next(iter(self.objects_of([row_id])), None)
 
     def objects_of(self, ids: ty.Sequence[int]) -> list[ty.Any]:
         """Return the BuildRequests of rows, of those that still exist."""

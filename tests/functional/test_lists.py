@@ -119,6 +119,35 @@ class ListTest(leased.LeasedTestCase):
                     self.assertEqual(getattr(real, name),
                                      getattr(row.instance, name), name)
 
+    def test_what_is_built_meanwhile_is_left_out(self):
+        """Its request is deleted when it was found, or when it was read."""
+        for name in ('get_all', 'text_of'):
+            real, deleted = getattr(server_lists._Rows, name), []
+
+            def then_delete(*args, real=real, deleted=deleted):
+                found = real(*args)
+                for server_id in ids if not deleted else ():
+                    deleted.append(server_id)
+                    objects.BuildRequest.get_by_instance_uuid(
+                        self.admins, server_id).destroy()
+                return found
+
+            for filters in ({'display_name': 'copy'},
+                            {'metadata': {'part': '0'}}, {'tags': ['tag0']},
+                            {'flavor': 'x'}):
+                ids = self.copies(4)
+                deleted.clear()
+                with mock.patch.object(
+                        server_lists._Rows, name, then_delete):
+                    found = self.ids(objects.BuildRequestList.get_by_filters,
+                                     self.admins, {
+                                         **filters, 'project_id': [
+                                             nova_box.PROJECT_ID, 'other']},
+                                     sort_keys=['display_name', 'flavor'],
+                                     sort_dirs=['asc', 'asc'])
+                self.assertEqual(([], ids), (
+                    [one for one in found if one in ids], deleted), filters)
+
     def test_makes_objects_of_what_is_shown_only(self):
         self.copies(30)
         with mock.patch.object(

@@ -17,7 +17,7 @@ from blazar_core.leases import hosted_servers
 from blazar_core.leases import requests
 from blazar_core.leases import views
 
-__all__ = ['Booked', 'Lookup']
+__all__ = ['Booked', 'Ended', 'Lookup']
 
 _BOOKED = sa.select(
     models.Reservation.lease_id, models.Booking.host_id,
@@ -34,6 +34,14 @@ class Booked(ty.NamedTuple):
     lease_id: str
     project_id: str
     host_id: int | None
+
+
+class Ended(ty.NamedTuple):
+    """A lease that has ended and still has servers."""
+
+    lease_id: str
+    name: str
+    on_end: str
 
 
 class Lookup:
@@ -107,6 +115,23 @@ class Lookup:
             row = connection.execute(_BOOKED, {'server': server_id}).first()
         return None if row is None else Booked(
             row.lease_id, row.project_id, row.host_id)
+
+    def ended(self, server_id: str, project_id: str) -> Ended | None:
+        """Return the lease of a server whose end policy is, or is about to
+        be, carried out; None: there is none of that project.
+        """
+        lease, now = models.Lease, self._clock.now()
+        with self._database.connection() as connection:
+            row = connection.execute(_BOOKED.add_columns(
+                lease.name, lease.status, lease.on_end, lease.deleted_at,
+                lease.end_date, lease.grace_period), {'server': server_id},
+            ).first()
+        if row is None or row.project_id != project_id:
+            return None
+        is_over = row.status == states.Lease.TERMINATING and (
+            row.deleted_at is not None or not row.grace_period)
+        return Ended(row.lease_id, row.name, row.on_end) if is_over or (
+            row.end_date + row.grace_period <= now) else None
 
     def place_of(self, server_id: str) -> dict[str, str] | None:
         """Return the reservation in which a server uses a slot.

@@ -326,7 +326,7 @@ class Evictions:
         if (seen.busy or seen.resized) and self._may_wait(
                 move, row, left, seen.resized):
             if seen.resized and self._moves.put_off(move, PAUSE):
-                self._cloud.confirm(move.server_id)
+                self._cloud.unblock(move.server_id, move.lease_id)
             elif not seen.resized:
                 self._moves.put_off(move, PAUSE)
             return

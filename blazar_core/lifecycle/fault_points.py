@@ -53,6 +53,7 @@ class FaultPoint(enum.Enum):
     # Ending a lease.
     END_CLAIMED = 'end: the event is claimed'
     END_BEGUN = 'end: nothing of it can start from now on'
+    END_UNBLOCKED = 'end: a server was asked to leave a state first'
     END_DELETED = 'end: the deletion of a server was asked for'
     END_GONE = 'end: a server is deleted, its capacity is free'
     END_OVER = 'end: the lease is over'

@@ -88,6 +88,11 @@ class ServerEnds:
                 # The task may move it to another host.
                 return ''
             todo = end_policies.next_of(its, self._cloud, ended, seen)
+            if its != last and _is_blocked(its, todo, seen):
+                self._cloud.unblock(ended.server_id, ended.lease_id)
+                fault_points.fault_point(
+                    fault_points.FaultPoint.END_UNBLOCKED, ended.lease_id)
+                return ''
             if todo is None:
                 return self._leave(ended, its, seen)
             if todo is asked:
@@ -125,6 +130,17 @@ class ServerEnds:
                  'indefinitely',
                  ended.lease_id, ended.server_id)
         return self._carry_out(ended, moving)
+
+
+def _is_blocked(its: end_policies.Steps, todo: end_policies.EndPolicy | None,
+                seen: cloud_api.ObservedServer) -> bool:
+    """Return whether a server has to leave its state before the next step.
+
+    A resize is confirmed in any case: otherwise, what the server still has on
+    its previous host would be used without an end.
+    """
+    return not its[-1].for_hosted_servers and (seen.resized or (
+        seen.blocked and todo is not None and todo.keeps))
 
 
 #: The most servers that are named of those that an end waits for.

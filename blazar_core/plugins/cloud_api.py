@@ -56,6 +56,8 @@ class ObservedServer:
     :ivar busy: whether a task is under way
     :ivar resized: whether a resize or cold migration is not confirmed, so that
         it keeps its capacity of the host before
+    :ivar blocked: whether the cloud refuses, in its state, what an end policy
+        requests; see :meth:`Cloud.unblock`
     """
 
     state: ServerState
@@ -65,6 +67,7 @@ class ObservedServer:
     rest: RestingState | None = None
     busy: bool = False
     resized: bool = dataclasses.field(default=False, compare=False)
+    blocked: bool = dataclasses.field(default=False, compare=False)
 
 
 class BuildTrace(enum.Enum):
@@ -274,10 +277,13 @@ class Cloud(ty.Protocol):
         """
         ...
 
-    def confirm(self, server_id: str) -> None:
-        """Request that the resize of a server is confirmed; does nothing if it
-        is gone or in no resize. Idempotent.
+    def unblock(self, server_id: str, lease_id: str) -> None:
+        """Request that a server leaves a state in which the cloud refuses
+        other requests: an unconfirmed resize is confirmed, a rescued server is
+        unrescued, one in error is stopped. Idempotent; does nothing if the
+        server is in another state, does not exist or is busy.
 
+        :param lease_id: the lease that this is for
         :raises CloudUnavailable: if that is not possible now; says why
         """
         ...

@@ -41,6 +41,11 @@ _UNSTORABLE = re.compile('[\x00\ud800-\udfff]')
 _NEED_A_HOST = frozenset({
     'evacuate', 'migrate', 'os-migrateLive', 'resize', 'unshelve'})
 
+#: Server actions that do not change what a server does, or delete it.
+_AT_THE_END = frozenset({
+    'forceDelete', 'lock', 'os-getConsoleOutput', 'os-getRDPConsole',
+    'os-getSerialConsole', 'os-getSPICEConsole', 'os-getVNCConsole', 'unlock'})
+
 
 class Guards:
     """Answers requests about servers and server groups of leases."""
@@ -63,6 +68,7 @@ class Guards:
                   kind: nova_router.Kind) -> ty.Any:
         """Return the answer to an action on a server."""
         return (self._held_back(environ, server_id, kind) or
+                self._at_its_end(environ, server_id, kind) or
                 self._of_fixed_size(environ, server_id) or
                 self._evictable(environ, server_id) or
                 self._beyond_limits(environ, server_id) or
@@ -112,6 +118,27 @@ class Guards:
             f'{clocks.minute(held["start_date"])} UTC on. Until it is, it can '
             f'be shown, renamed, described, given metadata, locked and '
             f'deleted.'))
+
+    def _at_its_end(self, environ: Environ, server_id: str,
+                    kind: nova_router.Kind) -> ty.Any:
+        """Return the answer to an action on a server whose lease has ended:
+        the end policy would have to wait for the action, or to undo it, and
+        other leases have reserved the capacity.
+        """
+        context = environ['nova.context']
+        if kind is not nova_router.Kind.ACTION or context.is_admin or (
+                _AT_THE_END.issuperset(body_of(environ))):
+            return None
+        try:
+            over = self._parts.leases.lookup.ended(
+                server_id, context.project_id)
+        except errors.DatabaseUnavailable:
+            return None
+        return over and nova_router.fault(environ, 409, (
+            f'Lease {over.name} ({over.lease_id}) of server {server_id} has '
+            f'ended, and its end policy is being carried out: {over.on_end}. '
+            f'Until that is complete, the server can only be shown, locked '
+            f'and deleted.'))
 
     def _held(self, environ: Environ, server_id: str,
               ) -> dict[str, ty.Any] | None:

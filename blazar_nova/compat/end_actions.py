@@ -17,7 +17,7 @@ from blazar_core.plugins import cloud_api
 from blazar_nova.compat import request_context
 from blazar_nova.compat import timestamps
 
-__all__ = ['EndActions', 'RESTS']
+__all__ = ['BLOCKING', 'EndActions', 'RESTS']
 
 LOG = logging.getLogger(__name__)
 
@@ -31,6 +31,9 @@ RESTS = {
     vm_states.SHELVED: cloud_api.RestingState.STOPPED,
     vm_states.SHELVED_OFFLOADED: cloud_api.RestingState.SHELVED,
 }
+#: The states in which Nova refuses actions of an end, until :meth:`.unblock`.
+BLOCKING = frozenset({vm_states.RESIZED, vm_states.RESCUED, vm_states.ERROR,
+                      vm_states.SHELVED})
 #: The properties of an image with the lease and the server it was created for.
 _LEASE, _SERVER = 'blazar_lease', 'blazar_server'
 #: The property with the event. A server that is booted from an image passes
@@ -76,6 +79,24 @@ class EndActions(request_context.Acting):
                 context = self._in_its_name(server_id, credential)
             _set_resting_state(self._compute_api, context,
                                self._compute_api.get(context, server_id), rest)
+
+    def unblock(self, server_id: str, lease_id: str) -> None:
+        """Ask Nova to bring a server out of a state in which it refuses
+        actions of an end; see
+        :meth:`blazar_core.plugins.cloud_api.Cloud.unblock`.
+
+        :raises CloudUnavailable: if its cell does not answer, or Nova refuses
+            the action now
+        """
+        self._in_cell(self._unblock, server_id, lease_id)
+
+    def _unblock(self, server_id: str, lease_id: str) -> None:
+        context = nova_context.get_admin_context()
+        # In the instance actions that the owner of the server sees.
+        context.request_id = f'req-end-{lease_id}'
+        with contextlib.suppress(exception.InstanceNotFound):
+            _unblock(self._compute_api, context,
+                     self._compute_api.get(context, server_id))
 
     def unshelve(self, server_id: str, credential: str | None,
                  deadline: cloud_api.Deadline) -> None:
@@ -152,6 +173,24 @@ def _set_resting_state(api: ty.Any, context: ty.Any, instance: ty.Any,
             cloud_api.RestingState.SHELVED: api.shelve_offload if (
                 instance.vm_state == vm_states.SHELVED) else api.shelve}[rest]
     LOG.info('Server %s: asking Nova to have it %s', instance.uuid, rest.value)
+    _ask(work, context, instance)
+
+
+def _unblock(api: ty.Any, context: ty.Any, instance: ty.Any) -> None:
+    """Ask Nova to bring a server out of a state in which it refuses other
+    actions, unless it has another task.
+
+    :raises CloudUnavailable: if Nova refuses that as well
+    """
+    if instance.task_state is not None or instance.vm_state not in BLOCKING:
+        return
+    work = {vm_states.RESIZED: api.confirm_resize,
+            vm_states.RESCUED: api.unrescue,
+            # Nova can stop a server in ERROR, which then is STOPPED.
+            vm_states.ERROR: api.stop,
+            vm_states.SHELVED: api.shelve_offload}[instance.vm_state]
+    LOG.info('Server %s: asking Nova to bring it out of the state %s',
+             instance.uuid, instance.vm_state)
     _ask(work, context, instance)
 
 

@@ -173,27 +173,6 @@ class ServerMigration(request_context.Acting):
             return f'Nova refuses: {exc}'
         return ''
 
-    def confirm(self, server_id: str) -> None:
-        """Ask Nova to confirm a resize, as Nova itself does after a while; see
-        :meth:`blazar_core.plugins.cloud_api.Cloud.confirm`.
-
-        :raises CloudUnavailable: when Nova does not do that now
-        """
-        self._in_cell(self._confirm, server_id)
-
-    def _confirm(self, server_id: str) -> None:
-        context = nova_context.get_admin_context()
-        try:
-            instance = self._compute_api.get(context, server_id)
-            if instance.vm_state == vm_states.RESIZED and (
-                    instance.task_state is None):
-                LOG.info('Server %s: confirming its resize', server_id)
-                self._compute_api.confirm_resize(context, instance)
-        except exception.InstanceNotFound:
-            pass
-        except exception.NovaException as exc:
-            raise errors.CloudUnavailable(f'Nova refuses: {exc}') from exc
-
     def evacuate(self, server_id: str, lease_id: str,
                  deadline: cloud_api.Deadline) -> str:
         """Ask Nova to evacuate a server; see

@@ -49,7 +49,8 @@ def of_instance(instance: ty.Any, host: str | None,
     return Seen(State.BUILDING if building else State.RUNNING, host,
                 rest=end_actions.RESTS.get(instance.vm_state),
                 busy=instance.task_state is not None,
-                resized=instance.vm_state == vm_states.RESIZED)
+                resized=instance.vm_state == vm_states.RESIZED,
+                blocked=instance.vm_state in end_actions.BLOCKING)
 
 
 def at_server(server_id: str) -> Seen:

@@ -6,6 +6,7 @@
 import threading
 from unittest import mock
 
+from nova import exception
 from nova.tests import fixtures as nova_fixtures
 from nova.tests.functional.api import client as nova_client
 from nova.volume import cinder
@@ -154,8 +155,9 @@ class TestEnds(EndsTestCase):
 
     def test_what_nova_refuses_is_said_and_has_a_limit(self):
         server = self.leased(on_end='snapshot')
-        self.act(server, {'rescue': {}})
-        self.wait_for_status(server['id'], 'RESCUE')
+        self.stub_out('nova.compute.api.API.snapshot', mock.Mock(
+            side_effect=exception.ImageQuotaExceeded(
+                image_id='image')))
         self.clock.advance(self.over + 10 - self.clock.now())
         driven.run_due(self.listener.engine)
         self.assertIn('The end is retried: server',

@@ -107,7 +107,7 @@ class TestTheEndOfALease(SoftDeleteTestCase):
         self.assertFalse(self.exists(server_id))
 
     def test_a_server_that_comes_back_is_deleted_at_once(self):
-        """Its deletion fails, and its owner starts it again."""
+        """Its deletion fails, and an operator starts it again."""
         seen = self.record_deletions(lambda context: len(seen) <= 4)
         server_id = self.active()
         self.clock.advance(HOUR)
@@ -115,7 +115,7 @@ class TestTheEndOfALease(SoftDeleteTestCase):
             self.run_due()
             self.wait_for(lambda: len(seen) >= number, what='an attempt')
             self.wait_for_status(server_id, 'ERROR')
-            self.alice.post_server_action(
+            self.admin.post_server_action(
                 server_id, {'reboot': {'type': 'HARD'}})
             self.wait_for(lambda: self.admin.get_server(
                 server_id)['status'] == 'ACTIVE', what='the reboot')

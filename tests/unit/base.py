@@ -109,6 +109,8 @@ class FakeCloud:
     :ivar copied_at: the images that were requested at events: by server and
         event, the label and the credential
     :ivar released: servers that were released from their lease
+    :ivar unblocked: servers that were to leave a state that blocks requests,
+        in order
     :ivar bound: servers that may not be migrated
     :ivar preemptible: servers that may be although they have a lease
     :ivar reach: the hosts to which servers may be migrated; others to all
@@ -144,7 +146,7 @@ class FakeCloud:
         self.left: dict[str, int] = {}
         self.hosts: set[str] = set()
         self.moves: list[tuple[str, str | None]] = []
-        self.confirmed: list[str] = []
+        self.unblocked: list[str] = []
         self.evacuations: list[tuple[str, str | None]] = []
         self.broken: dict[str, Exception] = {}
 
@@ -258,9 +260,9 @@ class FakeCloud:
         self._break('move')
         return self._take_up(server_id, deadline, self.moves, host)
 
-    def confirm(self, server_id: str) -> None:
-        self._break('confirm')
-        self.confirmed.append(server_id)
+    def unblock(self, server_id: str, _lease_id: str) -> None:
+        self._break('unblock')
+        self.unblocked.append(server_id)
 
     def evacuate(self, server_id: str, _lease_id: str,
                  deadline: cloud_api.Deadline) -> str:

@@ -210,7 +210,7 @@ _SERVERS = entry.subject(
     entry.of(
         'nova.compute.vm_states',
         entry.named(
-            'ACTIVE BUILDING DELETED ERROR PAUSED RESIZED SHELVED '
+            'ACTIVE BUILDING DELETED ERROR PAUSED RESCUED RESIZED SHELVED '
             'SHELVED_OFFLOADED SOFT_DELETED STOPPED SUSPENDED',
             'what a server is in')),
     entry.of(
@@ -262,7 +262,9 @@ _ACTIONS = entry.subject(
             'disk_over_commit, host_name, force=, async_=)', 'drain a host'),
         entry.called(
             'confirm_resize(self, context, instance, migration=)',
-            'evict a server that was resized'),
+            'keep a server at the end, evict a server that was resized'),
+        entry.called(
+            'unrescue(self, context, instance)', 'keep a server at the end'),
         entry.called(
             'evacuate(self, context, instance, host, on_shared_storage, '
             'admin_password=, force=, target_state=)', 'leave a failed host'),

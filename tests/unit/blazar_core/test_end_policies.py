@@ -469,6 +469,64 @@ class TestSteps(StepsTestCase):
         self.assertEqual(([second, first], 'TERMINATED', ''), (
             self.cloud.deleted, self.status(lease), self.reason(lease)))
 
+    def become(self, server, **state):
+        self.cloud.servers[server] = dataclasses.replace(
+            self.cloud.servers[server], **state)
+
+    def test_what_the_cloud_refuses_in_a_state_waits_until_it_is_left(self):
+        for on_end in 'snapshot,delete', 'shelve', 'stop', 'suspend':
+            lease, (server,) = self.ending(on_end)
+            self.become(server, blocked=True)
+            end = self.clock.now() - NOW + 100
+            self.run_at(end)
+            self.run_at(end + 1)
+            self.assertEqual(([server], [], {}, []), (
+                self.cloud.unblocked, self.cloud.rests, self.cloud.copies,
+                self.cloud.deleted), on_end)
+            # The request was lost.
+            self.run_at(end + 10)
+            self.assertEqual([server] * 2, self.cloud.unblocked)
+            self.become(server, blocked=False)
+            self.run_at(end + 60)
+            self.assertEqual('TERMINATED', self.status(lease))
+            for done in (self.cloud.unblocked, self.cloud.rests,
+                         self.cloud.copies, self.cloud.deleted):
+                done.clear()
+
+    def test_what_needs_no_request_is_left_in_its_state(self):
+        for on_end in 'release', 'delete':
+            lease, (server,) = self.ending(on_end)
+            self.become(server, blocked=True)
+            self.run_at(self.clock.now() - NOW + 100)
+            self.assertEqual('TERMINATED', self.status(lease))
+        self.assertEqual([], self.cloud.unblocked)
+
+    def test_what_has_its_image_is_deleted_as_it_is(self):
+        lease, (server,) = self.ending('snapshot,delete')
+        self.cloud.copies[server] = 'mine'
+        self.become(server, blocked=True)
+        self.run_at(100)
+        self.assertEqual(([], [server]), (
+            self.cloud.unblocked, self.cloud.deleted))
+
+    def test_a_resize_is_confirmed_before_a_server_stays(self):
+        lease, (server,) = self.ending('release')
+        self.become(server, blocked=True, resized=True)
+        self.run_at(100)
+        self.assertEqual(([server], 'TERMINATING'), (
+            self.cloud.unblocked, self.status(lease)))
+        self.become(server, blocked=False, resized=False)
+        self.run_at(160)
+        self.assertEqual('TERMINATED', self.status(lease))
+
+    def test_what_does_not_leave_its_state_is_said(self):
+        lease, (server,) = self.ending('stop')
+        self.become(server, blocked=True)
+        self.cloud.broken['unblock'] = errors.CloudUnavailable('No.')
+        self.run_at(100)
+        self.assertIn('No.', self.reason(lease))
+        self.assertEqual([], self.cloud.rests)
+
     def test_who_is_another_project_s_is_deleted(self):
         lease, (server,) = self.ending('snapshot,delete')
         self.cloud.broken['create_image'] = errors.Forbidden(

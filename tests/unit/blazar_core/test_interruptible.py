@@ -847,7 +847,7 @@ class TestResized(EvictionTestCase):
     def test_it_is_confirmed_where_its_old_host_is_needed(self):
         start = self.need('one', 'two')
         self.run_until(start - 285)
-        self.assertEqual([self.server_id], [*{*self.cloud.confirmed}])
+        self.assertEqual([self.server_id], [*{*self.cloud.unblocked}])
         self.cloud.servers[self.server_id] = cloud_api.ObservedServer(
             State.RUNNING, self.uuid_of('two'))
         self.run_until(start)
@@ -863,7 +863,7 @@ class TestResized(EvictionTestCase):
         self.assertIn(self.server_id, self.row('one').interruptible or {})
 
     def test_what_is_not_confirmed_is_deleted_in_time(self):
-        self.cloud.broken['confirm'] = errors.CloudUnavailable('none')
+        self.cloud.broken['unblock'] = errors.CloudUnavailable('none')
         start = self.need('one', 'two')
         self.cloud.broken['set_resting_state'] = (
             errors.CloudUnavailable('none'))

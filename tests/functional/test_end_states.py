@@ -1,0 +1,215 @@
+# SPDX-License-Identifier: Apache-2.0
+
+
+"""Ends of leases of servers in each state, on the real Nova."""
+
+import types
+from unittest import mock
+
+from nova import exception
+from nova.tests.functional.api import client as nova_client
+
+from tests import driven
+from tests.functional import base
+from tests.functional import nova_box
+from tests.functional import test_ends
+
+HOUR = 3600
+
+#: Requests that bring an active server to a state: the client, the action, and
+#: Nova's status.
+_TO = types.MappingProxyType({
+    'ACTIVE': (),
+    'LOCKED': (('admin', {'lock': None}, 'ACTIVE'),),
+    'SHUTOFF': (('alice', {'os-stop': None}, 'SHUTOFF'),),
+    'PAUSED': (('alice', {'pause': None}, 'PAUSED'),),
+    'SUSPENDED': (('alice', {'suspend': None}, 'SUSPENDED'),),
+    'RESCUE': (('alice', {'rescue': {}}, 'RESCUE'),),
+    'VERIFY_RESIZE': (
+        ('alice', {'resize': {'flavorRef': '2'}}, 'VERIFY_RESIZE'),),
+    'MIGRATED_OFF': (('alice', {'os-stop': None}, 'SHUTOFF'),
+                     ('admin', {'migrate': None}, 'VERIFY_RESIZE')),
+    'ERROR': (('admin', {'os-resetState': {'state': 'error'}}, 'ERROR'),),
+    'SHELVED': (('alice', {'shelve': None}, 'SHELVED'),),
+    'SHELVED_OFFLOADED': (
+        ('alice', {'shelve': None}, 'SHELVED'),
+        ('admin', {'shelveOffload': None}, 'SHELVED_OFFLOADED')),
+    'SOFT_DELETED': (('alice', {'delete': None}, 'SOFT_DELETED'),)})
+
+#: An image was created of a server, and it is deleted; it is deleted.
+_IMAGE, _GONE = 'image', 'gone'
+#: What becomes of servers of each state, by end policy. None: their status is
+#: not changed.
+_ENDS = types.MappingProxyType({
+    'delete': dict.fromkeys(_TO, _GONE),
+    'snapshot': {
+        **dict.fromkeys(_TO, _IMAGE), 'SHELVED': 'SHELVED_OFFLOADED',
+        'SHELVED_OFFLOADED': 'SHELVED_OFFLOADED'},
+    'shelve': dict.fromkeys(_TO, 'SHELVED_OFFLOADED'),
+    'stop': {
+        **dict.fromkeys(_TO, 'SHUTOFF'), 'PAUSED': None, 'SUSPENDED': None,
+        'SHELVED': None, 'SHELVED_OFFLOADED': None},
+    'suspend': {
+        **dict.fromkeys(_TO, 'SUSPENDED'), 'SHUTOFF': None, 'PAUSED': None,
+        'SHELVED': None, 'SHELVED_OFFLOADED': None,
+        # Nova suspends neither a stopped server nor one in ERROR.
+        'MIGRATED_OFF': 'SHUTOFF', 'ERROR': 'SHUTOFF'},
+    'release': {**dict.fromkeys(_TO), 'VERIFY_RESIZE': 'ACTIVE',
+                'MIGRATED_OFF': 'SHUTOFF'}})
+for _of in _ENDS.values():
+    _of['SOFT_DELETED'] = _GONE
+
+
+class TestEachState(test_ends.EndsTestCase):
+    """A lease of servers of each state."""
+
+    more_conf = (
+        '[DEFAULT]\nreclaim_instance_interval = 3600\n'
+        'shelved_offload_time = -1\n'
+        '[quota]\ninstances = -1\ncores = -1\nram = -1\n')
+    hosts = {name: nova_box.Capacity(
+        vcpus=40, memory_mb=1 << 16, disk_gb=1024)
+        for name in ('host1', 'host2')}
+
+    def boot_each(self, on_end):
+        """Return the ids of active servers by state, none of which has it."""
+        self.boot('vm', count=len(_TO), hints=self.lease_hints(
+            'mine', length=HOUR, on_end=on_end))
+        servers = dict(zip(_TO, (
+            one['id'] for one in self.alice.get_servers()), strict=True))
+        for server_id in servers.values():
+            self.wait_for_status(server_id, 'ACTIVE')
+        self.fill_books()
+        return servers
+
+    def bring(self, servers):
+        """Bring each server to its state."""
+        for step in range(max(map(len, _TO.values()))):
+            todo = {server_id: _TO[state][step] for state, server_id
+                    in servers.items() if step < len(_TO[state])}
+            for server_id, (client, action, _status) in todo.items():
+                if 'delete' in action:
+                    self.alice.delete_server(server_id)
+                else:
+                    self.act({'id': server_id}, action, getattr(self, client))
+            for server_id, (_client, _action, status) in todo.items():
+                self.wait_for(
+                    lambda server_id=server_id, status=status: status ==
+                    self.admin.get_server(server_id)['status'],
+                    what=f'{server_id} is {status}')
+
+    def end_within(self, seconds):
+        """Carry out due events until the lease has ended, or so many seconds
+        later; return why it has not.
+        """
+        until = self.over + seconds
+        self.clock.advance(self.over - self.clock.now())
+
+        def is_over():
+            self.clock.advance(2)
+            driven.run_due(self.listener.engine)
+            return self.clock.now() > until or not left()
+
+        def left():
+            return [*self.books("SELECT conditions FROM leases "
+                                "WHERE status != 'TERMINATED'")]
+
+        self.wait_for(is_over, 60, 'the end of the lease')
+        self.fill_books()
+        return left()
+
+    def shown(self, server_id):
+        answer = self.admin.api_request(f'/servers/{server_id}')
+        if answer.status_code == 404:
+            return _IMAGE if any(
+                one['properties'].get('blazar_server') == server_id and
+                one['status'] == 'active'
+                for one in self.glance.images.values()) else _GONE
+        return answer.json()['server']['status']
+
+    def check(self, on_end):
+        servers = self.boot_each(on_end)
+        self.bring(servers)
+        before = {state: self.shown(one) for state, one in servers.items()}
+        self.assertEqual([], self.end_within(120))
+        self.assertEqual(
+            {state: becomes or before[state]
+             for state, becomes in _ENDS[on_end].items()},
+            {state: self.shown(one) for state, one in servers.items()})
+        self.assert_verified()
+
+    def test_delete(self):
+        self.check('delete')
+
+    def test_snapshot(self):
+        self.check('snapshot')
+
+    def test_shelve(self):
+        self.check('shelve')
+
+    def test_stop(self):
+        self.check('stop')
+
+    def test_suspend(self):
+        self.check('suspend')
+
+    def test_release(self):
+        self.check('release')
+
+
+class TestAfterTheEnd(test_ends.EndsTestCase):
+    """Users cannot delay the end of a server by what they do to it."""
+
+    ACTIONS = (
+        {'rescue': {}}, {'reboot': {'type': 'HARD'}}, {'pause': None},
+        {'createImage': {'name': 'mine'}}, {'resize': {'flavorRef': '2'}},
+        {'shelve': None}, {'os-stop': None}, {'suspend': None},
+        {'rebuild': {'imageRef': base.IMAGE}}, {'changePassword': {
+            'adminPass': 'x'}})
+
+    def setUp(self):
+        super().setUp()
+        self.refusing = mock.patch(
+            'nova.compute.api.API.snapshot',
+            side_effect=exception.ImageQuotaExceeded(image_id='image'))
+        self.refusing.start()
+        self.addCleanup(mock.patch.stopall)
+
+    def run_at(self, seconds):
+        self.clock.advance(self.began + seconds - self.clock.now())
+        driven.run_due(self.listener.engine)
+
+    def test_they_are_refused(self):
+        server = self.leased(on_end='snapshot')
+        other = self.boot_active('other')
+        self.act(server, {'unlock': None})
+        self.run_at(HOUR)
+        for action in self.ACTIONS:
+            self.assertIn('has ended, and its end policy is being', (
+                self.refused(409, self.act, server, action)))
+            self.assertEqual(404, self.assertRaises(
+                nova_client.OpenStackApiException, self.act, server, action,
+                self.api(project='other')).response.status_code)
+        self.act(server, {'lock': None})
+        self.act(server, {'pause': None}, self.admin)
+        self.wait_for_status(server['id'], 'PAUSED')
+        self.act(other, {'pause': None})
+        self.refusing.stop()
+        self.end()
+        self.assertEqual(['mine-vm1'], [*self.images()])
+
+    def test_a_user_may_delete_it(self):
+        server = self.leased(on_end='snapshot')
+        self.run_at(HOUR)
+        self.alice.delete_server(server['id'])
+        self.end()
+        self.assertEqual({}, self.images())
+
+    def test_in_the_grace_period_they_are_not(self):
+        server = self.leased(on_end='snapshot', grace_period='10m')
+        self.run_at(HOUR)
+        self.assertEqual('TERMINATING', self.lease('mine')['status'])
+        self.act(server, {'pause': None})
+        self.wait_for_status(server['id'], 'PAUSED')
+        self.ask('DELETE', f'/leases/{self.lease("mine")["id"]}', code=204)
+        self.refused(409, self.act, server, {'unpause': None})

@@ -195,6 +195,10 @@ class CloudUnavailable(BlazarError):
     """The cloud does not answer; the request may succeed later."""
 
 
+class CloudRefusal(CloudUnavailable):
+    """The cloud answers and refuses the request in the present state."""
+
+
 class PowerError(BlazarError):
     """The power interface of a host refuses, or reports an invalid state."""
 

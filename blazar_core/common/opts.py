@@ -104,7 +104,10 @@ OPTS: list[cfg.Opt] = [
         help='Seconds after the end and the grace period of a lease, and '
              'after the first attempt, at which servers are deleted if their '
              'end policy has not succeeded. 0 disables the limit. ``recycle`` '
-             'has no limit.'),
+             'has no limit. If another lease should have started on the host '
+             'of such a server, half of ``start_timeout`` is the limit, '
+             'unless the policy is in progress or a service does not answer.',
+    ),
     cfg.ListOpt(
         'preflight', item_type=types.Integer(min=1), default=[1440, 60],
         help='Minutes before the start of a lease at which a preflight check '

@@ -6,6 +6,7 @@ The steps of a policy are carried out one after the other. Each attempt first
 reads the state of the server, so that any worker may continue.
 """
 
+import functools
 import typing as ty
 
 from oslo_log import log as logging
@@ -50,16 +51,28 @@ class ServerEnds:
         self.policies = policies
 
     def apply_policy(self, ended: end_policies.EndedServer,
-                     its: end_policies.Steps) -> str | None:
+                     its: end_policies.Steps,
+                     record: ty.Callable[[str], None]) -> str | None:
         """Carry out the next steps of the end policy of a server.
 
         A failure does not keep other servers of the lease from their end.
 
+        :param record: called with a sentence before a server is deleted
+            instead, because another lease waits for its capacity
         :returns: why the policy is not complete, as far as that is known;
             None: it is
         """
         try:
-            return self._carry_out(ended, its)
+            try:
+                return self._carry_out(ended, its)
+            except (_Stuck, errors.CloudRefusal,
+                    errors.TrustUnavailable) as exc:
+                if not ended.awaited:
+                    raise
+                record(f'Server {ended.server_id} is deleted: another lease '
+                       f'waits for its capacity, and its end policy is not '
+                       f'complete: {exc}')
+                return self._carry_out(ended, self._last)
         except (errors.CloudUnavailable, errors.TrustUnavailable) as exc:
             LOG.warning('Lease %s: server %s: its end policy is not complete '
                         'yet: %s',
@@ -70,9 +83,13 @@ class ServerEnds:
                           ended.lease_id, ended.server_id)
             return f'server {ended.server_id} failed; see the log.'
 
+    @property
+    def _last(self) -> end_policies.Steps:
+        return [self.policies[end_policies.DELETE]]
+
     def _carry_out(self, ended: end_policies.EndedServer,
                    its: end_policies.Steps) -> str | None:
-        asked, last = None, [self.policies[end_policies.DELETE]]
+        asked, last = None, self._last
         if its == last:
             # Requested even if the server seems gone: parts may be left.
             asked = self._ask(ended, its[0])
@@ -84,6 +101,8 @@ class ServerEnds:
                     seen.state is not cloud_api.ServerState.RUNNING):
                 # There is nothing to keep.
                 return self._carry_out(ended, last)
+            if ended.awaited and asked is None:
+                self._check_progress(ended, its, seen)
             if seen.busy and its != last:
                 # The task may move it to another host.
                 return ''
@@ -104,6 +123,23 @@ class ServerEnds:
                          ended.lease_id, ended.server_id, exc)
                 return self._carry_out(ended, last)
         return ''
+
+    def _check_progress(self, ended: end_policies.EndedServer,
+                        its: end_policies.Steps,
+                        seen: cloud_api.ObservedServer) -> None:
+        """Check that a server makes progress with its end policy.
+
+        :raises _Stuck: if it is busy with what was not requested for that, or
+            has not become, or not stayed, what was requested twice
+        """
+        made = self._cloud.requests(ended.server_id, ended.lease_id)
+        if seen.busy:
+            if not made or end_policies.DELETE in made:
+                raise _Stuck('it has another task.')
+        elif max(made.values(), default=0) > 1 or end_policies.DELETE in made:
+            todo = end_policies.next_of(its, self._cloud, ended, seen)
+            if seen.resized or todo is not None and todo.keeps:
+                raise _Stuck('what was requested of it did not last.')
 
     def _ask(self, ended: end_policies.EndedServer,
              policy: end_policies.EndPolicy) -> end_policies.EndPolicy:
@@ -132,6 +168,10 @@ class ServerEnds:
         return self._carry_out(ended, moving)
 
 
+class _Stuck(Exception):
+    """An end policy makes no progress; the message says why."""
+
+
 def _is_blocked(its: end_policies.Steps, todo: end_policies.EndPolicy | None,
                 seen: cloud_api.ObservedServer) -> bool:
     """Return whether a server has to leave its state before the next step.
@@ -142,6 +182,22 @@ def _is_blocked(its: end_policies.Steps, todo: end_policies.EndPolicy | None,
     return not its[-1].for_hosted_servers and (seen.resized or (
         seen.blocked and todo is not None and todo.keeps))
 
+
+#: Bookings of another lease on the host of a server.
+_NEXT, _OURS = orm.aliased(models.Booking), orm.aliased(models.Reservation)
+#: The servers of a lease on hosts where another one should have started at a
+#: date, and has not; None for bookings of hosts.
+_AWAITED = sa.select(models.Booking.server_id).distinct().join(
+    _OURS, _OURS.id == models.Booking.reservation_id).join(
+    _NEXT, _NEXT.host_id == models.Booking.host_id).join(
+    models.Reservation, models.Reservation.id == _NEXT.reservation_id).join(
+    models.Lease, models.Lease.id == models.Reservation.lease_id).where(
+        _OURS.lease_id == sa.bindparam('lease'),
+        models.Lease.id != sa.bindparam('lease'),
+        models.Lease.status.in_(states.TO_START),
+        _NEXT.claimed_at.is_(None),
+        _NEXT.start_date <= sa.bindparam('since'),
+        _NEXT.end_date > sa.bindparam('now'))
 
 #: The most servers that are named of those that an end waits for.
 _SHOWN = 5
@@ -160,6 +216,8 @@ class _Begun(ty.NamedTuple):
     :ivar servers: the steps of servers that have bookings
     :ivar others: the steps of servers that have none
     :ivar grace: seconds that are left of the grace period
+    :ivar awaited: the servers for whose capacity other leases wait; None is
+        for all that have no bookings
     """
 
     servers: dict[str, end_policies.Steps]
@@ -167,6 +225,7 @@ class _Begun(ty.NamedTuple):
     name: str = ''
     project_id: str = ''
     grace: int = 0
+    awaited: frozenset[str | None] = frozenset()
 
 
 class LeaseEnd:
@@ -174,7 +233,8 @@ class LeaseEnd:
 
     :param notify: called with an event type and a lease
     :param start_timeout: seconds for which an end waits for another process
-        that has its policy, if this one does not
+        that has its policy, if this one does not, and for which a start waits
+        for its host to be empty
     :param limit: seconds after which servers are deleted, whatever their
         policy; 0: never
     """
@@ -280,8 +340,10 @@ class LeaseEnd:
         ) if ends_of else None
         waiting = {server_id: why for server_id, its in ends_of.items() if (
             why := self._server_ends.apply_policy(end_policies.EndedServer(
-                server_id, lease_id, begun.name, begun.project_id,
-                credential), its)) is not None}
+                server_id, lease_id, begun.name, begun.project_id, credential,
+                (server_id if server_id in begun.servers else None) in
+                begun.awaited), its, functools.partial(
+                    self._replace, lease_id))) is not None}
         if waiting:
             why = next(filter(None, waiting.values()), '')
             if closed.hosted_servers or why:
@@ -337,6 +399,14 @@ class LeaseEnd:
                 conditions.update(lease, self._clock.now(), why)
                 assignments.overdue(session, self._clock.now(), lease)
 
+    def _replace(self, lease_id: str, why: str) -> None:
+        """Record in a lease that a server is deleted, whatever its policy."""
+        LOG.warning('Lease %s: %s', lease_id, why)
+        self._database.retried(
+            self._explain, lease_id, conditions.Condition(
+                conditions.Type.POLICY_REPLACED, conditions.Reason.TIMED_OUT,
+                why))
+
     def _begin_end(self, lease_id: str, when_due: bool,
                    ) -> _Begun | retries.RetryAfter:
         """Make sure that nothing of a lease starts from now on; return the
@@ -382,7 +452,8 @@ class LeaseEnd:
                           if its[-1].stays else its, lease.name,
                           lease.project_id, lease.end_date +
                           lease.grace_period - now if when_due and
-                          lease.deleted_at is None else 0)
+                          lease.deleted_at is None else 0,
+                          self._awaited(session, lease, now, its))
 
     def _is_in_vain(self, session: orm.Session, lease: models.Lease) -> bool:
         """Return whether an end needs an owner that seems to be gone, and
@@ -390,6 +461,29 @@ class LeaseEnd:
         """
         return end_policies.needs_owner(lease.on_end, self._policies) and (
             session.get(models.Orphan, lease.id) is not None)
+
+    def _lasts(self, lease: models.Lease, now: int, its: end_policies.Steps,
+               seconds: int) -> bool:
+        """Return whether the end of a lease has been in progress for so many
+        seconds, and deletes no server yet.
+        """
+        return lease.status == states.Lease.TERMINATING and (
+            not its[-1].for_hosted_servers) and (
+                its != [self._policies[end_policies.DELETE]]) and (
+                    now >= seconds + max(
+                        lease.end_date + lease.grace_period,
+                        lease.ending_at or 0))
+
+    def _awaited(self, session: orm.Session, lease: models.Lease, now: int,
+                 its: end_policies.Steps) -> frozenset[str | None]:
+        """Return the servers of a lease for whose capacity other leases have
+        waited since half of the time for which they wait at all.
+        """
+        patience = self._start_timeout // 2
+        if not self._limit or not self._lasts(lease, now, its, patience):
+            return frozenset()
+        return frozenset(session.scalars(_AWAITED, {
+            'lease': lease.id, 'since': now - patience, 'now': now}))
 
     def _is_late(self, session: orm.Session, lease: models.Lease, now: int,
                  its: end_policies.Steps) -> bool:
@@ -401,12 +495,7 @@ class LeaseEnd:
         """
         limit = self._limit or (
             IN_VAIN if self._is_in_vain(session, lease) else 0)
-        if not limit or its[-1].for_hosted_servers or (
-                lease.status != states.Lease.TERMINATING) or (
-                    its == [self._policies[end_policies.DELETE]]) or (
-                        now < limit + max(
-                            lease.end_date + lease.grace_period,
-                            lease.ending_at or 0)):
+        if not limit or not self._lasts(lease, now, its, limit):
             return False
         why = (f'Its servers are deleted: {lease.on_end} was not complete '
                f'within {limit} s.')

@@ -170,12 +170,23 @@ class Cloud(ty.Protocol):
         ...
 
     def set_resting_state(self, server_id: str, rest: RestingState,
-                          credential: str | None) -> None:
+                          credential: str | None, lease_id: str = '') -> None:
         """Request that a server is brought to a resting state. Idempotent;
         does nothing if it does not exist or is busy.
 
         :param credential: see :meth:`delete`
+        :param lease_id: the lease whose end this is, see :meth:`requests`
         :raises CloudUnavailable: if it is not possible now; says why
+        :raises CloudRefusal: if the cloud refuses it
+        """
+        ...
+
+    def requests(self, server_id: str, lease_id: str) -> ty.Mapping[str, int]:
+        """Return how often each action was requested of a server for the end
+        of a lease, by any process, and begun (0: never). The names are the
+        cloud's, and ``delete``.
+
+        :raises CloudUnavailable: if the cloud does not answer
         """
         ...
 

@@ -29,6 +29,8 @@ class EndedServer(ty.NamedTuple):
 
     :ivar project_id: that of the lease
     :ivar credential: to act for the owner of the lease
+    :ivar awaited: whether a lease that should have started waits for the
+        capacity of the server
     """
 
     server_id: str
@@ -36,6 +38,7 @@ class EndedServer(ty.NamedTuple):
     lease_name: str
     project_id: str
     credential: str | None
+    awaited: bool = False
 
 
 class EndPolicy(abc.ABC):
@@ -72,6 +75,8 @@ class EndPolicy(abc.ABC):
         servers of the lease.
 
         :raises CloudUnavailable: if a retry may succeed; says why
+        :raises CloudRefusal: if that depends on the user; the server is
+            deleted if another lease waits for its capacity
         """
 
     @abc.abstractmethod
@@ -133,7 +138,8 @@ class _Rest(EndPolicy):
     rest: ty.ClassVar[cloud_api.RestingState]
 
     def ask(self, cloud: cloud_api.Cloud, ended: EndedServer) -> None:
-        cloud.set_resting_state(ended.server_id, self.rest, ended.credential)
+        cloud.set_resting_state(ended.server_id, self.rest, ended.credential,
+                                ended.lease_id)
 
     def is_over(self, cloud: cloud_api.Cloud, ended: EndedServer,
                 seen: cloud_api.ObservedServer) -> bool:

@@ -10,11 +10,14 @@ from nova.compute import utils as compute_utils
 from nova.compute import vm_states
 from nova import context as nova_context
 from nova import exception
+from nova import objects
 from oslo_log import log as logging
+from oslo_utils import uuidutils
 
 from blazar_core.common import errors
 from blazar_core.plugins import cloud_api
 from blazar_nova.compat import request_context
+from blazar_nova.compat import server_deletion
 from blazar_nova.compat import timestamps
 
 __all__ = ['BLOCKING', 'EndActions', 'RESTS']
@@ -31,6 +34,9 @@ RESTS = {
     vm_states.SHELVED: cloud_api.RestingState.STOPPED,
     vm_states.SHELVED_OFFLOADED: cloud_api.RestingState.SHELVED,
 }
+#: Errors if a service that Nova needs does not answer.
+_NO_ANSWER = (exception.CinderConnectionFailed,
+              exception.GlanceConnectionFailed, exception.ServiceUnavailable)
 #: The states in which Nova refuses actions of an end, until :meth:`.unblock`.
 BLOCKING = frozenset({vm_states.RESIZED, vm_states.RESCUED, vm_states.ERROR,
                       vm_states.SHELVED})
@@ -41,6 +47,8 @@ _LEASE, _SERVER = 'blazar_lease', 'blazar_server'
 _EVENT, _END = 'blazar_event', 'end_lease'
 #: The longest name of an image.
 _LONGEST_NAME = 255
+#: The prefix of the request ids of the actions of an end.
+_OWN = 'req-end-'
 #: Seconds after which a requested image is assumed to be lost.
 _LOST = 600
 #: The service that image requests are bounded by: not the cell, which other
@@ -54,7 +62,7 @@ class EndActions(request_context.Acting):
     """
 
     def set_resting_state(self, server_id: str, rest: cloud_api.RestingState,
-                          credential: str | None) -> None:
+                          credential: str | None, lease_id: str = '') -> None:
         """Ask Nova to stop, suspend or shelve a server; ignores a deleted one.
 
         In the name of its owner if glance is needed, else as Nova itself.
@@ -67,16 +75,19 @@ class EndActions(request_context.Acting):
         """
         if rest is cloud_api.RestingState.SHELVED:
             self._within(_GLANCE, self._set_resting_state, server_id, rest,
-                         credential)
+                         credential, lease_id)
         else:
-            self._in_cell(self._set_resting_state, server_id, rest, credential)
+            self._in_cell(self._set_resting_state, server_id, rest, credential,
+                          lease_id)
 
     def _set_resting_state(self, server_id: str, rest: cloud_api.RestingState,
-                           credential: str | None) -> None:
+                           credential: str | None, lease_id: str) -> None:
         context = nova_context.get_admin_context()
         with contextlib.suppress(exception.InstanceNotFound):
             if rest is cloud_api.RestingState.SHELVED:
                 context = self._in_its_name(server_id, credential)
+            if lease_id:
+                context.request_id = _own_request(lease_id)
             _set_resting_state(self._compute_api, context,
                                self._compute_api.get(context, server_id), rest)
 
@@ -92,11 +103,37 @@ class EndActions(request_context.Acting):
 
     def _unblock(self, server_id: str, lease_id: str) -> None:
         context = nova_context.get_admin_context()
-        # In the instance actions that the owner of the server sees.
-        context.request_id = f'req-end-{lease_id}'
+        context.request_id = _own_request(lease_id)
         with contextlib.suppress(exception.InstanceNotFound):
             _unblock(self._compute_api, context,
                      self._compute_api.get(context, server_id))
+
+    def requests(self, server_id: str, lease_id: str) -> ty.Mapping[str, int]:
+        """Return how often each action was requested for the end of a lease;
+        see :meth:`blazar_core.plugins.cloud_api.Cloud.requests`.
+
+        :raises CloudUnavailable: if its cell does not answer
+        """
+        return self._in_cell(self._requests, server_id, lease_id)
+
+    def _requests(self, server_id: str, lease_id: str) -> dict[str, int]:
+        context = nova_context.get_admin_context()
+        try:
+            # The context then is of the cell of the server.
+            self._compute_api.get(context, server_id)
+        except exception.InstanceNotFound:
+            return {}
+        if context.cell_uuid is None:
+            return {}
+        own = (f'{_OWN}{lease_id}', server_deletion.OWN)
+        made: dict[str, int] = {}
+        for action in objects.InstanceActionList.get_by_instance_uuid(
+                context, server_id):
+            if (action.request_id or '').startswith(own):
+                made[action.action] = made.get(action.action, 0) + bool(
+                    objects.InstanceActionEventList.get_by_action(
+                        context, action.id).objects)
+        return made
 
     def unshelve(self, server_id: str, credential: str | None,
                  deadline: cloud_api.Deadline) -> None:
@@ -135,6 +172,8 @@ class EndActions(request_context.Acting):
                       credential: str | None, event: str, label: str) -> None:
         with contextlib.suppress(exception.InstanceNotFound):
             context = self._in_its_name(server_id, credential)
+            if not event:
+                context.request_id = _own_request(lease_id)
             _create_image(self._compute_api, context, self._compute_api.get(
                 context, server_id), lease_id, name, event, label)
 
@@ -173,7 +212,20 @@ def _set_resting_state(api: ty.Any, context: ty.Any, instance: ty.Any,
             cloud_api.RestingState.SHELVED: api.shelve_offload if (
                 instance.vm_state == vm_states.SHELVED) else api.shelve}[rest]
     LOG.info('Server %s: asking Nova to have it %s', instance.uuid, rest.value)
-    _ask(work, context, instance)
+    try:
+        _ask(work, context, instance)
+    except errors.CloudUnavailable:
+        _reset(instance)
+        raise
+
+
+def _reset(instance: ty.Any) -> None:
+    """Reset the task that Nova has set for a request that it then refused: it
+    sets it before it asks glance for an image.
+    """
+    task, instance.task_state = instance.task_state, None
+    with contextlib.suppress(exception.NovaException):
+        instance.save(expected_task_state=[task])
 
 
 def _unblock(api: ty.Any, context: ty.Any, instance: ty.Any) -> None:
@@ -265,8 +317,17 @@ def _ask(work: ty.Callable[..., ty.Any], *args: ty.Any, **kwargs: ty.Any,
          ) -> ty.Any:
     try:
         return work(*args, **kwargs)
+    except _NO_ANSWER as exc:
+        raise errors.CloudUnavailable(str(exc)) from exc
     except exception.NovaException as exc:
-        raise errors.CloudUnavailable(f'Nova refuses: {exc}') from exc
+        raise errors.CloudRefusal(f'Nova refuses: {exc}') from exc
+
+
+def _own_request(lease_id: str) -> str:
+    """Return a request id by which the instance actions of a server, which
+    its owner sees, show that a request was made for the end of a lease.
+    """
+    return f'{_OWN}{lease_id}-{uuidutils.generate_uuid()[:8]}'
 
 
 def _give_up(instance: ty.Any) -> None:

@@ -26,7 +26,7 @@ from blazar_nova.compat import build_calls
 from blazar_nova.compat import request_context
 from blazar_nova.compat import unbuilt_servers
 
-__all__ = ['ServerDeletion', 'Step', 'next_step']
+__all__ = ['OWN', 'ServerDeletion', 'Step', 'next_step']
 
 LOG = logging.getLogger(__name__)
 
@@ -43,7 +43,7 @@ _TRIES = 30
 
 #: The prefix of the request ids of our deletions. Nova creates those of users'
 #: requests itself, with a uuid after "req-".
-_OWN = 'req-blazar-'
+OWN = 'req-blazar-'
 
 #: The deletion of a server is in progress, or its message was lost.
 _DELETING = (task_states.DELETING, task_states.SOFT_DELETING)
@@ -172,7 +172,7 @@ class ServerDeletion(request_context.Acting):
                  f'in the name of user {context.user_id}' if
                  context.user_id else 'without a token of its owner')
         # Each attempt has a request id of its own, by which Nova finds it.
-        context.request_id = f'{_OWN}{uuidutils.generate_uuid()}'
+        context.request_id = f'{OWN}{uuidutils.generate_uuid()}'
         instance = self._compute_api.get(context, server_id)
         if instance.task_state in _DELETING:
             # Otherwise Nova would refuse, as it is already being deleted.
@@ -193,7 +193,7 @@ def next_step(context: ty.Any, instance: ty.Any) -> Step:
         action for action in objects.InstanceActionList.get_by_instance_uuid(
             context, instance.uuid)
         if action.action == instance_actions.DELETE and
-        (action.request_id or '').startswith(_OWN)]
+        (action.request_id or '').startswith(OWN)]
     if not asked:
         return Step(0, True, False)
     return _after(asked[0], len(asked), instance)

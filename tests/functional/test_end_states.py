@@ -4,9 +4,12 @@
 """Ends of leases of servers in each state, on the real Nova."""
 
 import types
+import typing as ty
 from unittest import mock
 
+from nova import context as nova_context
 from nova import exception
+from nova import objects
 from nova.tests.functional.api import client as nova_client
 
 from tests import driven
@@ -213,3 +216,109 @@ class TestAfterTheEnd(test_ends.EndsTestCase):
         self.wait_for_status(server['id'], 'PAUSED')
         self.ask('DELETE', f'/leases/{self.lease("mine")["id"]}', code=204)
         self.refused(409, self.act, server, {'unpause': None})
+
+
+class TestTheNextLease(test_ends.EndsTestCase):
+    """Another lease has reserved the only host from the end on."""
+
+    hosts: ty.ClassVar[dict[str, nova_box.Capacity]] = {
+        'host1': nova_box.Capacity(vcpus=1, memory_mb=8192, disk_gb=100)}
+
+    def setUp(self):
+        super().setUp()
+        self.awaited = None
+
+    def reserve(self, on_end):
+        """Return a server whose lease ends when the next one starts."""
+        server = self.leased(on_end=on_end)
+        self.awaited = self.hold('next')
+        self.fill_books()
+        return server
+
+    def run_until_over(self, seconds, each=lambda: None):
+        """Carry out due events for so many seconds after the end; return how
+        long the next server was not ACTIVE.
+        """
+        self.clock.advance(self.over - self.clock.now())
+
+        def is_there():
+            driven.run_due(self.listener.engine)
+            each()
+            self.clock.advance(4)
+            return self.clock.now() > self.over + seconds or (
+                self.alice.get_server(self.awaited['id'])['status'] ==
+                'ACTIVE')
+
+        self.wait_for(is_there, 60, 'the next lease')
+        self.fill_books()
+        return self.clock.now() - self.over
+
+    def assert_in_time(self, each=lambda: None):
+        self.assertLess(self.run_until_over(300, each), 300)
+        self.assertEqual('ACTIVE', self.lease('next')['status'])
+
+    def assert_replaced(self, server):
+        self.wait_until_gone(server['id'])
+        self.assertIn('another lease waits for its capacity',
+                      self.lease('mine')['status_reason'])
+
+    def test_it_starts_although_the_server_was_rescued(self):
+        server = self.reserve('shelve')
+        self.act(server, {'rescue': {}})
+        self.wait_for_status(server['id'], 'RESCUE')
+        self.assert_in_time()
+        self.wait_for_status(server['id'], 'SHELVED_OFFLOADED')
+
+    def test_it_starts_although_images_are_refused(self):
+        """As the user has as many images as glance permits."""
+        server = self.reserve('shelve')
+        with mock.patch(
+                'nova.compute.utils.create_image',
+                side_effect=exception.ImageQuotaExceeded(image_id='x')):
+            self.assert_in_time()
+        self.assert_replaced(server)
+
+    def test_it_starts_although_each_image_is_deleted(self):
+        server = self.reserve('snapshot')
+
+        def delete():
+            for one in self.images().values():
+                self.glance.images.pop(one['id'], None)
+
+        self.assert_in_time(delete)
+        self.assert_replaced(server)
+
+    def test_it_starts_although_a_task_of_the_user_is_stuck(self):
+        server = self.reserve('stop')
+        self.set_task(server, 'shelving')
+        self.assert_in_time()
+        self.assert_replaced(server)
+
+    def set_task(self, server, task):
+        context = nova_context.get_admin_context()
+        cell, = (one for one in objects.CellMappingList.get_all(context)
+                 if not one.is_cell0())
+        with nova_context.target_cell(context, cell) as in_cell:
+            instance = objects.Instance.get_by_uuid(in_cell, server['id'])
+            instance.task_state = task
+            instance.save()
+
+    def test_the_user_does_not_suffer_from_an_outage(self):
+        server = self.reserve('shelve')
+        with mock.patch(
+                'nova.compute.utils.create_image',
+                side_effect=exception.GlanceConnectionFailed(
+                    server='x', reason='y')):
+            self.run_until_over(250)
+            self.assertEqual('ACTIVE', self.admin.get_server(
+                server['id'])['status'])
+        self.over = self.clock.now()
+        self.run_until_over(60)
+        self.wait_for_status(server['id'], 'SHELVED_OFFLOADED')
+
+    def test_a_step_of_the_policy_may_last(self):
+        server = self.reserve('snapshot')
+        with mock.patch('nova.compute.rpcapi.ComputeAPI.snapshot_instance'):
+            self.run_until_over(280)
+        self.assertTrue(self.exists(server['id']))
+        self.assertEqual('', self.lease('mine')['status_reason'])

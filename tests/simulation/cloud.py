@@ -112,6 +112,7 @@ class Server:
     :ivar busy: whether a compute works on it, except to delete it
     :ivar rest: how it is kept after its lease
     :ivar copies: the leases at whose ends an image of it was created
+    :ivar asked: how often each action was requested for the end of each lease
     :ivar images: the number of its images by event
     :ivar ran_at: since when it has run
     :ivar released: whether it no longer belongs to a lease
@@ -144,6 +145,8 @@ class Server:
     busy: bool = False
     rest: cloud_api.RestingState | None = None
     copies: set[str] = dataclasses.field(default_factory=set)
+    asked: collections.Counter[tuple[str | None, str]] = dataclasses.field(
+        default_factory=collections.Counter)
     images: collections.Counter[str] = dataclasses.field(
         default_factory=collections.Counter)
     ran_at: float | None = None
@@ -476,23 +479,26 @@ class Cloud:
 
         self.baton.later(seconds, work)
 
-    def set_resting_state(self, server: Server,
-                          rest: cloud_api.RestingState) -> None:
-        """Shelve, stop or suspend a server for its lease."""
+    def set_resting_state(self, server: Server, rest: cloud_api.RestingState,
+                          ) -> bool:
+        """Shelve, stop or suspend a server for its lease; return whether that
+        was started.
+        """
         def work() -> None:
             server.rest = rest
             if rest is cloud_api.RestingState.SHELVED:
                 server.host = None
                 self.free(server)
 
-        self._do(server, rest.value, work)
+        return self._do(server, rest.value, work)
 
-    def create_image(self, server: Server, lease_id: str, event: str) -> None:
-        """Create an image of a server at an event or at a lease's end."""
-        if event in server.images:
-            return
-        self._do(server, 'copied', lambda: server.images.update([event])
-                 if event else server.copies.add(lease_id))
+    def create_image(self, server: Server, lease_id: str, event: str) -> bool:
+        """Create an image of a server at an event or at a lease's end; return
+        whether that was started.
+        """
+        return event not in server.images and self._do(
+            server, 'copied', lambda: server.images.update([event])
+            if event else server.copies.add(lease_id))
 
     def engage(self, server: Server, what: str,
                work: ty.Callable[[], None]) -> bool:
@@ -513,8 +519,10 @@ class Cloud:
         self._computes.spawn(name, work)
 
     def _do(self, server: Server, what: str, work: ty.Callable[[], None],
-            ) -> None:
-        """Let a compute work on a server for some time."""
+            ) -> bool:
+        """Let a compute work on a server for some time, unless it is busy;
+        return whether it does.
+        """
         def do() -> None:
             self.baton.let_pass(self.faults.pause('delete'))
             self._until_up(server.host)
@@ -527,7 +535,7 @@ class Cloud:
             self.baton.tell(f'{server.id} is {what}')
             self.notify(server.id, host.uuid if host else None)
 
-        self.engage(server, 'keep', do)
+        return self.engage(server, 'keep', do)
 
     # -- notifications -----------------------------------------------------
 
@@ -691,6 +699,7 @@ class Port:
         server = self._cloud.servers.get(server_id)
         if server is not None and not self.is_early(server):
             server.deletions.append(self._baton.now)
+            server.asked[None, 'delete'] += 1
             self._cloud.delete(server)
         self.answer('deleted')
 
@@ -703,18 +712,27 @@ class Port:
         return server.deleting
 
     def set_resting_state(self, server_id: str, rest: cloud_api.RestingState,
-                          credential: str | None) -> None:
+                          credential: str | None, lease_id: str = '') -> None:
         self.call('set_resting_state')
-        self._cloud.set_resting_state(self._cloud.servers[server_id], rest)
+        server = self._cloud.servers[server_id]
+        if self._cloud.set_resting_state(server, rest):
+            server.asked[lease_id, rest.value] += 1
         self.answer('resting state set')
 
     def create_image(self, server_id: str, lease_id: str, name: str,
                      credential: str | None, event: str = '', label: str = '',
                      ) -> None:
         self.call('create_image')
-        self._cloud.create_image(self._cloud.servers[server_id], lease_id,
-                                 event)
+        server = self._cloud.servers[server_id]
+        if self._cloud.create_image(server, lease_id, event) and not event:
+            server.asked[lease_id, 'image'] += 1
         self.answer('copied')
+
+    def requests(self, server_id: str, lease_id: str) -> dict[str, int]:
+        self.call('requests')
+        return {what: count for (lease, what), count in
+                self._cloud.servers[server_id].asked.items()
+                if lease in (lease_id, None)}
 
     def has_image(self, server_id: str, lease_id: str,
                   credential: str | None, event: str = '') -> bool:

@@ -111,6 +111,8 @@ class FakeCloud:
     :ivar released: servers that were released from their lease
     :ivar unblocked: servers that were to leave a state that blocks requests,
         in order
+    :ivar requested: by server, how often each action was requested for the
+        end of its lease
     :ivar bound: servers that may not be migrated
     :ivar preemptible: servers that may be although they have a lease
     :ivar reach: the hosts to which servers may be migrated; others to all
@@ -147,6 +149,7 @@ class FakeCloud:
         self.hosts: set[str] = set()
         self.moves: list[tuple[str, str | None]] = []
         self.unblocked: list[str] = []
+        self.requested: dict[str, dict[str, int]] = {}
         self.evacuations: list[tuple[str, str | None]] = []
         self.broken: dict[str, Exception] = {}
 
@@ -203,7 +206,8 @@ class FakeCloud:
             self.servers.pop(server_id, None)
 
     def set_resting_state(self, server_id: str, rest: cloud_api.RestingState,
-                          _credential: str | None) -> None:
+                          _credential: str | None, _lease_id: str = '',
+                          ) -> None:
         self._break('set_resting_state')
         self._break(server_id)
         self.rests.append((server_id, rest))
@@ -259,6 +263,11 @@ class FakeCloud:
              deadline: cloud_api.Deadline) -> str:
         self._break('move')
         return self._take_up(server_id, deadline, self.moves, host)
+
+    def requests(self, server_id: str, _lease_id: str,
+                 ) -> ty.Mapping[str, int]:
+        self._break('requests')
+        return self.requested.get(server_id, {})
 
     def unblock(self, server_id: str, _lease_id: str) -> None:
         self._break('unblock')

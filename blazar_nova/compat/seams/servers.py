@@ -190,6 +190,10 @@ _SERVERS = entry.subject(
             'get_by_instance_uuid(context, instance_uuid, limit=, marker=, '
             'filters=)', 'how far a deletion is')),
     entry.of(
+        'nova.objects.InstanceActionEventList',
+        entry.called('get_by_action(context, action_id)',
+                     'what was begun at an end')),
+    entry.of(
         'nova.objects.InstanceFault',
         entry.fields('message instance_uuid code details created_at',
                      'why a server is in ERROR')),

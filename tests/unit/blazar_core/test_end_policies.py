@@ -308,6 +308,10 @@ class StepsTestCase(base.LeaseTestCase):
         self.clock.advance(NOW + time - self.clock.now())
         driven.run_due(self.engine)
 
+    def become(self, server, **state):
+        self.cloud.servers[server] = dataclasses.replace(
+            self.cloud.servers[server], **state)
+
     def usage(self):
         return sum(usage.get('VCPU', 0)
                    for usage in self.scalars(models.Host.usage))
@@ -469,10 +473,6 @@ class TestSteps(StepsTestCase):
         self.assertEqual(([second, first], 'TERMINATED', ''), (
             self.cloud.deleted, self.status(lease), self.reason(lease)))
 
-    def become(self, server, **state):
-        self.cloud.servers[server] = dataclasses.replace(
-            self.cloud.servers[server], **state)
-
     def test_what_the_cloud_refuses_in_a_state_waits_until_it_is_left(self):
         for on_end in 'snapshot,delete', 'shelve', 'stop', 'suspend':
             lease, (server,) = self.ending(on_end)
@@ -597,6 +597,145 @@ class TestLimit(StepsTestCase):
         for time in (100, 5000):
             self.run_at(time)
         self.assertEqual('', self.reason(lease))
+
+
+class TestAwaited(StepsTestCase):
+    """Another lease has reserved all of the host from the end on, and waits
+    for 300 seconds.
+    """
+
+    end_timeout = 3600
+    refused = errors.CloudRefusal('Nova refuses.')
+
+    def reserve(self, on_end='snapshot,delete', start=100):
+        lease, (server,) = self.ending(on_end)
+        self.lease(start, 9000, count=4)
+        return lease, server
+
+    def assert_deleted_at(self, time, server):
+        for earlier in range(self.clock.now() - NOW + 10, time, 10):
+            self.run_at(earlier)
+        self.assertEqual([], self.cloud.deleted)
+        # An attempt is at most a minute from the one before.
+        self.run_at(time + 60)
+        self.assertEqual([server], self.cloud.deleted)
+
+    def test_what_is_refused_is_deleted_before_the_other_one_moves(self):
+        lease, server = self.reserve()
+        self.cloud.broken['create_image'] = self.refused
+        self.run_at(100)
+        self.assert_deleted_at(250, server)
+        self.assertEqual('TERMINATED', self.status(lease))
+        self.assertEqual(
+            f'Server {server} is deleted: another lease waits for its '
+            f'capacity, and its end policy is not complete: Nova refuses.',
+            self.reason(lease))
+
+    def test_so_is_what_needs_an_owner_that_is_missing(self):
+        lease, server = self.reserve('shelve')
+        self.cloud.broken['set_resting_state'] = errors.TrustUnavailable('No.')
+        self.run_at(100)
+        self.assert_deleted_at(250, server)
+
+    def test_so_is_what_has_a_task_that_was_not_requested(self):
+        lease, server = self.reserve('stop')
+        self.become(server, busy=True)
+        self.run_at(100)
+        self.assert_deleted_at(250, server)
+
+    def test_so_is_what_was_undone_twice(self):
+        lease, server = self.reserve()
+        self.cloud.slow.add(server)
+        self.run_at(100)
+        self.cloud.requested[server] = {'createImage': 2}
+        self.assert_deleted_at(250, server)
+
+    def test_so_is_what_enters_a_blocking_state_again(self):
+        for on_end, state in (('release', {'resized': True}), ('stop', {})):
+            self.cloud.deleted.clear()
+            lease, (server,) = self.ending(on_end)
+            begin = self.clock.now() - NOW + 50
+            other = self.lease(begin + 50, begin + 9000, count=4)
+            self.become(server, blocked=True, **state)
+            self.cloud.requested[server] = {'unrescue': 2}
+            self.run_at(begin + 50)
+            self.assert_deleted_at(begin + 200, server)
+            self.lifecycle.lease_end.delete(other['id'])
+            self.run_at(begin + 300)
+
+    def test_it_is_counted_from_the_start_of_the_other_one(self):
+        lease, server = self.reserve(start=500)
+        self.cloud.broken['create_image'] = self.refused
+        self.run_at(100)
+        self.assert_deleted_at(650, server)
+
+    def test_it_is_counted_from_the_first_attempt(self):
+        """No process ran before."""
+        lease, server = self.reserve()
+        self.cloud.broken['create_image'] = self.refused
+        # The other one, which was not carried out either, has just begun.
+        self.run_at(380)
+        self.assertEqual([], self.cloud.deleted)
+
+    def test_who_dies_before_the_deletion_is_followed_by_another(self):
+        lease, server = self.reserve()
+        self.cloud.broken['create_image'] = self.refused
+        self.run_at(100)
+        self.clock.advance(160)
+        self.cloud.broken['delete'] = SystemExit()
+        self.assertRaises(SystemExit, self.lifecycle.lease_end.end,
+                          lease['id'], when_due=True)
+        self.assertIn('is deleted', self.reason(lease))
+        del self.cloud.broken['delete']
+        self.run_at(350)
+        self.assertEqual([server], self.cloud.deleted)
+
+    def test_a_deletion_is_not_given_up(self):
+        lease, server = self.reserve()
+        self.cloud.stubborn.add(server)
+        self.cloud.broken['create_image'] = self.refused
+        for time in (100, 260):
+            self.run_at(time)
+        del self.cloud.broken['create_image']
+        self.become(server, busy=True)
+        self.cloud.requested[server] = {'delete': 0}
+        self.run_at(330)
+        self.assertEqual(([server] * 2, {}), (
+            self.cloud.deleted, self.cloud.copies))
+
+    def test_what_is_not_the_user_s_fault_has_the_whole_limit(self):
+        lease, server = self.reserve()
+        self.cloud.broken['create_image'] = errors.CloudUnavailable('Glance')
+        for time in (100, 260, 3600):
+            self.run_at(time)
+        self.assertEqual([], self.cloud.deleted)
+        self.run_at(3800)
+        self.assertEqual([server], self.cloud.deleted)
+
+    def test_so_has_what_is_in_progress(self):
+        lease, server = self.reserve()
+        self.become(server, busy=True)
+        self.cloud.requested[server] = {'createImage': 1}
+        for time in (100, 260, 3600):
+            self.run_at(time)
+        self.assertEqual([], self.cloud.deleted)
+
+    def test_so_has_what_nobody_waits_for(self):
+        lease, server = self.reserve(start=5000)
+        self.cloud.broken['create_image'] = self.refused
+        for time in (100, 260, 3600):
+            self.run_at(time)
+        self.assertEqual([], self.cloud.deleted)
+
+    def test_what_is_complete_is_not_deleted(self):
+        lease, server = self.reserve('shelve')
+        self.run_at(99)
+        self.cloud.requested[server] = {'shelve': 3}
+        self.become(server, rest=cloud_api.RestingState.SHELVED, host=None)
+        self.clock.advance(200)
+        self.run_at(310)
+        self.assertEqual(('TERMINATED', []), (
+            self.status(lease), self.cloud.deleted))
 
 
 class TestOrder(base.RefusalTestCase):

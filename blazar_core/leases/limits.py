@@ -181,6 +181,23 @@ class Granted:
             if self._hosts is not None:
                 self._hosts.confirm(connection, picks)
 
+    def check_hosts(self, connection: sa.Connection,
+                    hosts: list[int], window: model.Window) -> None:
+        """Check that the project may have a lease that has its hosts already;
+        after the lock.
+
+        :raises LimitExceeded: if that would exceed ``max_host_spread``
+        """
+        bound = self._bound and admissions.ProjectHosts(functools.partial(
+            self._bound, connection=connection)).exceeded([hosts], window)
+        if bound is not None:
+            raise errors.LimitExceeded(
+                f'The leases of a project may use {bound.times} times as many '
+                f'hosts over all times as they use at the same time, and 2 '
+                f'more (max_host_spread). Those of this project use '
+                f'{len(bound.hosts)}, and the lease uses others. Delete '
+                f'leases that you do not need first.')
+
     def noted(self, rows: ty.Sequence[conditions.Row] | None, now: int,
               ) -> list[conditions.Row] | None:
         """Return the conditions of the lease, which say whether it makes the

@@ -12,6 +12,7 @@ from sqlalchemy import orm
 from blazar_core.capacity import usage_records
 from blazar_core.common import clocks
 from blazar_core.common import errors
+from blazar_core.common import model
 from blazar_core.common import states
 from blazar_core.common import words
 from blazar_core.db import api
@@ -128,6 +129,12 @@ class Transfer:
                 granted.confirm(session.connection())
             if lease.project_id != owner.project_id and not back:
                 _check_project(session, lease)
+                if granted is not None:
+                    granted.check_hosts(session.connection(), [
+                        one.host_id for one in lease.bookings
+                        if one.host_id is not None], model.Window(
+                            lease.start_date,
+                            lease.end_date + lease.grace_period))
             _check_status(lease)
             if granted is not None:
                 lease.conditions = granted.noted(lease.conditions, now)

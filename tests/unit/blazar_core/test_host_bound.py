@@ -16,6 +16,7 @@ from blazar_core.leases import creation
 from blazar_core.leases import leases
 from blazar_core.leases import limits
 from blazar_core.leases import requests
+from blazar_core.leases import transfer
 from blazar_core.leases import updates
 from blazar_core.leases import usage
 from tests import databases
@@ -128,6 +129,56 @@ class TestRandomFollowing(TestFollowing):
     """The same with hosts that are chosen at random."""
 
     strategy = staticmethod(selection.spread)
+
+
+class TestReceived(HostBoundTestCase):
+    """Leases that other projects create on hosts that they choose."""
+
+    def setUp(self):
+        super().setUp()
+        self.transfer = transfer.Transfer(
+            self.database, self.clock, racer.FileType.types('/dev/null'))
+
+    def receive(self, lease, project_id='project', back=False, count=1):
+        looked = self.transfer.look(lease['id'])
+        self.transfer.transfer(
+            lease['id'], looked.generation,
+            transfer.Owner(project_id, 'user'), self.limits.check(
+                limits.Asked(project_id, 'user', model.Window(
+                    lease['start_date'], lease['end_date']), count,
+                    {'VCPU': count}, held=False)), False, back)
+
+    def test_they_count_as_its_own(self):
+        for number, name in enumerate(self.names[:4]):
+            self.receive(self.ask(100 * (number + 1), 'other', name))
+        for number, name in enumerate(self.names[4:9], 4):
+            lease = self.ask(100 * (number + 1), 'other', name)
+            before = self.everything()
+            self.assertIn('max_host_spread', str(self.assertRaises(
+                errors.LimitExceeded, self.receive, lease)))
+            self.assertEqual(before, self.everything())
+            self.receive(lease, 'third')
+            if number == 7:
+                break
+        self.assertEqual(4, len(self.on()))
+        # It has reservations there.
+        self.receive(self.ask(5000, 'fourth', self.names[0]))
+
+    def test_one_with_many_hosts_may_be_received(self):
+        for number, name in enumerate(self.names[:4]):
+            self.receive(self.ask(100 * (number + 1), 'other', name))
+        self.receive(self.ask(
+            5000, 'other', count=4, affinity=model.Affinity.DIFFERENT,
+            avoid=frozenset(map(self.uuid_of, self.names[:4]))), count=4)
+        self.assertEqual(8, len(self.on()))
+
+    def test_one_that_comes_back_is_not_refused(self):
+        lease = self.ask(100, 'project', self.names[0])
+        self.receive(lease, 'other')
+        for number, name in enumerate(self.names[1:5]):
+            self.ask(100 * (number + 2), 'project', name)
+        self.receive(lease, back=True)
+        self.assertEqual(5, len(self.on()))
 
 
 class TestChosen(HostBoundTestCase):

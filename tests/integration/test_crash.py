@@ -260,10 +260,15 @@ class ListenerTest(CrashTestCase):
     def test_at_each_step_of_an_end(self):
         ending = steps_of('END')
         first = 40
-        held = [self.hold(starts_in=3, lasts=first + 12 * number)
-                for number, _step in enumerate(ending)]
-        servers, leases = zip(*held)
+        servers = [self.boot(self.lease_hints(
+            time.time() + 3, first + 12 * number,
+            on_end='delete' if number else 'snapshot'))['server']['id']
+            for number, _step in enumerate(ending)]
+        leases = [self.lease_of(one)['id'] for one in servers]
         self.wait_for_status(leases, 'ACTIVE')
+        # Its end has all steps.
+        self.demo('POST', f'/servers/{servers[0]}/action', {'rescue': {}})
+        self.wait_for_server(servers[0], 'RESCUE')
         self.without('blazar-listener-1', 'blazar-listener-2')
         for step in ending:
             self.listener_dies_at(step)
@@ -272,6 +277,9 @@ class ListenerTest(CrashTestCase):
         self.assert_all_built_once(servers)
         for server_id in servers:
             self.assertEqual([], self.guests(server_id))
+        self.assertEqual(1, len(self.demo(
+            'GET', f'/images?status=active&instance_uuid={servers[0]}',
+            service='glance')['images']))
         self.assert_nothing_left()
 
 

@@ -25,6 +25,17 @@ _BOOKED = sa.select(
 ).join(models.Reservation.bookings).join(models.Reservation.lease).where(
     models.Booking.server_id == sa.bindparam('server'))
 
+#: The columns by which a lease has ended.
+_ENDED = (models.Lease.name, models.Lease.status, models.Lease.on_end,
+          models.Lease.deleted_at, models.Lease.end_date,
+          models.Lease.grace_period)
+_ENDING = sa.select(
+    models.Reservation.lease_id, models.Booking.reservation_id, *_ENDED,
+).distinct().join(models.Reservation.bookings).join(
+    models.Reservation.lease).where(
+        models.Lease.status == states.Lease.TERMINATING,
+        models.Booking.server_id.is_(None))
+
 
 class Booked(ty.NamedTuple):
     """The lease of a server, its project, and the id of the host in the
@@ -120,18 +131,27 @@ class Lookup:
         """Return the lease of a server whose end policy is, or is about to
         be, carried out; None: there is none of that project.
         """
-        lease, now = models.Lease, self._clock.now()
         with self._database.connection() as connection:
-            row = connection.execute(_BOOKED.add_columns(
-                lease.name, lease.status, lease.on_end, lease.deleted_at,
-                lease.end_date, lease.grace_period), {'server': server_id},
-            ).first()
-        if row is None or row.project_id != project_id:
-            return None
+            row = connection.execute(_BOOKED.add_columns(*_ENDED), {
+                'server': server_id}).first()
+        return None if row is None or row.project_id != project_id else (
+            self._ended(row))
+
+    def ending_hosts(self) -> dict[str, Ended]:
+        """Return the leases that are ending whose hosts, or whose other
+        resources without servers, are still booked; by reservation.
+        """
+        with self._database.connection() as connection:
+            rows = connection.execute(_ENDING).all()
+        return {row.reservation_id: ended for row in rows
+                if (ended := self._ended(row)) is not None}
+
+    def _ended(self, row: ty.Any) -> Ended | None:
         is_over = row.status == states.Lease.TERMINATING and (
             row.deleted_at is not None or not row.grace_period)
-        return Ended(row.lease_id, row.name, row.on_end) if is_over or (
-            row.end_date + row.grace_period <= now) else None
+        return Ended(row.lease_id, row.name, row.on_end if
+                     row.deleted_at is None else 'delete') if is_over or (
+            row.end_date + row.grace_period <= self._clock.now()) else None
 
     def place_of(self, server_id: str) -> dict[str, str] | None:
         """Return the reservation in which a server uses a slot.

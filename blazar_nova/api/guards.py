@@ -16,6 +16,7 @@ import webob
 
 from blazar_core.common import clocks
 from blazar_core.common import errors
+from blazar_core.leases import lookup
 from blazar_core.leases import server_growth
 from blazar_core.leases import views
 from blazar_nova.compat import bound_servers
@@ -25,6 +26,7 @@ from blazar_nova.compat import nova_router
 from blazar_nova.compat import pool
 from blazar_nova.compat import reserved_edits
 from blazar_nova.compat import server_demand
+from blazar_nova.resource_types import installed_policies
 from blazar_nova.schemas import error_answers
 from blazar_nova.services import interruptible_servers
 from blazar_nova.services import server_messages
@@ -52,6 +54,7 @@ class Guards:
 
     def __init__(self, parts: wiring.Parts) -> None:
         self._parts = parts
+        self._policies = installed_policies.available()
         self._interruptible = interruptible_servers.InterruptibleServers(parts)
 
     def of_no_id(self, environ: Environ, action: nova_router.Action) -> ty.Any:
@@ -131,14 +134,29 @@ class Guards:
             return None
         try:
             over = self._parts.leases.lookup.ended(
-                server_id, context.project_id)
-        except errors.DatabaseUnavailable:
+                server_id, context.project_id) or self._on_ended_hosts(
+                    server_id, context.project_id)
+        except (errors.DatabaseUnavailable, errors.CloudUnavailable):
             return None
         return over and nova_router.fault(environ, 409, (
             f'Lease {over.name} ({over.lease_id}) of server {server_id} has '
             f'ended, and its end policy is being carried out: {over.on_end}. '
             f'Until that is complete, the server can only be shown, locked '
             f'and deleted.'))
+
+    def _on_ended_hosts(self, server_id: str, project_id: str,
+                        ) -> lookup.Ended | None:
+        """Return the lease of the hosts that a server is bound to, if the
+        lease is ending and the server cannot stay for as long as it likes.
+        """
+        ending = {one: lease for one, lease in
+                  self._parts.leases.lookup.ending_hosts().items() if not any(
+                      self._policies[name].for_hosted_servers
+                      for name in lease.on_end.split(',')
+                      if name in self._policies)}
+        within = ending and bound_servers.reservation_of_server(
+            server_id, project_id)
+        return ending.get(within) if within else None
 
     def _held(self, environ: Environ, server_id: str,
               ) -> dict[str, ty.Any] | None:

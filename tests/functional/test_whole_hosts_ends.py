@@ -51,6 +51,22 @@ class TestEnds(whole_hosts_base.HostsTestCase):
             server['id'])['status'])
         self.assertEqual([(self.reservation_id,)], self.assigned_to())
 
+    def test_a_user_does_not_delay_it_by_actions(self):
+        server = self.within('busy', self.reservation_id)
+        self.wait_for_status(server['id'], 'ACTIVE')
+        other = self.within('other', self.reservation_id)
+        self.wait_for_status(other['id'], 'ACTIVE')
+        reboot = {'reboot': {'type': 'HARD'}}
+        self.alice.post_server_action(server['id'], reboot)
+        self.wait_for_status(server['id'], 'ACTIVE')
+        self.ask('DELETE', f'/leases/{self.started["id"]}', client=self.admin,
+                 code=204)
+        self.assertIn('has ended', self.refused(
+            409, self.alice.post_server_action, other['id'], reboot))
+        self.run_until(self.clock.now() + 600)
+        for one in server, other:
+            self.wait_until_gone(one['id'])
+
     def test_who_comes_while_it_ends_is_not_let_in(self):
         """The lease ends between the claims in the database and placement."""
         real = nova_scheduler._novas
@@ -312,6 +328,9 @@ class TestAfterwards(whole_hosts_base.HostsTestCase):
         self.assertEqual('ACTIVE', self.admin.get_server(
             server['id'])['status'])
         self.assertFalse(self.is_back())
+        self.alice.post_server_action(
+            server['id'], {'reboot': {'type': 'HARD'}})
+        self.wait_for_status(server['id'], 'ACTIVE')
         self.alice.delete_server(server['id'])
         self.wait_until_gone(server['id'])
         self.run_until(self.over + 4 * HOUR)

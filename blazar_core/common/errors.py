@@ -18,6 +18,7 @@
     |   +-- OutcomeUnknown    the database does not answer a commit
     +-- TrustUnavailable      there is no trust to act for the user
     +-- CloudUnavailable      the cloud does not answer at the moment
+    |   +-- CloudRefusal      it refuses the request in the present state
     +-- PowerError            a host could not be switched on or off
     |   +-- PowerUnavailable  the power interface does not answer in time
     +-- DecryptionError       no configured key decrypts a text
@@ -36,6 +37,7 @@ __all__ = [
     'ConcurrentUpdate',
     'DatabaseUnavailable',
     'ClockSkewed',
+    'CloudRefusal',
     'CloudUnavailable',
     'ConfigurationError',
     'Conflict',

@@ -294,11 +294,8 @@ class TestInTheWay(admissions_base.AdmissionTestCase):
             self.book('one' if name == 'soon' else None, start, end + 1,
                       name, VCPU=1)
         with self.database.reader() as session:
-            find = functools.partial(
-                admissions._in_the_way, session,
-                model.Window(NOW + 5, NOW + 30))
-            self.assertEqual(['soon', 'late'], find())
-            self.assertEqual(['soon'], find(1))
+            self.assertEqual(['soon', 'late'], admissions._in_the_way(
+                session, model.Window(NOW + 5, NOW + 30)))
 
 
 class TestMoves(admissions_base.AdmissionTestCase):

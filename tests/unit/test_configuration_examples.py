@@ -23,6 +23,7 @@ import testscenarios
 from blazar_core.common import opts
 from blazar_core.db import encryption
 from blazar_nova.compat import pool
+from blazar_nova.compat import stack_api
 from blazar_nova.schemas import boot_hints
 from blazar_nova.schemas import hint_params
 from blazar_nova.services import user_credentials
@@ -91,7 +92,8 @@ class ExampleTestCase(base.TestCase):
         conf([], project='nova', default_config_files=[path])
         opts.register_opts(conf)
         for group, options in itertools.chain(
-                pool.list_opts(), user_credentials.list_opts(),
+                pool.list_opts(), stack_api.list_opts(),
+                user_credentials.list_opts(),
                 messaging_opts.list_opts(), auth_token.list_opts(),
                 [('blazar_keystone', loading.get_auth_plugin_conf_options(
                     'password')),

@@ -287,13 +287,20 @@ def demand_of(context: ty.Any, specs: ty.Sequence[ty.Any],
     :raises CloudUnavailable: if placement does not answer
     """
     placement = placement or Placement()
-    spec = specs[0].obj_clone()
-    eligible, request = _eligible(context, spec, placement, later)
+    asked, found, why = [specs[0].obj_clone()], [], None
     if pool and placement.has_pool():
-        eligible |= _eligible(
-            context, bound_servers.in_pool(specs[0]), placement, later)[0]
+        asked.append(bound_servers.in_pool(specs[0]))
+    for spec in asked:
+        try:
+            found.append(_eligible(context, spec, placement, later))
+        except NoSuchHost as exc:
+            why = why or exc
+    if why is not None and not found:
+        raise why
+    eligible = frozenset().union(*(hosts for hosts, _request in found))
+    request = found[0][1]
     return model.Demand(
-        resources=resources_of(spec), count=len(specs), hosts=eligible,
+        resources=resources_of(asked[0]), count=len(specs), hosts=eligible,
         among=model.HostPool.ALL if pool else model.HostPool.COMMON,
         groups=_groups(request, placement),
         isolated=request.group_policy == 'isolate')

@@ -4,6 +4,8 @@
 
 import inspect
 import re
+import types
+from unittest import mock
 
 from nova.scheduler import request_filter
 
@@ -18,3 +20,42 @@ class PrefiltersTest(base.TestCase):
                           inspect.getsource(request_filter))
         self.assertEqual({('scheduler', name) for name in
                           server_demand.PREFILTERS}, set(read))
+
+
+class DemandTest(base.TestCase):
+    """Of hosts of two kinds, Nova's rules may leave those of one."""
+
+    def hosts(self, common, pool):
+        """Return the hosts of a demand.
+
+        :param common: the hosts for all workloads; None: Nova leaves none
+        :param pool: the enrolled ones
+        """
+        request = types.SimpleNamespace(group_policy=None)
+
+        def eligible(_context, spec, *_args):
+            found = pool if spec is in_pool.return_value else common
+            if found is None:
+                raise server_demand.NoSuchHost('none')
+            return frozenset(found), request
+
+        with (mock.patch.object(server_demand.bound_servers, 'in_pool',
+                                ) as in_pool,
+              mock.patch.object(server_demand, '_eligible', eligible),
+              mock.patch.object(server_demand, '_groups', return_value=()),
+              mock.patch.object(server_demand, 'resources_of',
+                                return_value={'VCPU': 1})):
+            return server_demand.demand_of(
+                'context', [mock.Mock()], server_demand.Placement(
+                    lambda: True), pool=True).hosts
+
+    def test_it_has_those_of_both(self):
+        self.assertEqual({'a', 'b'}, self.hosts('a', 'b'))
+
+    def test_it_has_those_of_one(self):
+        self.assertEqual({'a'}, self.hosts('a', None))
+        self.assertEqual({'b'}, self.hosts(None, 'b'))
+
+    def test_without_any_it_is_refused(self):
+        self.assertRaises(
+            server_demand.NoSuchHost, self.hosts, None, None)

@@ -375,7 +375,7 @@ class Admission:
             return self.selector.fitting(timeline, parts)(window)
 
     def safe_for(self, demand: model.Demand, lead_time: int, wanted: int,
-                 ) -> int | None:
+                 cleaning_time: int = 0) -> int | None:
         """Return for how many seconds interruptible servers of a demand would
         be safe on the best hosts, if no other one is evicted for them.
 
@@ -383,16 +383,24 @@ class Admission:
         for each bit of ``wanted``.
 
         :param wanted: the maximum of the result, in seconds
+        :param cleaning_time: seconds by which the lead time is longer on hosts
+            that serve leases only
         :returns: None: there is no capacity for them now
         """
         now = self._clock.now()
         with self.selector.asked_for([demand], 0) as (timeline, (demand,)):
             allowed = self.selector.allowed(timeline, demand)
+            serving = self.index.apart().serving
 
             def fits(seconds: int) -> bool:
                 window = model.Window(now, now + seconds + lead_time)
                 with self.index.keeping_interruptible(window.end):
                     rooms = timeline.fits(demand, window, allowed)
+                if cleaning_time and rooms[serving].any():
+                    window = model.Window(now, window.end + cleaning_time)
+                    with self.index.keeping_interruptible(window.end):
+                        rooms[serving] = timeline.fits(
+                            demand, window, serving & (rooms > 0))[serving]
                 return selection.most_of(demand, rooms) >= demand.count
 
             if fits(wanted):

@@ -90,6 +90,8 @@ class DedicatedHosts(ty.NamedTuple):
     :ivar reservable: whether each host serves leases only and may be reserved
     :ivar held: by reservation, the uuids of the hosts that are assigned to it
     :ivar off: whether each host is switched off now
+    :ivar lendable: the uuids of the hosts that serve leases only and that
+        interruptible servers may use now
     """
     enrolled: frozenset[str]
     closed: frozenset[str]
@@ -97,6 +99,7 @@ class DedicatedHosts(ty.NamedTuple):
     reservable: npt.NDArray[np.bool_]
     held: dict[str, list[str]]
     off: npt.NDArray[np.bool_]
+    lendable: frozenset[str]
 
 
 #: Returns the uuids of the hosts that match an expression.
@@ -116,9 +119,15 @@ class Lent(ty.NamedTuple):
 
 
 class Index:
-    """The reservation database in memory, ready to be searched."""
+    """The reservation database in memory, ready to be searched.
 
-    def __init__(self, database: api.Database, clock: clocks.Clock) -> None:
+    :param lends: whether hosts that serve leases only are lent while no
+        reservation holds them
+    """
+
+    def __init__(self, database: api.Database, clock: clocks.Clock,
+                 lends: bool = False) -> None:
+        self._lends = lends
         self._database = database
         self.clock = clock
         self._turn, self._lock = threading.Lock(), threading.Lock()
@@ -263,7 +272,7 @@ class Index:
         if self._apart is None or (
                 len(self._apart.serving) < len(self._timeline)):
             self._apart = _apart_of(
-                [self.hosts[one] for one in self._timeline.ids])
+                [self.hosts[one] for one in self._timeline.ids], self._lends)
         return self._apart
 
     def alike(self) -> Alike:
@@ -526,7 +535,8 @@ def _look(index: Index) -> None:
         pass
 
 
-def _apart_of(hosts: ty.Sequence[model.Host]) -> DedicatedHosts:
+def _apart_of(hosts: ty.Sequence[model.Host], lends: bool,
+              ) -> DedicatedHosts:
     held: dict[str, list[str]] = {}
     for host in hosts:
         if host.assigned_to is not None and not host.overdue:
@@ -537,4 +547,6 @@ def _apart_of(hosts: ty.Sequence[model.Host]) -> DedicatedHosts:
                   if host.enrolled and not host.reservable),
         np.array([host.enrolled for host in hosts], bool),
         np.array([host.reservable for host in hosts], bool), held,
-        np.array([host.off for host in hosts], bool))
+        np.array([host.off for host in hosts], bool),
+        frozenset(host.uuid for host in hosts
+                  if lends and host.reservable and host.assigned_to is None))

@@ -106,7 +106,8 @@ class Eligibility:
 
         Hosts that serve leases only accept servers of a reservation that has
         all of the host, and servers with a booking on one of these hosts: on
-        that host, and on the others that may be reserved.
+        that host, and on the others that may be reserved. Those that are lent
+        accept interruptible servers, too.
 
         :param uuids: of the hosts that are asked about
         :param reservation_id: the reservation that the server claims to
@@ -124,7 +125,9 @@ class Eligibility:
                 # The holder of a whole host may place anything there.
                 return Eligible(None, dict.fromkeys(
                     apart.held.get(reservation_id, ()), selection.MANY), 0)
-            window = _window_of(connection, server_id, mine, now)
+            lendable = apart.lendable
+            window = _window_of(connection, server_id, mine, now, bool(
+                lendable) and not lendable.isdisjoint(uuids))
             affinity = mine and (mine.params or {}).get('affinity')
             siblings = [] if affinity is None else _siblings(connection, mine)
             with self._index.excluding(own), (
@@ -141,6 +144,8 @@ class Eligibility:
             booked = hosts.get(mine.host_id) if mine is not None else None
             uuid = booked.uuid if booked else None
             shut = _shut_to(booked, apart)
+            if mine is None and window.end < model.FOREVER:
+                shut -= lendable
             own_on = _own_on(own, hosts, shut, now)
             by_host |= dict.fromkeys(shut.intersection(uuids), 0)
             by_host |= {one: 0 for one, some in fitting.items() if not some}
@@ -213,6 +218,24 @@ class Eligibility:
         # Users write times in minutes.
         until = now + known * _MINUTE
         return ReservedLater(len(hosts), until - until % _MINUTE)
+
+    def may_be_lent(self, server_ids: ty.Iterable[str]) -> bool:
+        """Return whether servers may use hosts that serve leases only,
+        although they are in no reservation of whole hosts: interruptible ones,
+        and those with a booking on one of these hosts.
+
+        :raises DatabaseUnavailable: when the database does not answer
+        """
+        now = self._clock.now()
+        with self._database.connection() as connection, \
+                self._index.fresh(connection=connection):
+            hosts = self._index.hosts
+            return bool(self._index.apart().enrolled) and all(
+                interruptible.window_of(connection, one, now) is not None
+                if mine is None else
+                mine.host_id in hosts and hosts[mine.host_id].enrolled
+                for one in server_ids
+                for mine, _own in [own_of(connection, one)])
 
     def from_stale_index(self, resources: model.Resources,
                          uuids: ty.Collection[str]) -> Eligible:
@@ -301,13 +324,15 @@ class Eligibility:
 
 
 def _window_of(connection: sa.Connection, server_id: str, mine: ty.Any,
-               now: int) -> model.Window:
+               now: int, lent: bool) -> model.Window:
     """Return the window over which a server has to fit: to the end of its
     booking, until it can be evicted, or without an end.
+
+    :param lent: whether it is placed on a host that serves leases only
     """
     if mine is not None:
         return model.Window(now, max(mine.end_date, now + rule.OVERDUE))
-    return interruptible.window_of(connection, server_id, now) or (
+    return interruptible.window_of(connection, server_id, now, lent) or (
         model.Window(now, model.FOREVER))
 
 

@@ -4,8 +4,9 @@
 
 Their users accept that they are evicted when a reservation needs their
 capacity. So they count as used only for their lead time from now on (the
-notice to the owner, and the time of an eviction); what is reserved for later
-than that can have their capacity (:func:`.rule.evictable`).
+notice to the owner, and the time of an eviction; on hosts that serve leases
+only, also that of cleaning); what is reserved for later than that can have
+their capacity (:func:`.rule.evictable`).
 
 Each interruptible server is safe until its lead time before the first instant
 at which its host no longer has capacity for it, the reservations, the servers
@@ -42,7 +43,7 @@ _HOSTS, _BOOKINGS, _SERVERS = (
 _RESERVATIONS, _LEASES = (
     models.Reservation.__table__.c, models.Lease.__table__.c)
 _WINDOW = sa.select(
-    _SERVERS.lead_time, _SERVERS.safe_by).where(
+    _SERVERS.lead_time, _SERVERS.cleaning_time, _SERVERS.safe_by).where(
         _SERVERS.server_id == sa.bindparam('server'))
 _OF_HOSTS = sa.select(
     _HOSTS.id, _HOSTS.uuid, _HOSTS.name, _HOSTS.generation, _HOSTS.capacity,
@@ -129,13 +130,16 @@ def among(connection: sa.Connection,
 
 
 def window_of(connection: sa.Connection, server_id: str, now: int,
-              ) -> model.Window | None:
+              enrolled: bool = False) -> model.Window | None:
     """Return the window over which an interruptible server has to fit where
     it is placed now; None: it is not interruptible.
+
+    :param enrolled: whether it is placed on a host that serves leases only
     """
     row = connection.execute(_WINDOW, {'server': server_id}).one_or_none()
     return None if row is None else model.Window(
-        now, max(now, row.safe_by) + row.lead_time)
+        now, max(now, row.safe_by) + row.lead_time
+        + enrolled * row.cleaning_time)
 
 
 def make(connection: sa.Connection, now: int, host_id: int,
@@ -152,7 +156,7 @@ def make(connection: sa.Connection, now: int, host_id: int,
 def make_ordinary(index: booking_index.Index, database: api.Database,
                   now: int, server_id: str) -> bool:
     """Make an interruptible server an ordinary one, if its capacity is free
-    without an end.
+    without an end, and its host does not serve leases only.
 
     :returns: whether it is ordinary now
     :raises Conflict: if it has capacity of two hosts
@@ -166,6 +170,8 @@ def make_ordinary(index: booking_index.Index, database: api.Database,
                 'another host, or its resize is not confirmed. Confirm or '
                 'revert it, and try again.')
         host = index.hosts[ids[0]] if ids else None
+        if host is not None and host.enrolled:
+            return False
         if host is not None:
             with index.without_interruptible(host, server_id):
                 rooms = timeline.fits(

@@ -45,7 +45,9 @@ _RUNS = sa.select(
     *(sa.select(column).where(
         _INTERRUPTIBLE.c.server_id == sa.bindparam('server')
     ).scalar_subquery().label(name) for name, column in (
-        ('lead_time', _INTERRUPTIBLE.c.lead_time),
+        ('lead_time', _INTERRUPTIBLE.c.lead_time + sa.case(
+            (_HOSTS.c.enrollment.is_(None), 0),
+            else_=_INTERRUPTIBLE.c.cleaning_time)),
         ('since', _INTERRUPTIBLE.c.created_at))),
 ).outerjoin(_BOOKINGS, _BOOKINGS.c.server_id == sa.bindparam('server'))
 _WHOLE_IN_USE = sa.select(models.Booking.running).where(
@@ -98,8 +100,9 @@ _WHOLE = sa.select(models.Booking).where(
 ).options(orm.joinedload(models.Booking.reservation))
 _LEAD_TIMES = sa.select(
     _INTERRUPTIBLE.c.server_id, _INTERRUPTIBLE.c.lead_time,
-    _INTERRUPTIBLE.c.created_at).where(_INTERRUPTIBLE.c.server_id.in_(
-        sa.bindparam('servers', expanding=True)))
+    _INTERRUPTIBLE.c.cleaning_time, _INTERRUPTIBLE.c.created_at,
+).where(_INTERRUPTIBLE.c.server_id.in_(
+    sa.bindparam('servers', expanding=True)))
 #: Bookings of a host whose servers could not be built.
 _FAILED = sa.select(models.Booking).where(
     models.Booking.host_id == sa.bindparam('host'),
@@ -554,8 +557,10 @@ def _new_leads(session: orm.Session, row: models.Host | None,
     leads = {} if row is None else leads_of(row.interruptible)
     came = [one for one in consumers if not (known.get(one) or ({},))[0]]
     if came:
-        leads |= {one.server_id: (one.lead_time, one.created_at)
-                  for one in session.execute(_LEAD_TIMES, {'servers': came})}
+        serves = row is not None and row.enrollment is not None
+        leads |= {one.server_id: (
+            one.lead_time + serves * one.cleaning_time, one.created_at)
+            for one in session.execute(_LEAD_TIMES, {'servers': came})}
     return leads
 
 

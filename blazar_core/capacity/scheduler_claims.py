@@ -160,14 +160,16 @@ class Claims:
             if _check_within(host, reservation_id):
                 return _nothing
             now = self._clock.now()
+            forced = forced and not host.enrolled
             fits = not host.enrolled and (forced or self._fits(
                 timeline, host, amounts, model.Window(now, model.FOREVER)))
             evictable = False
             # If no other server can be evicted, a server that fits without an
             # end is safe.
-            if not (forced or host.enrolled) and (
-                    host.interruptible or not fits):
-                window = self._window_of(server_id, now)
+            if not forced and (host.interruptible or not fits) and (
+                    not host.enrolled or
+                    host.uuid in self._index.apart().lendable):
+                window = self._window_of(server_id, now, host.enrolled)
                 if window is not None:
                     with self._index.keeping_interruptible(window.end):
                         fits = evictable = self._fits(
@@ -183,6 +185,8 @@ class Claims:
             raise Denied('it is reserved by leases') from exc
         except inventory.Leased:
             return self._claim_leased(server_id, host.id, amounts, forced)
+        if claimed is None and host.enrolled:
+            raise Denied('it is not known yet which servers it has')
         return self._undo(self._release, claimed)
 
     def _claim_leased(self, server_id: str, host_id: int,
@@ -318,9 +322,11 @@ class Claims:
             rooms = timeline.fits(model.Demand(amounts), window, [host.id])
             return bool(rooms[timeline.index(host.id)])
 
-    def _window_of(self, server_id: str, now: int) -> model.Window | None:
+    def _window_of(self, server_id: str, now: int,
+                   enrolled: bool) -> model.Window | None:
         with self._database.connection() as connection:
-            return interruptible.window_of(connection, server_id, now)
+            return interruptible.window_of(
+                connection, server_id, now, enrolled)
 
 
 def _known(index: booking_index.Index, takes: ty.Mapping[str, model.Resources],

@@ -260,11 +260,19 @@ OPTS: list[cfg.Opt] = [
              'server that was evicted to be unshelved there automatically, '
              'and for which a host has to be safe for a live migration, '
              'unless its owner set ``safe_for``.'),
+    cfg.BoolOpt(
+        'lend_enrolled_hosts', default=False,
+        help='Let interruptible servers, and boots of one server with a '
+             'lease, use enrolled hosts that no lease of hosts has, if they '
+             'find no other host. Set it to the same value in nova.conf of '
+             'nova-scheduler, nova-api and blazar-listener.'),
     cfg.IntOpt(
         'cleaning_time', default=0, min=0, max=10080,
         help='Minutes for which a leased whole host stays unassigned after '
              'the servers of one lease are deleted, before another lease can '
-             'have it. A change affects new leases only.'),
+             'have it, and by which interruptible servers leave hosts earlier '
+             'that are lent to them. A change affects new leases and new '
+             'interruptible servers only.'),
     cfg.StrOpt(
         'cleaning_command', default='',
         help='Command, with its arguments, that prepares a leased whole host '

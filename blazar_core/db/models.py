@@ -397,7 +397,8 @@ class InterruptibleServer(Base):
     (:mod:`blazar_core.capacity.interruptible`).
 
     ``lead_time`` is how many seconds before its capacity is needed its owner
-    is notified, ``notice`` how many later its eviction begins;
+    is notified, ``notice`` how many later its eviction begins; on a host that
+    serves leases only both are ``cleaning_time`` seconds earlier.
     ``credential_id`` is the credential for that, which the servers of one
     boot share (None: it needs none). ``safe_for`` is for how many seconds its
     owner wants it to be safe where it is placed, ``safe_by`` until when it has
@@ -424,6 +425,7 @@ class InterruptibleServer(Base):
     user_id: orm.Mapped[str] = orm.mapped_column(sa.String(255))
     lead_time: orm.Mapped[int] = orm.mapped_column(sa.Integer)
     notice: orm.Mapped[int] = orm.mapped_column(sa.Integer)
+    cleaning_time: orm.Mapped[int] = orm.mapped_column(sa.Integer, default=0)
     credential_id: orm.Mapped[str | None] = orm.mapped_column(sa.String(36))
     safe_for: orm.Mapped[int] = orm.mapped_column(sa.Integer, default=0)
     safe_by: orm.Mapped[int] = orm.mapped_column(sa.BigInteger)

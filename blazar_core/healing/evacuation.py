@@ -114,7 +114,10 @@ class TargetHosts:
             all
         :param source: the uuid of the host of all of them
         """
-        needs = self._cloud.needs(server_ids[0])
+        with self._database.reader() as session:
+            enrolled = session.scalar(sa.select(models.Host.enrollment).where(
+                models.Host.uuid == source)) is not None
+        needs = self._cloud.needs(server_ids[0], lent=enrolled)
         targets = needs.hosts or frozenset()
         now = self._clock.now()
         with self._database.reader() as session:
@@ -134,8 +137,6 @@ class TargetHosts:
                 sa.select(models.Host.id, models.Host.uuid).where(
                     models.Host.id.in_(only | avoid))).tuples()}
             others = self._on_the_way(session, server_ids)
-            enrolled = session.scalar(sa.select(models.Host.enrollment).where(
-                models.Host.uuid == source)) is not None
         if only:
             targets &= {uuids[one] for one in only}
         # The first server to leave needs capacity for all of them.
@@ -148,7 +149,8 @@ class TargetHosts:
             else model.Affinity.DIFFERENT,
             avoid=frozenset({source, *(uuids[one] for one in avoid)}),
             groups=needs.groups, isolated=needs.isolated,
-            among=_among(enrolled) if outer is None else None)
+            among=None if outer is not None else needs.among
+            if needs.among is model.HostPool.ALL else _among(enrolled))
         window = lease.booked(model.Window(now, max(lease.end_date, now + 1)))
         if others and self._admission.quote([demand, *others], window):
             return Fit(0, {})

@@ -81,7 +81,8 @@ class LeaseCreation:
         # Interruptible servers count to the end of a minute.
         if not self._eviction_time or start is None or not (
                 window.start < start < window.end) or (
-                start > now + self._eviction_time + 2 * _MINUTE) or (
+                start > now + self._eviction_time + new.cleaning_time
+                + 2 * _MINUTE) or (
                 not self._admission.fits_without_interruptible(
                     new.demands, new.booked, new.host_bound())):
             return None

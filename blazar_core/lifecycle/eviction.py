@@ -177,7 +177,8 @@ class Evictions:
                 [taken for taken, _lease in host.booked], now, now + _horizon(
                     one.lead_time for one in stay)):
             if one.id in rows:
-                self._schedule(host, rows[one.id], instant)
+                self._schedule(host, rows[one.id], instant,
+                               one.lead_time - rows[one.id].lead_time)
         # A cancelled eviction, or a resumption that is done, does not change
         # the generation.
         self._known[host.id] = host.generation, now if (
@@ -217,8 +218,10 @@ class Evictions:
                 _SERVERS.c.server_id == server_id).values(**values))
 
     def _schedule(self, host: interruptible.HostSafety,
-                  row: models.InterruptibleServer, instant: int) -> None:
-        lease_id, at = host.needed_for(instant), instant - _time_of(row)
+                  row: models.InterruptibleServer, instant: int,
+                  cleaning_time: int) -> None:
+        lease_id, at = host.needed_for(instant), (
+            instant - cleaning_time - _time_of(row))
         if lease_id is None:
             return
         LOG.info('Server %s: interruptible; it is evicted from host %s at %s, '
@@ -313,7 +316,7 @@ class Evictions:
             return
         if status != states.Move.PLANNED:
             return
-        needed = None if row is None else self._needed(move)
+        needed = None if row is None else self._needed(move, row)
         if row is None or needed is None:
             if self._moves.write(move.lease_id,
                                  {move.id: states.Move.CANCELLED}):
@@ -429,9 +432,10 @@ class Evictions:
             return connection.scalar(sa.select(models.Lease.status).where(
                 models.Lease.id == lease_id)) in (None, *states.ENDING)
 
-    def _needed(self, move: models.ServerMove) -> tuple[int, str] | None:
-        """Return in how many seconds the capacity of a server is needed if all
-        other evictions succeed, and by which lease; None: it is not needed.
+    def _needed(self, move: models.ServerMove,
+                row: models.InterruptibleServer) -> tuple[int, str] | None:
+        """Return in how many seconds a server has to have left if all other
+        evictions succeed, and for which lease; None: it may stay.
         """
         now = self._clock.now()
         with self._database.connection() as connection:
@@ -450,7 +454,10 @@ class Evictions:
                 default=None)
             lease_id = None if instant is None else host.needed_for(instant)
             if instant is not None and lease_id is not None:
-                return instant - now, lease_id
+                cleaning_time = sum(one.lead_time - row.lead_time
+                                    for one in host.servers
+                                    if one.id == move.server_id)
+                return instant - cleaning_time - now, lease_id
         return None
 
     # -- servers that are gone -----------------------------------------------

@@ -98,10 +98,10 @@ class Resumption:
                 and not seen.busy else self._later())
             return False
         wanted = row.safe_for or self._safe_for
-        needs = self._cloud.needs(row.server_id)
+        needs = self._cloud.needs(row.server_id, lent=True)
         if self._admission.safe_for(
                 dataclasses.replace(needs, count=woken + 1), row.lead_time,
-                wanted) != wanted:
+                wanted, row.cleaning_time) != wanted:
             self._database.retried(self._write, row, self._later())
             return False
         deadline = cloud_api.Deadline(self._clock, _SEND)
@@ -130,8 +130,8 @@ class Resumption:
         :raises CloudUnavailable: when that is not known now
         """
         found = self._admission.safe_for(
-            self._cloud.needs(row.server_id), row.lead_time,
-            max(least, row.safe_for or self._safe_for))
+            self._cloud.needs(row.server_id, lent=True), row.lead_time,
+            max(least, row.safe_for or self._safe_for), row.cleaning_time)
         if found is None or found < least:
             return False
         self._database.retried(self._require, row.server_id,

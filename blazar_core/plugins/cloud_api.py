@@ -254,11 +254,13 @@ class Cloud(ty.Protocol):
         """
         ...
 
-    def needs(self, server_id: str) -> model.Demand:
+    def needs(self, server_id: str, lent: bool = False) -> model.Demand:
         """Return what a server needs of a target host, and the hosts
         (``hosts``) that the cloud's own rules allow, regardless of what is
         free there.
 
+        :param lent: whether it may use hosts that serve leases only, if the
+            cloud lends these
         :raises CloudUnavailable: if the cloud does not answer
         """
         ...

@@ -18,8 +18,8 @@ from blazar_nova.compat import bounded_calls
 from blazar_nova.compat import host_traits
 
 __all__ = ['SHOWN', 'admit', 'admit_running', 'bind', 'bind_running',
-           'carry_over', 'in_pool', 'release_running', 'reservation_of',
-           'reservation_of_server']
+           'carry_over', 'in_pool', 'is_in_pool', 'release_running',
+           'reservation_of', 'reservation_of_server']
 
 #: The extra spec with the reservation of hosts that a server belongs to.
 _MARK = 'blazar:host_reservation'
@@ -56,7 +56,15 @@ def in_pool(spec: ty.Any) -> ty.Any:
     """Return a copy of a RequestSpec that asks for hosts of the pool."""
     spec = spec.obj_clone()
     spec.flavor = _with(spec.flavor, {_IN_POOL: 'required'})
+    if 'requested_destination' in spec and spec.requested_destination:
+        # A prefilter has excluded the pool; it is run again.
+        spec.requested_destination.forbidden_aggregates = None
     return spec
+
+
+def is_in_pool(spec: ty.Any) -> bool:
+    """Return whether a RequestSpec asks for hosts of the pool."""
+    return _IN_POOL in _specs_of(spec.flavor)
 
 
 def _require(call: ty.Any, specs: ty.Mapping[str, str],

@@ -22,6 +22,7 @@ from blazar_nova.compat import build_calls
 from blazar_nova.compat import host_filters
 from blazar_nova.compat import hostnames
 from blazar_nova.compat import nova_quota
+from blazar_nova.compat import pool
 from blazar_nova.compat import server_demand
 
 __all__ = ['lacking']
@@ -166,8 +167,9 @@ def _accelerators(build: build_calls.BuildCall) -> list[str]:
 
 def _hosts(build: build_calls.BuildCall) -> list[str]:
     try:
-        found = server_demand.demand_of(build.context.elevated(),
-                                        build.request_spec)
+        found = server_demand.demand_of(
+            build.context.elevated(), build.request_spec,
+            pool=pool.lends(len(build.request_spec)))
     except server_demand.NoSuchHost as exc:
         return [f'None of the hosts may be used: {exc}']
     if not found.hosts:

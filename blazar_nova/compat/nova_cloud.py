@@ -27,6 +27,7 @@ from blazar_nova.compat import end_actions
 from blazar_nova.compat import flavors
 from blazar_nova.compat import hostnames
 from blazar_nova.compat import nova_quota
+from blazar_nova.compat import pool
 from blazar_nova.compat import request_context
 from blazar_nova.compat import reserved_state
 from blazar_nova.compat import server_deletion
@@ -157,7 +158,8 @@ class NovaCloud(server_deletion.ServerDeletion, end_actions.EndActions,
         """
         try:
             usable = server_demand.demand_of(
-                build.context.elevated(), build.request_spec).hosts or ()
+                build.context.elevated(), build.request_spec,
+                pool=pool.lends(len(build.request_spec))).hosts or ()
         except server_demand.NoSuchHost as exc:
             raise errors.CloudUnavailable(
                 f'None of the hosts may be used now: {exc}') from exc

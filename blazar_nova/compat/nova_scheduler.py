@@ -21,8 +21,10 @@ from nova.scheduler import utils
 from nova.scheduler import weights
 from nova.virt import hardware
 from oslo_log import log as logging
+import oslo_messaging as messaging
 
 from blazar_core.capacity import scheduler_claims
+from blazar_core.common import errors
 from blazar_core.common import model
 from blazar_nova.compat import bound_servers
 from blazar_nova.compat import compute_hosts
@@ -30,7 +32,7 @@ from blazar_nova.compat import flavors
 from blazar_nova.compat import server_demand
 
 __all__ = ['CLAIMS', 'HostFilter', 'HostWeigher', 'candidates_of', 'explain',
-           'install', 'is_rebuild', 'keep_candidates', 'may_be_leased',
+           'install', 'is_rebuild', 'keep_candidates', 'lend', 'may_be_leased',
            'on_start', 'servers_of', 'takes']
 
 LOG = logging.getLogger(__name__)
@@ -142,6 +144,9 @@ _REMEMBERED = 10_000
 _novas: ty.Any = utils.claim_resources
 _novas_cleanup: ty.Any = manager.SchedulerManager._cleanup_allocations
 _novas_select: ty.Any = manager.SchedulerManager._select_destinations
+#: A method of the message bus, which raises NoValidHost as an
+#: ExpectedException.
+_novas_request: ty.Any = manager.SchedulerManager.select_destinations
 #: The attribute of a request with the function given to :func:`explain`.
 _WHY = '_blazar_why'
 
@@ -224,6 +229,54 @@ def install(books: scheduler_claims.Claims,
     manager.SchedulerManager._select_destinations = _select_destinations
     utils.claim_resources = claim_resources
     manager.SchedulerManager._cleanup_allocations = _cleanup_allocations
+
+
+def lend(may_be_lent: ty.Callable[[ty.Collection[str]], bool]) -> None:
+    """Make this process find hosts of the pool for servers that find no other
+    host. Idempotent.
+
+    Placement can be asked for hosts of the pool or for all others, not for
+    both at once: it keeps the pool off requests without its trait. So it is
+    asked for the pool only when no other host is left, however many hosts it
+    returns at most.
+
+    :param may_be_lent: returns whether servers may use hosts of the pool; it
+        is not called for servers that are bound to the pool
+    """
+    @functools.wraps(_novas_request)
+    def select_destinations(self: ty.Any, context: ty.Any, *args: ty.Any,
+                            **kwargs: ty.Any) -> ty.Any:
+        try:
+            return _novas_request(self, context, *args, **kwargs)
+        except messaging.ExpectedException:
+            spec = kwargs.get('spec_obj')
+            if spec is None or bound_servers.is_in_pool(spec) or (
+                    not _may(may_be_lent, kwargs, spec)):
+                raise
+            LOG.info('Server %s: no other host is left; looking for an '
+                     'enrolled one', spec.instance_uuid)
+            try:
+                # A conductor would claim an alternate without asking us.
+                return _novas_request(self, context, *args, **{
+                    **kwargs, 'return_alternates': False,
+                    'spec_obj': bound_servers.in_pool(spec)})
+            except messaging.ExpectedException:
+                LOG.info('Server %s: there is no enrolled host either',
+                         spec.instance_uuid)
+            raise
+
+    manager.SchedulerManager.select_destinations = select_destinations
+
+
+def _may(may_be_lent: ty.Callable[[ty.Collection[str]], bool],
+         kwargs: ty.Mapping[str, ty.Any], spec: ty.Any) -> bool:
+    try:
+        return may_be_lent(kwargs.get('instance_uuids') or [
+            spec.instance_uuid])
+    except errors.DatabaseUnavailable as exc:
+        LOG.warning('Server %s gets no enrolled host: %s',
+                    spec.instance_uuid, exc)
+        return False
 
 
 def _why(spec: ty.Any) -> str | None:

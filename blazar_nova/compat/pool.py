@@ -36,8 +36,8 @@ from blazar_nova.compat import process
 from blazar_nova.compat import providers
 
 __all__ = ['Member', 'close', 'for_each', 'forget', 'give_to', 'join',
-           'joined', 'leave', 'leave_after_lease', 'list_opts', 'members_of',
-           'open_to', 'problems', 'reservations_open']
+           'joined', 'leave', 'leave_after_lease', 'lends', 'list_opts',
+           'members_of', 'open_to', 'problems', 'reservations_open']
 
 LOG = logging.getLogger(__name__)
 
@@ -98,6 +98,16 @@ def problems(conf: ty.Any) -> list[str]:
         'Nothing keeps other servers off enrolled hosts in placement. Write '
         'enable_isolated_aggregate_filtering = True into [scheduler] of '
         'nova.conf.']
+
+
+def lends(count: int = 1) -> bool:
+    """Return whether enrolled hosts are lent to servers of one boot: Nova
+    looks for all of them in the pool, or for none, so only a single one may be
+    booked there.
+
+    :param count: of the servers
+    """
+    return count == 1 and bool(process.CONF.blazar.lend_enrolled_hosts)
 
 
 def leave_after_lease() -> bool:

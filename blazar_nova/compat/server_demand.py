@@ -154,7 +154,8 @@ def _has_pool() -> bool:
 def settings_of(conf: ty.Any) -> dict[str, ty.Any]:
     """Return the settings that all processes with demands must share."""
     return {f'[scheduler] {name}': conf.scheduler[name]
-            for name in PREFILTERS}
+            for name in PREFILTERS} | {
+        '[blazar] lend_enrolled_hosts': conf.blazar.lend_enrolled_hosts}
 
 
 def resources_of(spec: ty.Any) -> model.Resources:

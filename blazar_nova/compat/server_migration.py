@@ -34,6 +34,7 @@ from blazar_nova.compat import bounded_calls
 from blazar_nova.compat import build_calls
 from blazar_nova.compat import bulk_state
 from blazar_nova.compat import compute_hosts
+from blazar_nova.compat import pool
 from blazar_nova.compat import request_context
 from blazar_nova.compat import server_demand
 from blazar_nova.compat import unbuilt_servers
@@ -86,11 +87,12 @@ class ServerMigration(request_context.Acting):
                 found.pop(server_id, None)
         return found
 
-    def needs(self, server_id: str) -> model.Demand:
+    def needs(self, server_id: str, lent: bool = False) -> model.Demand:
         """Return what a server needs of a host that Nova would migrate it to,
         or unshelve it on, free or not: in its cell, up, admitted by all
         prefilters, and with its hypervisor if it is on a host.
 
+        :param lent: whether it may use enrolled hosts, if these are lent
         :raises CloudUnavailable: if placement or its cell does not answer
         """
         context = nova_context.get_admin_context()
@@ -101,7 +103,7 @@ class ServerMigration(request_context.Acting):
         if source is None and not rests:
             return _NOWHERE
         wanted, near = bounded_calls.of_api(
-            _wanted, server_id, its.cell_mapping.id)
+            _wanted, server_id, its.cell_mapping.id, lent)
         taken = self._in_cell(_taken_by_others, server_id, its.cell_mapping)
         known, up = self._hosts()
         eligible = wanted.hosts or frozenset()
@@ -352,7 +354,8 @@ def _taken_by_others(server_id: str, cell: ty.Any) -> set[str]:
             if one.host and one.uuid != server_id}
 
 
-def _wanted(server_id: str, cell_id: int) -> tuple[model.Demand, set[str]]:
+def _wanted(server_id: str, cell_id: int, lent: bool,
+            ) -> tuple[model.Demand, set[str]]:
     """Return the demand of a server, with the uuids of the hosts that all
     prefilters admit, and the service hosts of a cell.
     """
@@ -361,7 +364,8 @@ def _wanted(server_id: str, cell_id: int) -> tuple[model.Demand, set[str]]:
             objects.HostMappingList.get_by_cell_id(context, cell_id)}
     try:
         spec, context = server_demand.spec_of([server_id])
-        return server_demand.demand_of(context, [spec]), near
+        return server_demand.demand_of(
+            context, [spec], pool=lent and pool.lends()), near
     except server_demand.NoSuchHost:
         return _NOWHERE, near
 

@@ -14,6 +14,7 @@ from blazar_nova.compat import bound_servers
 from blazar_nova.compat import build_calls
 from blazar_nova.compat import host_filters
 from blazar_nova.compat import hostnames
+from blazar_nova.compat import pool
 from blazar_nova.compat import server_demand
 from blazar_nova.resource_types import server_groups
 
@@ -98,5 +99,6 @@ def _demand_of(context: ty.Any, owner: ty.Any, specs: ty.Sequence[ty.Any],
         return model.Demand({}, len(specs), among=None,
                             hosts=known.hosts_within(within))
     return server_groups.in_group(
-        server_demand.demand_of(context, specs, later=later), owner, specs[0],
-        server_ids, known, window)
+        server_demand.demand_of(
+            context, specs, pool=pool.lends(len(specs)), later=later),
+        owner, specs[0], server_ids, known, window)

@@ -55,6 +55,9 @@ class LeaseFilter(nova_scheduler.HostFilter):  # type: ignore[misc]
     server of a reservation's flavor that has no slot. A recorded booking
     admits a server, never a hint, which any user could write.
 
+    With ``[blazar] lend_enrolled_hosts`` a server that finds no other host may
+    get an enrolled host that no lease of hosts has.
+
     While the reservation database is unavailable, ``[blazar]
     on_database_failure`` decides; servers of a reservation's flavor get no
     host.
@@ -67,7 +70,8 @@ class LeaseFilter(nova_scheduler.HostFilter):  # type: ignore[misc]
         books, clock = wiring.database(process.CONF), clocks.SystemClock()
         wiring.compare_settings(
             'nova-scheduler', process.CONF, books, clock)
-        index = booking_index.Index(books, clock)
+        lends = process.CONF.blazar.lend_enrolled_hosts
+        index = booking_index.Index(books, clock, lends)
         index.prepare()
         self._eligibility = eligibility.Eligibility(books, clock, index)
         self._alone = process.CONF.blazar.on_database_failure == 'allow'
@@ -75,6 +79,8 @@ class LeaseFilter(nova_scheduler.HostFilter):  # type: ignore[misc]
             books, clock, index, self._alone, server_growth.ServerGrowth(
                 limits.Limits(process.CONF, books, clock))),
             books.counters.add)
+        if lends:
+            nova_scheduler.lend(self._eligibility.may_be_lent)
 
         def follow() -> None:
             index.follow()

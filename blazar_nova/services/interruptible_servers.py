@@ -82,6 +82,7 @@ class InterruptibleServers:
         self._notice: int = parts.conf.blazar.interruptible_notice
         self._lead_time: int = (
             self._notice + parts.conf.blazar.eviction_timeout)
+        self._cleaning_time: int = 60 * parts.conf.blazar.cleaning_time
 
     # -- boots ---------------------------------------------------------------
 
@@ -145,7 +146,8 @@ class InterruptibleServers:
         # 0: no date was shown yet.
         return {'server_id': server_id, 'project_id': context.project_id,
                 'user_id': context.user_id, 'lead_time': self._lead_time,
-                'notice': self._notice, 'credential_id': credential_id,
+                'notice': self._notice, 'cleaning_time': self._cleaning_time,
+                'credential_id': credential_id,
                 'safe_for': asked.safe_for, 'on_evict': asked.on_evict,
                 'resume': asked.resume, 'safe_until': 0, 'created_at': now,
                 'checked_at': now}
@@ -174,7 +176,7 @@ class InterruptibleServers:
             demand = booted_servers.demand_of(
                 call.context, call, self._parts.leases.lookup, None)
         found = self._parts.admission.safe_for(
-            demand, self._lead_time, wanted)
+            demand, self._lead_time, wanted, self._cleaning_time)
         if found is None:
             raise errors.Conflict(
                 'No host has capacity for an interruptible server of this '
@@ -248,11 +250,12 @@ class InterruptibleServers:
         if not self._database.retried(
                 interruptible.make_ordinary, self._index, self._database,
                 self._clock.now(), server_id):
-            shown, = self._shown([row])
+            until = self._shown([row])[0]['safe_until']
             raise errors.Conflict(
-                f'Server {server_id} stays interruptible: its capacity is '
-                'reserved by leases, and it is safe until '
-                f'{shown["safe_until"]}. Create a new server, or a lease.')
+                f'Server {server_id} stays interruptible: ' + (
+                    'its host serves leases only. ' if until is None else
+                    'its capacity is reserved by leases, and it is safe '
+                    f'until {until}. ') + 'Create a new server, or a lease.')
         LOG.info('Server %s of project %s is no longer interruptible',
                  server_id, row.project_id)
 
@@ -345,29 +348,29 @@ class InterruptibleServers:
                                  'hosts': [host.id for host in hosts]})}
         found: dict[str, int] = {}
         for host in hosts:
-            for server_id, instant in interruptible.safety(host, {
-                    one for one, source in evictions if source == host.id},
-                    now)[1].items():
-                found[server_id] = min(
-                    instant, found.get(server_id, instant))
+            stay, conflicts = interruptible.safety(host, {
+                one for one, source in evictions if source == host.id}, now)
+            for one in stay:
+                if one.id in conflicts:
+                    until = max(now, conflicts[one.id] - one.lead_time)
+                    found[one.id] = min(until, found.get(one.id, until))
         leaving = {server_id: one
                    for (server_id, source), one in evictions.items()
                    if source in known.get(server_id, ())}
         return [self._shown_one(
             row, row.server_id in known, found.get(row.server_id),
-            leaving.get(row.server_id), now) for row in rows]
+            leaving.get(row.server_id)) for row in rows]
 
     def _shown_one(self, row: models.InterruptibleServer, placed: bool,
-                   instant: int | None, leaving: ty.Any, now: int,
-                   ) -> dict[str, ty.Any]:
+                   until: int | None, leaving: ty.Any) -> dict[str, ty.Any]:
         """Return what is shown of a server.
 
-        :param instant: at which it no longer fits; None: it always does
+        :param until: until when it is safe; None: without an end
         :param leaving: its eviction; None: it stays
         """
-        # What was shown before its eviction was planned stays.
-        until = (row.safe_until or None) if leaving is not None else (
-            None if instant is None else max(now, instant - row.lead_time))
+        if leaving is not None:
+            # What was shown before its eviction was planned stays.
+            until = row.safe_until or None
         return {
             'server_id': row.server_id, 'project_id': row.project_id,
             'user_id': row.user_id, 'on_evict': row.on_evict,

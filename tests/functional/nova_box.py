@@ -296,6 +296,9 @@ class NovaBox(nova_test.TestCase):
             'nova.scheduler.manager.SchedulerManager._select_destinations',
             scheduler_manager.SchedulerManager._select_destinations))
         self.useFixture(fixtures.MonkeyPatch(
+            'nova.scheduler.manager.SchedulerManager.select_destinations',
+            scheduler_manager.SchedulerManager.select_destinations))
+        self.useFixture(fixtures.MonkeyPatch(
             'nova.scheduler.manager.SchedulerManager.post_start_hook',
             scheduler_manager.SchedulerManager.post_start_hook))
         self.conductor = self.start_service('conductor')

@@ -40,7 +40,7 @@ class Port(clouds.Port):
                 if (server := self._cloud.servers.get(one)) is not None and
                 _is_free(server)}
 
-    def needs(self, server_id: str) -> model.Demand:
+    def needs(self, server_id: str, lent: bool = False) -> model.Demand:
         self.call('needs')
         server = self._cloud.servers[server_id]
         return model.Demand(server.amounts, hosts=frozenset(

@@ -250,7 +250,7 @@ class FakeCloud:
                 if one in self.servers and one not in self.bound and
                 not self.servers[one].busy}
 
-    def needs(self, server_id: str) -> model.Demand:
+    def needs(self, server_id: str, lent: bool = False) -> model.Demand:
         self._break('needs')
         return model.Demand({'VCPU': 1}, hosts=self.reach.get(
             server_id, frozenset(self.hosts)))

@@ -79,6 +79,9 @@ _SCHEDULER = entry.subject(
             'alloc_reqs_by_rp_uuid, provider_summaries, '
             'allocation_request_version=, return_alternates=)',
             'say that reservations are why there is no host'),
+        entry.named(
+            'select_destinations',
+            'find enrolled hosts for servers that find no other'),
         entry.replaced('post_start_hook(self)', 'start work after the fork')),
     entry.of(
         'nova.scheduler.manager.utils',

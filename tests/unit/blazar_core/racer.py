@@ -262,7 +262,7 @@ class RunningCloud(FileCloud):
         return cloud_api.ObservedServer(cloud_api.ServerState.RUNNING,
                                         self._host)
 
-    def needs(self, server_id: str) -> model.Demand:
+    def needs(self, server_id: str, lent: bool = False) -> model.Demand:
         return model.Demand({'VCPU': 1}, hosts=self._others)
 
     def free(self, _host: str) -> model.Resources:

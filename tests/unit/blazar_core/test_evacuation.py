@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
+import dataclasses
 from unittest import mock
 
 from blazar_core.capacity import enrollment
@@ -167,6 +168,19 @@ class TestEvacuating(RelocatingTestCase):
         self.look()
         self.assertEqual([], self.cloud.evacuations)
         self.assertIn(alternatives.NO_ROOM, self.log.output)
+
+    def test_one_that_was_lent_an_enrolled_host_goes_to_any(self):
+        """Nova looks among the enrolled hosts if no other is left."""
+        self.enroll('one')
+        server_id = self.runs_in_a_slot('one')
+        needs = self.cloud.needs
+        self.fail()
+        with mock.patch.object(
+                self.cloud, 'needs', lambda one, lent: dataclasses.replace(
+                    needs(one, lent), among=model.HostPool.ALL if lent
+                    else model.HostPool.COMMON)):
+            self.look()
+        self.assertEqual([(server_id, None)], self.cloud.evacuations)
 
     def enroll(self, *names):
         """Enroll hosts, and add those that do not exist."""

@@ -63,7 +63,7 @@ class InterruptibleTestCase(test_scheduler_claims.ClaimTestCase):
                 lambda _credential_id: 'trust', 3600))
 
     def register(self, on_evict='shelve', safe_for=0, lead_time=LEAD,
-                 resume=False):
+                 resume=False, cleaning_time=0):
         """Register an interruptible server of a user."""
         server_id = uuidutils.generate_uuid()
         with self.database.begin() as connection:
@@ -72,6 +72,7 @@ class InterruptibleTestCase(test_scheduler_claims.ClaimTestCase):
                 'user_id': 'user', 'lead_time': lead_time,
                 'notice': lead_time - 300, 'credential_id': 'trust',
                 'on_evict': on_evict, 'resume': resume,
+                'cleaning_time': cleaning_time,
                 'safe_for': safe_for, 'created_at': self.clock.now(),
                 'checked_at': self.clock.now()}])
         return server_id
@@ -808,10 +809,10 @@ class TestMigrations(EvictionTestCase):
         self.until(self.start - 300)
         needs = self.cloud.needs
 
-        def both(one):
+        def both(one, lent):
             self.cloud.needs = needs
             self.new_evictions().carry_out()
-            return needs(one)
+            return needs(one, lent)
 
         self.cloud.needs = both
         self.evictions.carry_out()
@@ -1030,10 +1031,10 @@ class TestResumption(InterruptibleTestCase):
         self.clock.advance(end + 60 - self.clock.now())
         needs = self.cloud.needs
 
-        def both(one):
+        def both(one, lent):
             self.cloud.needs = needs
             self.new_evictions()._resumption.look()
-            return needs(one)
+            return needs(one, lent)
 
         self.cloud.needs = both
         self.evictions._resumption.look()

@@ -47,7 +47,7 @@ class TestOpts(base.BaseTestCase):
              'best_effort_moves_per_hour': None,
              'interruptible_notice': 300,
              'interruptible_safe_for': 3600, 'eviction_timeout': 300,
-             'evict_now': False,
+             'evict_now': False, 'lend_enrolled_hosts': False,
              'eviction_actions': ['migrate', 'shelve', 'delete'],
              'grace_period': 0, 'cleaning_time': 0, 'cleaning_command': '',
              'cleaning_timeout': 10, 'encryption_keys': [],

@@ -9,8 +9,11 @@ from nova import objects
 from nova.scheduler.client import report
 from nova.scheduler import manager
 from nova.scheduler import utils
+import oslo_messaging
+from oslo_utils.fixture import uuidsentinel as uuids
 
 from blazar_core.capacity import scheduler_claims
+from blazar_core.common import errors
 from blazar_nova.compat import nova_scheduler
 from tests.unit import base
 
@@ -150,3 +153,75 @@ class TestInstall(base.TestCase):
         self.claim()
         self.books.claim.assert_not_called()
         self.nova.assert_called_once()
+
+
+class TestLend(base.TestCase):
+    """Hosts of the pool are looked for when no other host is left."""
+
+    def setUp(self):
+        super().setUp()
+        objects.register_all()
+        self.novas = self.useFixture(fixtures.MockPatchObject(
+            nova_scheduler, '_novas_request', autospec=True)).mock
+        self.useFixture(fixtures.MockPatchObject(
+            manager.SchedulerManager, 'select_destinations'))
+        self.may = mock.Mock(return_value=True)
+        nova_scheduler.lend(self.may)
+
+    def select(self, *found, extra_specs=None, **kwargs):
+        """Ask for a host.
+
+        :param found: what Nova finds: a host, or an error
+        """
+        self.novas.side_effect = found
+        return manager.SchedulerManager.select_destinations(
+            'manager', 'context', spec_obj=objects.RequestSpec(
+                instance_uuid=uuids.one, requested_destination=objects.
+                Destination(forbidden_aggregates={uuids.pool}),
+                flavor=objects.Flavor(extra_specs=extra_specs or {})),
+            return_alternates=True, **kwargs)
+
+    def no_host(self):
+        try:
+            raise exception.NoValidHost(reason='none')
+        except exception.NoValidHost:
+            return oslo_messaging.ExpectedException()
+
+    def test_a_host_for_all_workloads_comes_first(self):
+        self.assertEqual('common', self.select('common'))
+        self.may.assert_not_called()
+
+    def test_a_host_of_the_pool_comes_second(self):
+        self.assertEqual('lent', self.select(
+            self.no_host(), 'lent', instance_uuids=[uuids.one, uuids.two]))
+        self.may.assert_called_once_with([uuids.one, uuids.two])
+        asked = self.novas.call_args.kwargs
+        self.assertFalse(asked['return_alternates'])
+        self.assertEqual({'trait:CUSTOM_BLAZAR_POOL': 'required'},
+                         asked['spec_obj'].flavor.extra_specs)
+        self.assertIsNone(
+            asked['spec_obj'].requested_destination.forbidden_aggregates)
+
+    def refused(self, *found, **kwargs):
+        """Return the error, which has to be the first one."""
+        exc = self.assertRaises(oslo_messaging.ExpectedException, self.select,
+                                *found, **kwargs)
+        self.assertIs(found[0], exc)
+        return self.novas.call_count
+
+    def test_where_there_is_none_either_the_first_answer_counts(self):
+        self.assertEqual(2, self.refused(self.no_host(), self.no_host()))
+
+    def test_others_are_lent_none(self):
+        self.may.return_value = False
+        self.assertEqual(1, self.refused(self.no_host(), 'lent'))
+        self.may.assert_called_once_with([uuids.one])
+
+    def test_the_database_is_asked_about_no_server_of_the_pool(self):
+        self.assertEqual(1, self.refused(self.no_host(), 'lent', extra_specs={
+            'trait:CUSTOM_BLAZAR_POOL': 'required'}))
+        self.may.assert_not_called()
+
+    def test_without_the_database_none_is_lent(self):
+        self.may.side_effect = errors.DatabaseUnavailable()
+        self.assertEqual(1, self.refused(self.no_host(), 'lent'))

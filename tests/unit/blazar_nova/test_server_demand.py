@@ -8,7 +8,9 @@ import types
 from unittest import mock
 
 from nova.scheduler import request_filter
+from oslo_config import cfg
 
+from blazar_core.common import opts
 from blazar_nova.compat import server_demand
 from tests.unit import base
 
@@ -20,6 +22,16 @@ class PrefiltersTest(base.TestCase):
                           inspect.getsource(request_filter))
         self.assertEqual({('scheduler', name) for name in
                           server_demand.PREFILTERS}, set(read))
+
+    def test_whether_enrolled_hosts_are_lent_is_compared(self):
+        conf = cfg.ConfigOpts()
+        conf.register_opts(opts.OPTS, 'blazar')
+        conf.register_opts([cfg.BoolOpt(name) for name in
+                            server_demand.PREFILTERS], 'scheduler')
+        for lends in (False, True):
+            conf.set_override('lend_enrolled_hosts', lends, 'blazar')
+            self.assertEqual(lends, server_demand.settings_of(conf)[
+                '[blazar] lend_enrolled_hosts'])
 
 
 class DemandTest(base.TestCase):

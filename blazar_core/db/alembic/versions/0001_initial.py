@@ -141,6 +141,7 @@ def _interruptible_servers() -> None:
         sa.Column('user_id', sa.String(255), nullable=False),
         sa.Column('lead_time', sa.Integer, nullable=False),
         sa.Column('notice', sa.Integer, nullable=False),
+        sa.Column('cleaning_time', sa.Integer, nullable=False),
         sa.Column('credential_id', sa.String(36)),
         sa.Column('safe_for', sa.Integer, nullable=False),
         sa.Column('safe_by', sa.BigInteger, nullable=False),

@@ -1,0 +1,238 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""Hosts that serve leases only are lent to interruptible servers."""
+
+import fixtures
+import sqlalchemy as sa
+
+from blazar_core.capacity import booking_index
+from blazar_core.capacity import eligibility
+from blazar_core.capacity import enrollment
+from blazar_core.capacity import interruptible
+from blazar_core.capacity import scheduler_claims
+from blazar_core.common import clocks
+from blazar_core.common import errors
+from blazar_core.common import model
+from blazar_core.db import models
+from blazar_core.plugins import cloud_api
+from tests import databases
+from tests.unit import base
+from tests.unit.blazar_core import test_interruptible
+from tests.unit.blazar_core import whole_hosts_base
+
+load_tests = databases.load_tests
+
+NOW, LEAD = test_interruptible.NOW, test_interruptible.LEAD
+CLEANING = 300
+
+
+class LendingTestCase(test_interruptible.EvictionTestCase,
+                      whole_hosts_base.WholeHostsTestCase):
+    """An enrolled host, and one for all workloads."""
+
+    def setUp(self):
+        super().setUp()
+        self.machines.among = model.HostPool.ENROLLED
+        for name in ('one', 'two'):
+            self.host(name, VCPU=4)
+        self.enrol('one')
+        self.uuids = [*map(self.uuid_of, ('one', 'two'))]
+        self.claims, self.eligibility = self.scheduler(lends=True)
+
+    def scheduler(self, lends):
+        """Return the claims and the eligibility of another scheduler."""
+        database = self.books.connect()
+        index = booking_index.Index(database, self.clock, lends)
+        return (scheduler_claims.Claims(database, self.clock, index),
+                eligibility.Eligibility(database, self.clock, index))
+
+    def room_for(self, server_id, by=None):
+        """Return what the filter says of the enrolled host."""
+        found = (by or self.eligibility).for_server(
+            server_id, {'VCPU': 1}, self.uuids)
+        return found.by_host.get(self.uuids[0], found.elsewhere)
+
+    def admitted(self, server_id=None):
+        """Return whether the filter, and the claim, admit a server there."""
+        return (bool(self.room_for(server_id or 'ordinary')),
+                self.fits('one', server_id))
+
+
+class TestWhere(LendingTestCase):
+
+    def test_interruptible_servers_are_admitted(self):
+        self.assertEqual((True, True), self.admitted(self.register()))
+        self.assertEqual({}, self.row('one').usage)
+
+    def test_ordinary_servers_are_not(self):
+        self.assertEqual((False, False), self.admitted())
+        self.assertEqual(0, self.eligibility.for_unreserved(
+            {'VCPU': 1}, self.uuids).by_host[self.uuids[0]])
+        self.assertRaises(scheduler_claims.Denied, self.claim, 'ordinary',
+                          'one', forced=True)
+
+    def test_no_host_is_lent_unless_the_operator_wants_it(self):
+        self.claims, self.eligibility = self.scheduler(lends=False)
+        self.assertEqual((False, False), self.admitted(self.register()))
+
+    def test_forcing_ignores_no_lease_there(self):
+        self.reserve_machines(LEAD + 60, 5000)
+        self.claim(self.register(), 'one', forced=True)
+        self.clock.advance(120)
+        self.assertRaises(scheduler_claims.Denied, self.claim,
+                          self.register(), 'one', forced=True)
+
+    def test_a_host_that_may_not_be_reserved_is_not_lent(self):
+        with self.database.writer() as session:
+            enrollment.change(session, NOW, self.row('one').id, {}, False)
+        self.assertEqual((False, False), self.admitted(self.register()))
+
+    def test_a_host_that_a_lease_has_is_not_lent(self):
+        lease = self.reserve_machines(0, 5000)
+        self.lifecycle.lease_start.start(lease['id'])
+        self.assertEqual(['one'], [*self.held()])
+        self.assertEqual((False, False), self.admitted(self.register()))
+        # Also if nothing of it were booked.
+        index = self.eligibility._index
+        with index.fresh():
+            self.assertEqual(frozenset(), index.apart().lendable)
+
+    def test_a_host_whose_servers_are_not_known_is_not_lent(self):
+        with self.database.begin() as connection:
+            connection.execute(sa.update(models.Host).where(
+                models.Host.name == 'one').values(consumers=sa.null()))
+        server_id = self.register()
+        self.assertFalse(self.fits('one', server_id))
+        self.assertTrue(self.fits('two', server_id))
+
+    def test_one_that_a_lease_gets_meanwhile_is_not_lent(self):
+        """The lease starts between the choice of the host and its claim."""
+        lease = self.reserve_machines(LEAD + 60, 5000)
+        window_of, server_id = interruptible.window_of, self.register()
+
+        def start(*args):
+            if not self.held():
+                self.until(NOW + LEAD + 60)
+                self.lifecycle.lease_start.start(lease['id'])
+            return window_of(*args)
+
+        self.useFixture(fixtures.MonkeyPatch(
+            'blazar_core.capacity.interruptible.window_of', start))
+        self.assertFalse(self.fits('one', server_id))
+        self.assertEqual(['one'], [*self.held()])
+
+    def test_who_may_be_lent_a_host(self):
+        there = [self.register(), self.register()]
+        self.assertTrue(self.eligibility.may_be_lent(there))
+        self.assertFalse(self.eligibility.may_be_lent(['ordinary']))
+        self.assertFalse(self.eligibility.may_be_lent([*there, 'ordinary']))
+        for among, lent in ((model.HostPool.COMMON, False),
+                            (model.HostPool.ENROLLED, True)):
+            server_id, = base.servers_of(self.lease(0, 1000, among=among))
+            self.assertEqual(lent, self.eligibility.may_be_lent([server_id]))
+
+    def test_none_is_where_no_host_is_enrolled(self):
+        with self.database.writer() as session:
+            enrollment.remove(session, NOW, self.row('one').id)
+        with self.database.writer() as session:
+            enrollment.retire(session, NOW, self.row('one').id)
+        self.assertFalse(self.eligibility.may_be_lent([self.register()]))
+
+    def test_it_stays_interruptible_there(self):
+        server_id = self.boot()
+        self.assertFalse(interruptible.make_ordinary(
+            self.admission.index, self.database, self.clock.now(), server_id))
+        self.assertEqual({}, self.row('one').usage)
+        server_id = self.boot('two')
+        self.assertTrue(interruptible.make_ordinary(
+            self.admission.index, self.database, self.clock.now(), server_id))
+
+
+class TestLeasesOfHosts(LendingTestCase):
+    """They get the hosts empty, cleaned and in time."""
+
+    def setUp(self):
+        super().setUp()
+        self.machines.cleaning_time = CLEANING
+
+    def boot(self, host='one', cleaning_time=CLEANING, **values):
+        return super().boot(host, cleaning_time=cleaning_time, **values)
+
+    def lead_of(self, server_id, host='one'):
+        return self.row(host).interruptible[server_id][1]
+
+    def test_cleaning_counts_on_enrolled_hosts_only(self):
+        first, second = self.boot('one'), self.boot('two')
+        self.assertEqual((LEAD + CLEANING, LEAD), (
+            self.lead_of(first), self.lead_of(second, 'two')))
+
+    def test_it_counts_also_if_it_was_not_reported(self):
+        server_id = self.register(cleaning_time=CLEANING)
+        for host, lead in (('one', LEAD + CLEANING), ('two', LEAD)):
+            self.asked(host, **{server_id: {'VCPU': 1}})
+            self.assertEqual(lead, self.lead_of(server_id, host))
+
+    def test_the_scheduler_minds_it(self):
+        self.reserve_machines(LEAD + CLEANING + 60, 9000)
+        for admits in (True, False):
+            self.assertEqual((admits, admits), self.admitted(
+                self.register(cleaning_time=CLEANING)))
+            self.clock.advance(120)
+
+    def test_a_lease_that_starts_sooner_is_refused(self):
+        self.boot()
+        soon = self.clock.now() - NOW + LEAD
+        refused = self.assertRaises(
+            errors.Refused, self.reserve_machines, soon + 60, 9000)
+        start = refused.refusal.next_start - NOW - soon
+        self.assertTrue(CLEANING <= start <= CLEANING + 60, start)
+        self.reserve_machines(start + soon, 9000)
+
+    def test_with_evict_now_it_starts_when_the_host_is_clean(self):
+        self.boot()
+        self.leases.creation._eviction_time = LEAD
+        now = self.clock.now()
+        lease = self.reserve_machines(now - NOW, 9000)
+        late = lease['start_date'] - now - LEAD - CLEANING
+        self.assertTrue(0 <= late <= 60, late)
+
+    def test_the_server_leaves_in_time_for_the_cleaning(self):
+        server_id = self.boot()
+        start = self.clock.now() - NOW + 5000
+        self.reserve_machines(start, start + 1000)
+        self.evictions.plan()
+        clean = NOW + start - CLEANING
+        self.assertEqual([('safe_until', server_id, clocks.iso(
+            clean - LEAD))], self.events())
+        self.until(clean - LEAD)
+        self.evictions.plan()
+        self.assertEqual([('evict_scheduled', server_id, clocks.iso(
+            clean - 300))], self.events())
+        # What hangs is deleted before the cleaning.
+        self.cloud.slow.add(server_id)
+        self.until(clean - 300)
+        self.run_until(clean - 285)
+        self.set_busy(server_id)
+        self.assertEqual([(server_id, cloud_api.RestingState.SHELVED)],
+                         self.cloud.rests)
+        self.run_until(clean - 60)
+        self.assertEqual([server_id], self.cloud.deleted)
+
+    def test_safe_for_minds_it(self):
+        self.reserve_machines(LEAD + CLEANING + 1000, 9000)
+        for among, most in ((model.HostPool.ENROLLED, 1000),
+                            (model.HostPool.ALL, 5000)):
+            self.assertEqual(most, self.admission.safe_for(
+                model.Demand({'VCPU': 1}, among=among), LEAD, 5000,
+                CLEANING))
+
+    def test_it_is_not_assigned_while_a_server_is_there(self):
+        server_id = self.boot()
+        start = self.clock.now() - NOW + 5000
+        lease = self.reserve_machines(start, start + 1000)
+        self.until(NOW + start)
+        self.lifecycle.lease_start.start(lease['id'])
+        self.assertEqual({}, self.held())
+        self.leave(server_id)
+        self.lifecycle.lease_start.start(lease['id'])
+        self.assertEqual(['one'], [*self.held()])

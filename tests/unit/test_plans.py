@@ -159,6 +159,8 @@ EVERYTHING = (
     ('../blazar_nova/services/forecast.py', '_World._reserved',
      'usage_records',
      'An operator replays refused leases beside all that was reserved.'),
+    ('../blazar_nova/services/prices.py', 'costs', 'usage_records',
+     'An operator asks for the costs of all projects.'),
 )
 
 

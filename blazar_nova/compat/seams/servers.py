@@ -305,6 +305,9 @@ _ACTIONS = entry.subject(
             'limit=, marker=)', 'undo an evacuation')),
     entry.of(
         'nova.exception',
-        entry.named('Unauthorized', 'delete without a token of the owner')))
+        entry.named('Unauthorized', 'delete without a token of the owner'),
+        entry.named(
+            'CinderConnectionFailed GlanceConnectionFailed ServiceUnavailable',
+            'tell a refusal from a service that does not answer')))
 
 TABLE = (*_SCHEDULER, *_SERVERS, *_ACTIONS)

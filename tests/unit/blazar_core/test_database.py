@@ -256,6 +256,17 @@ class TestOneState(base.DatabaseTestCase):
             self.assertEqual(1, session.scalar(count))
 
 
+def impatient(books):
+    """Return a database that waits for a lock for a second, and retries once.
+    """
+    with fixtures.MonkeyPatch('blazar_core.db.api.LOCK_SECONDS', 1):
+        other = books.connect()
+        other._retries = 1
+        # Its settings are made when it connects.
+        other.engine.connect().close()
+    return other
+
+
 class TestDisturbances(base.DatabaseTestCase):
     """Errors are told apart by their codes."""
 
@@ -283,10 +294,7 @@ class TestDisturbances(base.DatabaseTestCase):
         """Another process has it, and does not give it up in time."""
         self.host('one', VCPU=1)
         change = sa.update(models.Host).values(generation=7)
-        with fixtures.MonkeyPatch('blazar_core.db.api.LOCK_SECONDS', 1):
-            other = self.books.connect()
-            other._retries = 1
-            other.engine.connect().close()
+        other = impatient(self.books)
 
         def run():
             with other.writer() as session:
@@ -332,12 +340,7 @@ class TestTransactionsThatMeet(base.DatabaseTestCase):
     def test_one_that_stands_still_is_not_waited_for_for_ever(self):
         self.host('one', VCPU=1)
         change = sa.update(models.Host).values(generation=7)
-        with fixtures.MonkeyPatch('blazar_core.db.api.LOCK_SECONDS', 1):
-            other = self.books.connect()
-            other._retries = 1
-            # Its settings are made when it connects.
-            other.engine.connect().close()
-        runs = []
+        other, runs = impatient(self.books), []
 
         def work():
             runs.append(None)

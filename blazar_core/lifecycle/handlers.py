@@ -25,6 +25,7 @@ from blazar_core.lifecycle import auto_extension
 from blazar_core.lifecycle import best_effort
 from blazar_core.lifecycle import budget_events
 from blazar_core.lifecycle import dispatch
+from blazar_core.lifecycle import event_snapshots
 from blazar_core.lifecycle import kept_servers
 from blazar_core.lifecycle import lease_close
 from blazar_core.lifecycle import lease_end
@@ -35,7 +36,6 @@ from blazar_core.lifecycle import no_show_check
 from blazar_core.lifecycle import notices
 from blazar_core.lifecycle import reconciliation
 from blazar_core.lifecycle import server_removal
-from blazar_core.lifecycle import snapshots
 from blazar_core.plugins import cloud_api
 from blazar_core.plugins import end_policies
 from blazar_core.plugins import resource_types
@@ -121,7 +121,8 @@ class Handlers:
                     options.best_effort_move_interval,
                     options.best_effort_moves_per_hour)))
         self.notices = notices.Notices(
-            database, clock, notify, self.lease_close, snapshots.Snapshots(
+            database, clock, notify, self.lease_close,
+            event_snapshots.EventSnapshots(
                 database, clock, cloud, self.lease_close, types), types)
         self.budget_events = budget_events.BudgetEvents(
             database, clock, integration.budget)

@@ -15,10 +15,10 @@ from blazar_core.common import states
 from blazar_core.db import api
 from blazar_core.db import models
 from blazar_core.leases import views
+from blazar_core.lifecycle import event_snapshots
 from blazar_core.lifecycle import lease_close
 from blazar_core.lifecycle import lease_status
 from blazar_core.lifecycle import retries
-from blazar_core.lifecycle import snapshots
 from blazar_core.plugins import resource_types
 
 __all__ = ['Notices']
@@ -35,7 +35,8 @@ class Notices:
 
     def __init__(self, database: api.Database, clock: clocks.Clock,
                  notify: ty.Callable[[str, lease_status.Lease], None],
-                 closer: lease_close.LeaseClose, images: snapshots.Snapshots,
+                 closer: lease_close.LeaseClose,
+                 images: event_snapshots.EventSnapshots,
                  types: resource_types.ResourceTypes) -> None:
         self._database = database
         self._clock = clock

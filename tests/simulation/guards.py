@@ -164,7 +164,8 @@ GUARDS: dict[str, tuple[str, ty.Any]] = {
              lambda self, session, booking: True),
     'image': ('blazar_core.plugins.end_policies.Snapshot.is_over',
               lambda self, cloud, ended, seen: True),
-    'copied': ('blazar_core.lifecycle.snapshots.Snapshots._create_image',
+    'copied': ('blazar_core.lifecycle.event_snapshots.EventSnapshots.'
+               '_create_image',
                lambda self, event, server_id: None),
     'behind': ('blazar_core.leases.waiting.behind',
                lambda connection, project_id, lease_id=None: ''),
@@ -229,7 +230,7 @@ TESTS: dict[str, str] = {
             'test_none_leaves_what_is_promised',
     'image': 'blazar_core.test_end_policies.TestSteps.'
              'test_an_image_comes_before_the_deletion',
-    'copied': 'blazar_core.test_snapshots.TestImages.'
+    'copied': 'blazar_core.test_event_snapshots.TestImages.'
               'test_an_end_before_gives_it_up',
     'used': 'blazar_core.test_no_show_check.TestNoShows.'
             'test_who_comes_in_time_keeps_it',

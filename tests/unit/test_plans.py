@@ -39,7 +39,7 @@ ASKING = (
     'blazar_core.test_audit.TestWhatIsRight',
     'blazar_core.test_scheduler_claims.TestPlaces',
     'blazar_core.test_scheduler_claims.TestSiblings',
-    'blazar_core.test_snapshots.TestBeforeTheEnd',
+    'blazar_core.test_event_snapshots.TestBeforeTheEnd',
     'blazar_core.test_event_queue.TestPauses',
     'blazar_core.test_event_queue.TestShares',
     'blazar_core.test_host_status.TestBelieving',

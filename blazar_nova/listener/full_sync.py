@@ -19,7 +19,7 @@ from blazar_core.common import errors
 from blazar_core.db import leader_election
 from blazar_nova.listener import server_sync
 
-__all__ = ['NAME', 'PeriodicSync']
+__all__ = ['NAME', 'FullSync']
 
 LOG = logging.getLogger(__name__)
 
@@ -33,7 +33,7 @@ _PAUSE = 10
 _STUCK = 600
 
 
-class PeriodicSync:
+class FullSync:
     """Runs the sync while this listener is the leader.
 
     :param interval: seconds from one sync to the next

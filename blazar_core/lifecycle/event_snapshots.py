@@ -20,7 +20,7 @@ from blazar_core.lifecycle import retries
 from blazar_core.plugins import cloud_api
 from blazar_core.plugins import resource_types
 
-__all__ = ['Snapshots']
+__all__ = ['EventSnapshots']
 
 LOG = logging.getLogger(__name__)
 
@@ -49,7 +49,7 @@ class _Event(ty.NamedTuple):
         return f'{self.event_type}-{clocks.iso(self.time)[:16]}'
 
 
-class Snapshots:
+class EventSnapshots:
     """Has images created of servers that continue to run.
 
     Includes servers that run, or can be started on their host. Servers that

@@ -29,12 +29,14 @@ _BOOKED = sa.select(
 _ENDED = (models.Lease.name, models.Lease.status, models.Lease.on_end,
           models.Lease.deleted_at, models.Lease.end_date,
           models.Lease.grace_period)
-_ENDING = sa.select(
-    models.Reservation.lease_id, models.Booking.reservation_id, *_ENDED,
-).distinct().join(models.Reservation.bookings).join(
+_ANY_ENDING = sa.select(models.Lease.id).where(
+    models.Lease.status == states.Lease.TERMINATING).limit(1)
+#: A reservation with bookings without servers, as of hosts.
+_ENDING = sa.select(models.Reservation.lease_id, *_ENDED).join(
     models.Reservation.lease).where(
+        models.Reservation.id == sa.bindparam('reservation'),
         models.Lease.status == states.Lease.TERMINATING,
-        models.Booking.server_id.is_(None))
+        models.Reservation.bookings.any(models.Booking.server_id.is_(None)))
 
 
 class Booked(ty.NamedTuple):
@@ -137,14 +139,19 @@ class Lookup:
         return None if row is None or row.project_id != project_id else (
             self._ended(row))
 
-    def ending_hosts(self) -> dict[str, Ended]:
-        """Return the leases that are ending whose hosts, or whose other
-        resources without servers, are still booked; by reservation.
+    def any_ending(self) -> bool:
+        """Return whether any lease is ending."""
+        with self._database.connection() as connection:
+            return connection.scalar(_ANY_ENDING) is not None
+
+    def ended_hosts(self, reservation_id: str) -> Ended | None:
+        """Return the lease of a reservation of hosts that are still booked, if
+        the lease has ended.
         """
         with self._database.connection() as connection:
-            rows = connection.execute(_ENDING).all()
-        return {row.reservation_id: ended for row in rows
-                if (ended := self._ended(row)) is not None}
+            row = connection.execute(_ENDING, {
+                'reservation': reservation_id}).one_or_none()
+        return None if row is None else self._ended(row)
 
     def _ended(self, row: ty.Any) -> Ended | None:
         is_over = row.status == states.Lease.TERMINATING and (

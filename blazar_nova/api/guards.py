@@ -149,14 +149,15 @@ class Guards:
         """Return the lease of the hosts that a server is bound to, if the
         lease is ending and the server cannot stay for as long as it likes.
         """
-        ending = {one: lease for one, lease in
-                  self._parts.leases.lookup.ending_hosts().items() if not any(
-                      self._policies[name].for_hosted_servers
-                      for name in lease.on_end.split(',')
-                      if name in self._policies)}
-        within = ending and bound_servers.reservation_of_server(
+        found = self._parts.leases.lookup
+        # Most requests are about servers without hosts of a lease.
+        within = found.any_ending() and bound_servers.reservation_of_server(
             server_id, project_id)
-        return ending.get(within) if within else None
+        over = found.ended_hosts(within) if within else None
+        return None if over is None or any(
+            self._policies[name].for_hosted_servers
+            for name in over.on_end.split(',')
+            if name in self._policies) else over
 
     def _held(self, environ: Environ, server_id: str,
               ) -> dict[str, ty.Any] | None:

@@ -376,3 +376,31 @@ class TestHolding(whole_hosts_base.WholeHostsTestCase):
             assignments.assign(session, NOW, session.get(
                 models.Lease, lease['id']).reservations)
         self.assertEqual(before, self.scalars(models.Host.generation))
+
+
+class TestEnded(whole_hosts_base.WholeHostsTestCase):
+    """The lease of a host that has ended is found by its reservation."""
+
+    def setUp(self):
+        super().setUp()
+        for name in ('one', 'two'):
+            self.host(name, VCPU=4)
+        self.first, self.other = (
+            self.reserve_machines(0, 1000) for _number in range(2))
+        self.lookup = self.leases.lookup
+
+    def ended(self, lease):
+        return self.lookup.ended_hosts(lease['reservations'][0]['id'])
+
+    def test_it_is_not_that_of_another_reservation(self):
+        driven.run_due(self.new_engine())
+        self.assertFalse(self.lookup.any_ending())
+        self.assertIsNone(self.ended(self.first))
+        self.machines.full = {self.first['reservations'][0]['id']: ['busy']}
+        self.lifecycle.lease_end.delete(self.first['id'])
+        self.assertTrue(self.lookup.any_ending())
+        found = self.ended(self.first)
+        self.assertEqual((self.first['id'], 'delete'),
+                         (found.lease_id, found.on_end))
+        self.assertIsNone(self.ended(self.other))
+        self.assertIsNone(self.lookup.ended_hosts('unheard of'))

@@ -131,6 +131,25 @@ class TestWhere(LendingTestCase):
             server_id, = base.servers_of(self.lease(0, 1000, among=among))
             self.assertEqual(lent, self.eligibility.may_be_lent([server_id]))
 
+    def test_for_many_servers_it_costs_as_much_as_for_one(self):
+        """Other requests of the scheduler wait for the index meanwhile."""
+        there = [self.register() for _number in range(20)]
+        self.assertTrue(self.eligibility.may_be_lent(there))
+        self.clock.advance(1)
+        sent = []
+        engine = self.eligibility._database.engine
+
+        def note(*args):
+            sent.append(args[2])
+
+        sa.event.listen(engine, 'before_cursor_execute', note)
+        self.addCleanup(sa.event.remove, engine, 'before_cursor_execute', note)
+        self.assertTrue(self.eligibility.may_be_lent(there[:1]))
+        for_one = len(sent)
+        self.clock.advance(1)
+        self.assertTrue(self.eligibility.may_be_lent(there))
+        self.assertEqual(for_one, len(sent) - for_one)
+
     def test_none_is_where_no_host_is_enrolled(self):
         with self.database.writer() as session:
             enrollment.remove(session, NOW, self.row('one').id)

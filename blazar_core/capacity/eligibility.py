@@ -128,15 +128,15 @@ class Eligibility:
                 # The holder of a whole host may place anything there.
                 return Eligible(None, dict.fromkeys(
                     apart.held.get(reservation_id, ()), selection.MANY), 0)
-            lendable = apart.lendable
-            window = _window_of(connection, server_id, mine, now, bool(
-                lendable) and not lendable.isdisjoint(uuids))
+            window = _window_of(
+                connection, server_id, mine, now,
+                bool(apart.lendable) and not apart.lendable.isdisjoint(uuids))
+            evictable = mine is None and window.end < model.FOREVER
             affinity = mine and (mine.params or {}).get('affinity')
             siblings = [] if affinity is None else _siblings(connection, mine)
             with self._index.excluding(own), (
                     self._index.keeping_interruptible(window.end)
-                    if mine is None and window.end < model.FOREVER
-                    else contextlib.nullcontext()):
+                    if evictable else contextlib.nullcontext()):
                 # Nova asks about one server; its siblings may have to follow.
                 by_host = self._fits_by_host(
                     timeline, resources, uuids, window,
@@ -147,8 +147,8 @@ class Eligibility:
             booked = hosts.get(mine.host_id) if mine is not None else None
             uuid = booked.uuid if booked else None
             shut = _shut_to(booked, apart)
-            if mine is None and window.end < model.FOREVER:
-                shut -= lendable
+            if evictable:
+                shut -= apart.lendable
             own_on = _own_on(own, hosts, shut, now)
             by_host |= dict.fromkeys(shut.intersection(uuids), 0)
             by_host |= {one: 0 for one, some in fitting.items() if not some}

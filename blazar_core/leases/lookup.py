@@ -31,7 +31,7 @@ _ENDED = (models.Lease.name, models.Lease.status, models.Lease.on_end,
           models.Lease.grace_period)
 _ANY_ENDING = sa.select(models.Lease.id).where(
     models.Lease.status == states.Lease.TERMINATING).limit(1)
-#: A reservation with bookings without servers, as of hosts.
+#: A reservation with bookings without servers, such as those of hosts.
 _ENDING = sa.select(models.Reservation.lease_id, *_ENDED).join(
     models.Reservation.lease).where(
         models.Reservation.id == sa.bindparam('reservation'),

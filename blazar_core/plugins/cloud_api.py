@@ -293,8 +293,9 @@ class Cloud(ty.Protocol):
     def unblock(self, server_id: str, lease_id: str) -> None:
         """Request that a server leaves a state in which the cloud refuses
         other requests: an unconfirmed resize is confirmed, a rescued server is
-        unrescued, one in error is stopped. Idempotent; does nothing if the
-        server is in another state, does not exist or is busy.
+        unrescued, one in error is stopped, and a shelved one leaves its host.
+        Idempotent; does nothing if the server is in another state, does not
+        exist or is busy.
 
         :param lease_id: the lease that this is for
         :raises CloudUnavailable: if that is not possible now; says why

@@ -23,7 +23,7 @@ from blazar_nova.compat import configuration_checks
 from blazar_nova.compat import pool
 from blazar_nova.compat import process
 from blazar_nova.compat.seams import check
-from blazar_nova.listener import full_sync
+from blazar_nova.listener import periodic_sync
 from blazar_nova.schemas import hint_params
 from blazar_nova.schemas import policy
 from blazar_nova.services import default_leases
@@ -202,7 +202,7 @@ def _undone(conf: ty.Any) -> ty.Iterator[str]:
     if overdue:
         yield (f'{len(overdue)} events of leases are overdue: start '
                f'blazar-listener. The first event: {overdue[0].text}')
-    last = leader_election.last(parts.database, full_sync.NAME)
+    last = leader_election.last(parts.database, periodic_sync.NAME)
     if last is None:
         yield ('No blazar-listener has ever run on this database: start one. '
                'Until then no lease starts or ends.')

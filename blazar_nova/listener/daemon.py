@@ -10,7 +10,7 @@ Servers are moved off unavailable hosts
 (:mod:`~blazar_core.healing.evacuation`), and leases that wait for capacity are
 admitted (:mod:`~blazar_core.lifecycle.admission_queue`). Hosts with unfinished
 operations are rechecked. One listener at a time runs the :mod:`periodic sync
-<blazar_nova.listener.full_sync>` with Nova. The :mod:`monitors
+<blazar_nova.listener.periodic_sync>` with Nova. The :mod:`monitors
 <blazar_nova.listener.monitors>` detect failed hosts. Any number of listeners
 may run.
 """
@@ -41,9 +41,9 @@ from blazar_core.lifecycle import preflight
 from blazar_core.lifecycle import resumption
 from blazar_nova.compat import configuration_checks
 from blazar_nova.compat import process
-from blazar_nova.listener import full_sync
 from blazar_nova.listener import metrics
 from blazar_nova.listener import monitors
+from blazar_nova.listener import periodic_sync
 from blazar_nova.listener import power
 from blazar_nova.listener import server_sync
 from blazar_nova.services import host_enrollment
@@ -183,12 +183,12 @@ class Listener:
             self.power.look(leader)
 
     def _comparison(self, conf: ty.Any,
-                    name: str) -> full_sync.FullSync:
+                    name: str) -> periodic_sync.PeriodicSync:
         parts, life = self.parts, self.parts.lifecycle
         worker_timeout: int = conf.blazar.worker_timeout
-        return full_sync.FullSync(
+        return periodic_sync.PeriodicSync(
             parts.clock, leader_election.Leader(
-                parts.database, parts.clock, full_sync.NAME, name,
+                parts.database, parts.clock, periodic_sync.NAME, name,
                 self._interval, worker_timeout),
             self._interval, worker_timeout, self.mirror, self._stopping,
             life.reconciliation.settle_left, life.lost_builds.send,

@@ -50,7 +50,7 @@ class BooksAwayTest(AwayFixture, leased.LeasedTestCase):
 
     def test_what_was_told_meanwhile_is_compared(self):
         self.useFixture(fixtures.MonkeyPatch(
-            'blazar_nova.listener.full_sync._PAUSE', 1))
+            'blazar_nova.listener.periodic_sync._PAUSE', 1))
         listener = self.start_listener()
 
         def known(server):

@@ -5,7 +5,8 @@
 The leader is recorded in the database (:mod:`blazar_core.db.leader_election`).
 It remains the leader as long as it runs, as it knows which hosts have not
 changed. Changes that a listener was notified of and could not record are found
-by the next sync, which is then requested at once.
+by the next sync, which is then requested at once. What else runs periodically
+is listed in :mod:`blazar_nova.listener.daemon`.
 """
 
 import contextlib
@@ -19,7 +20,7 @@ from blazar_core.common import errors
 from blazar_core.db import leader_election
 from blazar_nova.listener import server_sync
 
-__all__ = ['NAME', 'FullSync']
+__all__ = ['NAME', 'PeriodicSync']
 
 LOG = logging.getLogger(__name__)
 
@@ -33,7 +34,7 @@ _PAUSE = 10
 _STUCK = 600
 
 
-class FullSync:
+class PeriodicSync:
     """Runs the sync while this listener is the leader.
 
     :param interval: seconds from one sync to the next

@@ -9,7 +9,7 @@ from blazar_core.common import clocks
 from blazar_core.common import errors
 from blazar_core.db import leader_election
 from blazar_nova.listener import batches
-from blazar_nova.listener import full_sync
+from blazar_nova.listener import periodic_sync
 from tests import databases
 from tests import driven
 from tests.unit import base
@@ -44,7 +44,7 @@ class ComparisonTest(base.DatabaseTestCase):
         self.stopping = threading.Event()
         self.mirrors = [Mirror(), Mirror()]
         self.more = []
-        self.one, self.other = [full_sync.FullSync(
+        self.one, self.other = [periodic_sync.PeriodicSync(
             self.clock, leader_election.Leader(
                 self.database, self.clock, 'comparison', str(number), 300,
                 60),
@@ -184,7 +184,7 @@ class ComparisonTest(base.DatabaseTestCase):
 
     def turn_until(self):
         until, = self.scalars(
-            full_sync.leader_election.models.TaskLeader.claimed_until)
+            periodic_sync.leader_election.models.TaskLeader.claimed_until)
         return until
 
     def wait_for(self, is_so):

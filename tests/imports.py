@@ -8,7 +8,7 @@ import os
 import typing as ty
 
 __all__ = ['ROOT', 'arrows', 'imports', 'name_of', 'parsed', 'room',
-           'sources']
+           'sources', 'text']
 
 ROOT = os.path.abspath(os.path.join(os.path.dirname(__file__), '..'))
 
@@ -22,10 +22,14 @@ def sources(*folders: str) -> list[str]:
     return sorted(found)
 
 
+def text(path: str) -> str:
+    with open(os.path.join(ROOT, path)) as file:
+        return file.read()
+
+
 @functools.cache
 def parsed(path: str) -> ast.Module:
-    with open(os.path.join(ROOT, path)) as file:
-        return ast.parse(file.read(), path)
+    return ast.parse(text(path), path)
 
 
 def imports(path: str) -> ty.Iterator[str]:

@@ -126,7 +126,7 @@ class TestTiers(testtools.TestCase):
 
     def test_of_tests_of_a_kind(self):
         kinds = '', *(f'({kind})' for kind in (
-            'mariadb', 'postgresql', *test_seeds.SIMULATED))
+            'sqlite', 'mariadb', 'postgresql', *test_seeds.SIMULATED))
         names = [f'{name}.test{kind}' for name in self.classes()
                  for kind in kinds]
         for tier in ('quick', 'gate'):

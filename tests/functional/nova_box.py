@@ -258,6 +258,9 @@ class NovaBox(nova_test.TestCase):
 
     def setUp(self) -> None:
         covering.switch_to(self.id())
+        # Builds that outlive their test log nowhere.
+        self.addCleanup(setattr, logging.getLogger(), 'handlers',
+                        [logging.NullHandler()])
         self._collect_garbage(next(self._boxes))
         # Builds that were in progress when the previous test ended may have
         # created executors since: Nova's harness requires that none exist.

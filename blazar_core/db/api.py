@@ -27,7 +27,7 @@ from blazar_core.db import pooling
 
 __all__ = ['Database', 'LostRace', 'Outdated', 'Waited', 'found',
            'is_disturbance', 'lock', 'lock_as_read', 'locked', 'locking',
-           'whole']
+           'retried', 'whole']
 
 #: Seconds that the database has to accept a connection, and to answer a
 #: statement: many times the duration of the longest one.
@@ -275,6 +275,29 @@ class Database:
             raise errors.ConcurrentUpdate(
                 'Too many leases are being booked at this moment; try again '
                 'in a few seconds.') from exc
+
+
+class _HasDatabase(ty.Protocol):
+
+    _database: Database
+
+
+S = ty.TypeVar('S', bound=_HasDatabase)
+
+
+def retried(work: ty.Callable[ty.Concatenate[S, P], R],
+            ) -> ty.Callable[ty.Concatenate[S, P], R]:
+    """Run each call of a method of an object with a ``_database`` by
+    :meth:`Database.retried`.
+
+    Not for methods that are called within a transaction, or by another method
+    that is retried: it would wait for itself.
+    """
+    @functools.wraps(work)
+    def run(self: S, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        return self._database.retried(work, self, *args, **kwargs)
+
+    return run
 
 
 def found(session: orm.Session, lease_id: str) -> models.Lease:

@@ -85,6 +85,7 @@ class Leader:
         self._interval = interval
         self._worker_timeout = worker_timeout
 
+    @api.retried
     def take(self) -> int | None:
         """Become the leader, if the task is due and has no other leader.
 
@@ -92,9 +93,6 @@ class Leader:
             nothing changes
         :raises DatabaseUnavailable: when the database does not answer
         """
-        return self._database.retried(self._take)
-
-    def _take(self) -> int | None:
         now = self._clock.now()
         longest = 2 * (self._interval + self._worker_timeout)
         # Mostly it is not due, and a statement that writes would cost more.
@@ -147,10 +145,8 @@ class Leader:
         now = self._clock.now()
         self._write(_TRIGGER, now=now, until=now + self._worker_timeout)
 
-    def _write(self, statement: sa.Update, **values: int) -> bool:
-        return self._database.retried(self._written, statement, values)
-
-    def _written(self, statement: sa.Update, values: dict[str, int]) -> bool:
+    @api.retried
+    def _write(self, statement: sa.Update, /, **values: int) -> bool:
         with self._database.begin() as connection:
             return connection.execute(
                 statement, {**self._mine, **values}).rowcount == 1

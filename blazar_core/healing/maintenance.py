@@ -170,6 +170,7 @@ class Maintenance:
         except errors.CloudUnavailable as exc:
             return dict.fromkeys(ids, _UNKNOWN % exc)
 
+    @api.retried
     def announce(self, name: str, window: model.Window, reason: str) -> None:
         """Schedule maintenance of a host, or change its window.
 
@@ -180,10 +181,7 @@ class Maintenance:
         :raises NotFound: when the host does not exist
         :raises Conflict: when the host has no known capacity
         """
-        self._database.retried(
-            self._announce, self._uuid(name), window, reason)
-
-    def _announce(self, uuid: str, window: model.Window, reason: str) -> None:
+        uuid = self._uuid(name)
         with self._database.writer() as session:
             host = outages.locked(session, uuid)
             now = self._clock.now()

@@ -310,14 +310,12 @@ class LeaseCreation:
         return self._book(
             connection, [new_leases.Planned(rows, new, picked)])[0]
 
+    @api.retried
     def accept(self, lease_id: str) -> dict[str, ty.Any]:
         """Turn an offer into a lease; does nothing if it is accepted already.
 
         :raises NotFound: if it does not exist or has expired
         """
-        return self._database.retried(self._accept, lease_id)
-
-    def _accept(self, lease_id: str) -> dict[str, ty.Any]:
         with self._database.writer() as session:
             lease = api.locked(session, lease_id)
             if lease.status not in (

@@ -28,6 +28,7 @@ class Credentials:
         self._database = database
         self._clock = clock
 
+    @api.retried
     def store(self, lease_id: str, encrypted: str) -> list[str]:
         """Store the credential of the owner of a lease.
 
@@ -36,9 +37,6 @@ class Credentials:
             revoked now. Those that may be in use are revoked with the lease
         :raises NotFound: if the lease was purged
         """
-        return self._database.retried(self._store, lease_id, encrypted)
-
-    def _store(self, lease_id: str, encrypted: str) -> list[str]:
         with self._database.writer() as session:
             return self.put(session, api.locked(session, lease_id), encrypted)
 

@@ -34,6 +34,7 @@ class Slots:
         self._database = database
         self._clock = clock
 
+    @api.retried
     def take(self, reservation_id: str, project_id: str,
              server_ids: ty.Sequence[str],
              encrypted: str | None = None) -> bool:
@@ -47,25 +48,6 @@ class Slots:
         :raises Conflict: if its lease is not ACTIVE
         :raises ReservationFull: if too few slots are free
         """
-        return self._database.retried(
-            self._take, reservation_id, project_id, server_ids, encrypted)
-
-    def dispatch(self, server_id: str) -> bool:
-        """Take the permit to send the build of servers that have slots.
-
-        :param server_id: the first of them
-        :returns: False: another process has it
-        :raises OutcomeUnknown: if it is unknown which process has it
-        """
-        return self._database.retried(self._dispatch, server_id)
-
-    def _dispatch(self, server_id: str) -> bool:
-        with self._database.begin() as connection:
-            return bool(connection.execute(
-                _DISPATCH, {'server': server_id}).rowcount)
-
-    def _take(self, reservation_id: str, project_id: str,
-              server_ids: ty.Sequence[str], encrypted: str | None) -> bool:
         lease_id = self._lease_of(reservation_id, project_id)
         with self._database.writer() as session:
             lease = api.locked(session, lease_id)
@@ -93,6 +75,18 @@ class Slots:
                     server_id=server_ids[0], apart=apart, encrypted=encrypted,
                     created_at=now))
             return apart
+
+    @api.retried
+    def dispatch(self, server_id: str) -> bool:
+        """Take the permit to send the build of servers that have slots.
+
+        :param server_id: the first of them
+        :returns: False: another process has it
+        :raises OutcomeUnknown: if it is unknown which process has it
+        """
+        with self._database.begin() as connection:
+            return bool(connection.execute(
+                _DISPATCH, {'server': server_id}).rowcount)
 
     def use(self, reservation_id: str) -> bool:
         """Record the use of a lease by servers on its hosts without slots.
@@ -124,11 +118,9 @@ class Slots:
             raise _none(reservation_id)
         return lease_id
 
+    @api.retried
     def free(self, server_ids: ty.Collection[str]) -> None:
         """Undo :meth:`take` for servers that will not be built."""
-        self._database.retried(self._free, server_ids)
-
-    def _free(self, server_ids: ty.Collection[str]) -> None:
         with self._database.writer() as session:
             session.execute(
                 sa.update(models.Booking)

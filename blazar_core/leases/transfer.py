@@ -83,6 +83,7 @@ class Transfer:
                 if lease.status in states.BEGUN else [],
                 build is not None and not build.only_if_lost)
 
+    @api.retried
     def transfer(self, lease_id: str, seen: int, owner: Owner,
                  granted: limits.Granted | None, keep_trust: bool,
                  back: bool = False,
@@ -103,13 +104,6 @@ class Transfer:
             concurrently; says what to do
         :raises LimitExceeded: if concurrent leases have used up its limit
         """
-        return self._database.retried(
-            self._transfer, lease_id, seen, owner, granted, keep_trust, back,
-            also)
-
-    def _transfer(self, lease_id: str, seen: int, owner: Owner,
-                  granted: limits.Granted | None, keep_trust: bool, back: bool,
-                  also: _Also | None) -> tuple[dict[str, ty.Any], list[str]]:
         with self._database.connection() as connection:
             before = connection.scalar(sa.select(
                 models.Lease.project_id).where(models.Lease.id == lease_id))

@@ -399,11 +399,11 @@ class Dispatch:
                 None if encrypted.credential is None else self._decrypt(
                     encrypted.credential), servers, gate)
         except errors.TrustUnavailable as exc:
-            self._database.retried(
-                self.never_started, lease_id, str(exc))
+            self.never_started(lease_id, str(exc))
         fault_points.fault_point(fault_points.FaultPoint.START_SENT, lease_id)
         return why
 
+    @api.retried
     def never_started(self, lease_id: str, reason: str,
                       settle: ty.Callable[[orm.Session], bool] = (
                           lambda _: True),

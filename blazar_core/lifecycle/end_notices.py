@@ -123,7 +123,7 @@ class EndNotices:
                           'default lease is announced later', server_id)
             return False
         if state is cloud_api.ServerState.GONE or self._has_lease(server_id):
-            self._database.retried(self._forget, _IDS == server_id)
+            self._forget(_IDS == server_id)
             return False
         return state is not cloud_api.ServerState.LEAVING
 
@@ -154,6 +154,7 @@ class EndNotices:
                 connection.execute(sa.update(_WOULD_END).where(
                     _IDS == one).values(notified_at=self._clock.now()))
 
+    @api.retried
     def _forget(self, which: sa.ColumnElement[bool]) -> None:
         with self._database.begin() as connection:
             connection.execute(sa.delete(_WOULD_END).where(which))
@@ -166,7 +167,7 @@ class EndNotices:
         """
         before = self._clock.now() - KEEP
         # The first condition is redundant, and uses an index.
-        self._database.retried(self._forget, sa.and_(
+        self._forget(sa.and_(
             _WOULD_END.c.end_date < before, sa.func.coalesce(
                 _WOULD_END.c.notified_at, _WOULD_END.c.end_date) < before))
 

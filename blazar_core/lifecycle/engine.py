@@ -236,7 +236,7 @@ class Engine:
 
         :param host_id: where it was; other leases may wait for its capacity
         """
-        self._database.retried(self._queue.trigger, lease_id, host_id)
+        self._queue.trigger(lease_id, host_id)
         self.wake()
 
     # -- claims ------------------------------------------------------------
@@ -268,7 +268,7 @@ class Engine:
             running = list(self._running)
         if running and (elapsed := self._clock.elapsed()) >= (
                 self._extended + self._beat / 2):
-            self._database.retried(self._queue.extend, running)
+            self._queue.extend(running)
             self._extended = elapsed
 
     def _next_look(self) -> int:

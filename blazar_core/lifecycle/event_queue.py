@@ -161,8 +161,7 @@ class EventQueue:
         self._look_for_strays = float('-inf')
         #: If the last look found nothing: when the next event is due.
         self._quiet: tuple[int | None] | None = None
-        self._done = _Together(
-            lambda event_ids: database.retried(self._finish, event_ids))
+        self._done = _Together(self._finish)
 
     def claim_due(self, most: int, busy: collections.Counter[str], slow: int,
                   ) -> list[Claim]:
@@ -196,8 +195,7 @@ class EventQueue:
                     break
             if not wanted:
                 break
-            taken = self._database.retried(
-                self.claim, [one.event_id for one in wanted])
+            taken = self.claim([one.event_id for one in wanted])
             for one in wanted:
                 if one.event_id in taken:
                     claims.append(one)
@@ -227,7 +225,7 @@ class EventQueue:
 
         found: dict[str, ty.Any] = {}
         if self._clock.elapsed() >= self._look_for_strays:
-            self._database.retried(self._bring_back, now)
+            self._bring_back(now)
             self._look_for_strays = self._clock.elapsed() + _STRAY_SECONDS
         with self._database.connection() as connection:
             next_due, abandoned, waiting, *kinds = (
@@ -252,6 +250,7 @@ class EventQueue:
         """
         return {'now': now, 'longest': 2 * self._seconds}
 
+    @api.retried
     def _bring_back(self, now: int) -> None:
         """Make events due that a wrong clock has deferred beyond any pause."""
         with self._database.connection() as connection:
@@ -268,6 +267,7 @@ class EventQueue:
                 LOG.warning('Lease %s: an event was deferred by a fast clock; '
                             'it is due now', lease_id)
 
+    @api.retried
     def claim(self, event_ids: list[str]) -> set[str]:
         """Claim events; return those that this worker has got."""
         these = {'events': event_ids, 'worker': self._name}
@@ -282,6 +282,7 @@ class EventQueue:
                 return set(event_ids[:taken])
             return set(connection.scalars(_CLAIMED, these))
 
+    @api.retried
     def extend(self, event_ids: ty.Collection[str]) -> None:
         """Extend the claims of events, whose actions still run."""
         with self._database.writer() as session:
@@ -304,6 +305,7 @@ class EventQueue:
         with self._database.connection() as connection:
             return connection.scalar(_NEXT if slow else _NEXT_QUICK)
 
+    @api.retried
     def trigger(self, lease_id: str, host_id: int | None) -> None:
         """Make deferred events due, of a lease and of others on a host."""
         now = self._clock.now()
@@ -332,6 +334,7 @@ class EventQueue:
         """
         self._done.do(claim.event_id)
 
+    @api.retried
     def _finish(self, event_ids: list[str]) -> None:
         with self._database.begin() as connection:
             connection.execute(_DONE, {

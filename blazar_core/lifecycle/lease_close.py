@@ -293,6 +293,7 @@ class LeaseClose:
                 enrollment.remove(
                     session, self._clock.now(), host_id, booked=True)
 
+    @api.retried
     def finish_if_empty(self, lease_id: str, closed: bool = False) -> bool:
         """End a lease that has no servers; return whether it has ended.
 

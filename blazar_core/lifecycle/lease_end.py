@@ -369,8 +369,7 @@ class LeaseEnd:
                 lease_conditions.not_closed(closed.why)
                 if again is lease_close.FAILED else lease_conditions.CLEANING)
             return again
-        if not self._database.retried(
-                self._closer.finish_if_empty, lease_id, closed=True):
+        if not self._closer.finish_if_empty(lease_id, closed=True):
             return retries.RetryAfter(retries.AGAIN,
                                       'a server was added')
         return None

@@ -350,8 +350,7 @@ class LeaseStart:
         if event_type == states.EventType.START and (
                 self._opening.undo(lease_id)):
             why = 'The reservation could not be made ready for use.'
-        self._database.retried(
-            self._dispatcher.never_started, lease_id, why, settle, event_type)
+        self._dispatcher.never_started(lease_id, why, settle, event_type)
 
 
 #: Hosts with bookings that are over and whose servers have not left, and

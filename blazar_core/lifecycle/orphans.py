@@ -162,15 +162,13 @@ class Orphans:
             row.seen_at = min(row.seen_at, now)
             return row.seen_at + self._grace <= min(asked, now)
 
+    @api.retried
     def forget(self, lease_id: str) -> None:
         """Clear the record of an orphan that has another owner, which has to
         be looked up again.
 
         :raises NotFound: when the lease does not exist
         """
-        self._database.retried(self._forget, lease_id)
-
-    def _forget(self, lease_id: str) -> None:
         with self._database.writer() as session:
             lease = api.locked(session, lease_id)
             _forget(session, lease, session.get(models.Orphan, lease_id),

@@ -258,7 +258,7 @@ class Reconciliation:
             with (lease_status.apart(lease_id, project_id),
                   contextlib.suppress(errors.NotFound)):
                 self._database.retried(self._settle_again, lease_id)
-                self._database.retried(self._closer.finish_if_empty, lease_id)
+                self._closer.finish_if_empty(lease_id)
 
     def _settle_again(self, lease_id: str) -> None:
         with self._database.writer() as session:

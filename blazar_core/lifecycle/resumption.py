@@ -83,7 +83,7 @@ class Resumption:
                     'Server %s: its resumption is tried again: %s',
                     row.server_id, exc, exc_info=not isinstance(
                         exc, errors.BlazarError))
-                self._database.retried(self._write, row, self._later())
+                self._write(row, self._later())
 
     def _try(self, row: models.InterruptibleServer, woken: int) -> bool:
         """
@@ -93,8 +93,8 @@ class Resumption:
         seen = self._cloud.look(row.server_id)
         if seen.rest is not cloud_api.RestingState.SHELVED or seen.busy:
             # It is back, or will be, or does not exist any longer.
-            self._database.retried(
-                self._write, row, interruptible.BACK if seen.host is not None
+            self._write(
+                row, interruptible.BACK if seen.host is not None
                 and not seen.busy else self._later())
             return False
         wanted = row.safe_for or self._safe_for
@@ -102,10 +102,10 @@ class Resumption:
         if self._admission.safe_for(
                 dataclasses.replace(needs, count=woken + 1), row.lead_time,
                 wanted, row.cleaning_time) != wanted:
-            self._database.retried(self._write, row, self._later())
+            self._write(row, self._later())
             return False
         deadline = cloud_api.Deadline(self._clock, _SEND)
-        if not self._database.retried(self._write, row, self._later() | {
+        if not self._write(row, self._later() | {
                 'safe_by': self._clock.now() + wanted}):
             return False
         credential = None if row.credential_id is None else (
@@ -117,7 +117,7 @@ class Resumption:
             LOG.warning('Server %s: it cannot be resumed in the name of its '
                         'owner, who has to unshelve it: %s',
                         row.server_id, exc)
-            self._database.retried(self._give_up, row.server_id)
+            self._give_up(row.server_id)
             return False
         return True
 
@@ -134,10 +134,10 @@ class Resumption:
             max(least, row.safe_for or self._safe_for), row.cleaning_time)
         if found is None or found < least:
             return False
-        self._database.retried(self._require, row.server_id,
-                               self._clock.now() + found)
+        self._require(row.server_id, self._clock.now() + found)
         return True
 
+    @api.retried
     def _require(self, server_id: str, safe_by: int) -> None:
         with self._database.begin() as connection:
             connection.execute(sa.update(_SERVERS).where(
@@ -146,6 +146,7 @@ class Resumption:
     def _later(self) -> dict[str, int]:
         return {'resume_at': self._clock.now() + _PAUSE}
 
+    @api.retried
     def _write(self, row: models.InterruptibleServer,
                values: ty.Mapping[str, ty.Any]) -> bool:
         """Record something of a server, if no other process has tried it."""
@@ -153,6 +154,7 @@ class Resumption:
             return connection.execute(_TAKE.values(**values), {
                 'server': row.server_id, 'seen': row.resume_at}).rowcount == 1
 
+    @api.retried
     def _give_up(self, server_id: str) -> None:
         with self._database.begin() as connection:
             connection.execute(sa.update(_SERVERS).where(

@@ -75,6 +75,7 @@ class ServerMoves:
         self._notify = notify
         self._ahead = ahead
 
+    @api.retried
     def plan(self, lease_id: str, reason: str, source: int,
              server_ids: ty.Iterable[str], next_at: int = 0) -> None:
         """Record that servers of a lease have to leave an unavailable host, or
@@ -83,11 +84,6 @@ class ServerMoves:
 
         :param next_at: when they are requested
         """
-        self._database.retried(
-            self._plan, lease_id, reason, source, server_ids, next_at)
-
-    def _plan(self, lease_id: str, reason: str, source: int,
-              server_ids: ty.Iterable[str], next_at: int) -> None:
         with self._database.writer() as session:
             lease = api.locked(session, lease_id)
             known = set(session.scalars(sa.select(

@@ -52,8 +52,11 @@ class ServerRemoval:
         self._closer = closer
 
     def gone(self, lease_id: str, server_id: str) -> None:
-        """Free the capacity of a server that is gone."""
-        self._database.retried(self._gone, lease_id, server_id)
+        """Free the capacity of a server that is gone; the last server ends
+        its lease.
+        """
+        if self._free(lease_id, server_id):
+            self._freed(lease_id, server_id, 'is gone')
 
     def remove_server(self, lease_id: str, server_id: str,
                       is_there: bool) -> bool:
@@ -63,8 +66,16 @@ class ServerRemoval:
         :param is_there: whether it is on its host
         :returns: False: it is, and has no capacity there indefinitely
         """
-        return self._database.retried(
-            self._gone, lease_id, server_id, True, is_there)
+        freed = self._free(lease_id, server_id, True, is_there)
+        if freed:
+            self._freed(lease_id, server_id,
+                        'is removed and keeps running without a lease')
+        return freed is not False
+
+    def _freed(self, lease_id: str, server_id: str, how: str) -> None:
+        LOG.info('Lease %s: server %s %s', lease_id, server_id, how)
+        fault_points.fault_point(fault_points.FaultPoint.END_GONE, lease_id)
+        self._closer.finish_if_empty(lease_id)
 
     def leave(self, lease_id: str, servers: ty.Mapping[str, bool],
               ) -> dict[str, ty.Any]:
@@ -79,21 +90,22 @@ class ServerRemoval:
         """
         with contextlib.suppress(_Possible):
             # A refused removal changes nothing in the cloud.
-            self._database.retried(self._leave, lease_id, servers, True)
+            self._leave(lease_id, servers, True)
         for server_id in sorted(servers):
             # Before it is recorded: if the process dies after this, the server
             # is still recorded in its lease, and ends with it.
             self._cloud.release(server_id)
-        described = self._database.retried(self._leave, lease_id, servers)
+        described = self._leave(lease_id, servers)
         LOG.info('Lease %s: servers %s are removed and keep running without a '
                  'lease', lease_id,
                  ', '.join(sorted(servers)))
         self._notify('lease.update', described | {
             'changed': ['reservations'],
             'reason': conditions.Reason.SERVERS_REMOVED})
-        self._database.retried(self._closer.finish_if_empty, lease_id)
+        self._closer.finish_if_empty(lease_id)
         return described
 
+    @api.retried
     def _leave(self, lease_id: str, servers: ty.Mapping[str, bool],
                tried: bool = False) -> lease_status.Lease:
         """Remove servers from the reservation database.
@@ -124,14 +136,16 @@ class ServerRemoval:
             session.expire(lease)
             return views.describe(lease)
 
-    def _gone(self, lease_id: str, server_id: str, stays: bool = False,
-              is_there: bool = False) -> bool:
-        """Free the capacity of a server; the last server ends its lease.
+    @api.retried
+    def _free(self, lease_id: str, server_id: str, stays: bool = False,
+              is_there: bool = False) -> bool | None:
+        """Free the capacity of a server.
 
         A slot that existed before its server remains: another server may take
         it, until the lease is ending.
 
-        :returns: False: the server is to stay, and cannot
+        :returns: whether it is freed. None: it is no longer of the lease;
+            False: the server is to stay, and cannot
         """
         with self._database.writer() as session:
             lease = api.locked(session, lease_id)
@@ -139,7 +153,7 @@ class ServerRemoval:
             if booking is None or booking.reservation.lease_id != lease_id or (
                     stays and lease.deleted_at is not None):
                 # It may be in the next occurrence of its lease by now.
-                return True
+                return None
             if is_there and not self._has_room(session, booking):
                 return False
             left = None
@@ -150,12 +164,7 @@ class ServerRemoval:
                     claimed_at=None, resources=booking.reservation.resources)
             self._take_out(session, booking, left, is_there)
             lease_status.update_status(session, lease, self._clock.now())
-        LOG.info('Lease %s: server %s %s', lease_id, server_id,
-                 'is removed and keeps running without a '
-                 'lease' if stays else 'is gone')
-        fault_points.fault_point(fault_points.FaultPoint.END_GONE, lease_id)
-        self._database.retried(self._closer.finish_if_empty, lease_id)
-        return True
+            return True
 
     def _take_out(self, session: orm.Session, booking: models.Booking,
                   left: ledger.NewBooking | None, is_there: bool) -> None:

@@ -56,6 +56,7 @@ class HostSync:
 
     def __init__(self, parts: wiring.Parts) -> None:
         self._parts = parts
+        self._database = parts.database
         #: By host uuid, what was seen last of it in full, and when; without
         #: the allocations of consumers, which may be many.
         self._facts: dict[str, tuple[int, compute_hosts.Facts]] = {}
@@ -89,7 +90,7 @@ class HostSync:
         newer data.
         """
         now = self._parts.clock.now()
-        with self._parts.database.connection() as connection:
+        with self._database.connection() as connection:
             generations = inventory.generations(connection)
         try:
             trees = compute_hosts.trees()
@@ -117,13 +118,13 @@ class HostSync:
             return
         hosts = [dataclasses.replace(one, pool=name) for one in found]
         for host in hosts:
-            self._parts.database.retried(self._report, host)
+            self._database.retried(self._report, host)
         self.retain({host.uuid for host in hosts}, asked, name)
 
     def _examine(self, name: str, kind: resource_types.ResourceType) -> None:
         """Sync the enrolled hosts of a pool."""
         now = self._parts.clock.now()
-        with self._parts.database.reader() as session:
+        with self._database.reader() as session:
             rows = {row.uuid: row for row in enrollment.pooled(session, name)}
             holders = enrollment.holders(session, now, name) if rows else {}
         known = [enrollment.facts_of(row) for row in rows.values()]
@@ -135,7 +136,7 @@ class HostSync:
             LOG.warning('%s: %s has the capacity %s from now on', name,
                         host.name, model.amounts_in_words(host.capacity))
             with (contextlib.suppress(api.LostRace),
-                  self._parts.database.writer() as session):
+                  self._database.writer() as session):
                 # A host that was decided about meanwhile is left to the next
                 # sync.
                 inventory.report(
@@ -143,7 +144,7 @@ class HostSync:
 
     def _report(self, host: model.HostFacts) -> None:
         now, seen = self._before(host.uuid)
-        with self._parts.database.writer() as session:
+        with self._database.writer() as session:
             inventory.report(session, now, host, {}, seen)
 
     def retain(self, uuids: set[str], asked: int | None = None,
@@ -153,7 +154,7 @@ class HostSync:
 
         :param asked: when the cloud was asked for them; None: now
         """
-        gone = self._parts.database.retried(
+        gone = self._database.retried(
             self._retain, uuids, asked, pool)
         if gone:
             LOG.warning('Hosts that no longer exist (%s): %s', pool,
@@ -161,7 +162,7 @@ class HostSync:
 
     def _retain(self, uuids: set[str], asked: int | None, pool: str,
                 ) -> list[str]:
-        with self._parts.database.writer() as session:
+        with self._database.writer() as session:
             return inventory.retain(
                 session, uuids, self._parts.clock.now(), pool, asked)
 
@@ -176,16 +177,13 @@ class HostSync:
         if failed is not None:
             raise failed
 
+    @api.retried
     def compare(self, host: compute_hosts.ComputeHost,
                 before: _Before | None = None) -> None:
         """Sync a host.
 
         :param before: what was known of all hosts; None: ask about this one
         """
-        self._parts.database.retried(self._compare, host, before)
-
-    def _compare(self, host: compute_hosts.ComputeHost, before: _Before | None,
-                 ) -> None:
         now, seen = self._before(host.uuid)
         if before is not None and before.generations.get(host.uuid) == seen:
             now = before.now
@@ -200,7 +198,7 @@ class HostSync:
         self._facts[host.uuid] = (
             now, dataclasses.replace(facts, allocations={}))
         allocations = self.by_server(host.uuid, facts.allocations)
-        with self._parts.database.writer() as session:
+        with self._database.writer() as session:
             if inventory.report(session, now, model.HostFacts(
                     host.uuid, host.name, host.service_host, facts.capacity,
                     host.properties, units=facts.units), allocations, seen):
@@ -213,7 +211,7 @@ class HostSync:
         Other listeners ask about it too, and the first to ask may be the last
         to write: by the generation it notices that it has to ask again.
         """
-        with self._parts.database.connection() as connection:
+        with self._database.connection() as connection:
             return self._parts.clock.now(), inventory.generations(
                 connection, [uuid]).get(uuid)
 
@@ -222,7 +220,7 @@ class HostSync:
 
         If they are recorded as they were last seen, only their usage is read.
         """
-        with self._parts.database.reader() as session:
+        with self._database.reader() as session:
             hosts = session.execute(
                 sa.select(models.Host.uuid, models.Host.capacity,
                           models.Host.units)
@@ -237,13 +235,13 @@ class HostSync:
             return
         for host, facts in zip(hosts, seen):
             assert facts is not None
-            self._parts.database.retried(
+            self._database.retried(
                 self._compare_usage, host.uuid, facts.providers)
 
     def _compare_usage(self, uuid: str, providers: ty.Any) -> None:
         now, seen = self._before(uuid)
         taken = self.by_server(uuid, compute_hosts.taken(providers))
-        with self._parts.database.writer() as session:
+        with self._database.writer() as session:
             if inventory.report_usage(session, now, uuid, taken, seen):
                 LOG.debug('Host %s: %s', uuid, taken)
 
@@ -259,14 +257,14 @@ class HostSync:
 
         :raises CloudUnavailable: when a cell does not answer
         """
-        with self._parts.database.connection() as connection:
+        with self._database.connection() as connection:
             known = connection.execute(_KNOWN, {'uuid': uuid}).one_or_none()
         new = set() if known is None else (
             allocations.keys() - (known.consumers or {}).keys())
         servers = unmapped_servers.of_migrations(new) if new else {}
         if not servers:
             return allocations
-        with self._parts.database.connection() as connection:
+        with self._database.connection() as connection:
             mine = interruptible.among(connection, servers.values())
         found: dict[str, collections.Counter[str]] = (
             collections.defaultdict(collections.Counter))
@@ -276,15 +274,13 @@ class HostSync:
                   else consumer].update(amounts)
         return found if mine else allocations
 
+    @api.retried
     def believe(self, told: process.Told) -> bool:
         """Record that a server came or left, as notified.
 
         :returns: ``False`` where that cannot be done: then look
         """
-        return self._parts.database.retried(self._believe, told)
-
-    def _believe(self, told: process.Told) -> bool:
-        with self._parts.database.begin() as connection:
+        with self._database.begin() as connection:
             return inventory.record(
                 connection, self._parts.clock.now(), told.service_host,
                 told.node, told.server_id, told.takes)
@@ -293,7 +289,7 @@ class HostSync:
         """Return the service hosts with a server that was admitted and of
         which no notification has come.
         """
-        with self._parts.database.reader() as session:
+        with self._database.reader() as session:
             return set(session.scalars(sa.select(
                 models.Host.service_host).where(pending.is_due(now))))
 
@@ -304,10 +300,10 @@ class HostSync:
         :param again: when they are due again; ``None``: not
         """
         if service_hosts:
-            self._parts.database.retried(
+            self._database.retried(
                 self._looked_at, now, service_hosts, again)
 
     def _looked_at(self, now: int, service_hosts: set[str],
                    again: int | None) -> None:
-        with self._parts.database.begin() as connection:
+        with self._database.begin() as connection:
             inventory.recheck(connection, now, service_hosts, again)

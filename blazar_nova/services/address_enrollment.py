@@ -12,6 +12,7 @@ from blazar_core.capacity import enrollment
 from blazar_core.common import clocks
 from blazar_core.common import errors
 from blazar_core.common import model
+from blazar_core.db import api
 from blazar_core.db import models
 from blazar_nova.compat import network_api
 from blazar_nova.resource_types import floating_ips
@@ -52,7 +53,7 @@ class AddressEnrollment:
             raise errors.Conflict(
                 f'{address} is in use in network {network_id}. Delete the '
                 'floating IP or port that has it, or enroll another address.')
-        row = self._database.retried(self._add, host)
+        row = self._add(host)
         LOG.info('Address %s of network %s is enrolled', address, network_id)
         return _described(row)
 
@@ -61,19 +62,18 @@ class AddressEnrollment:
                        self._parts.types.named[floating_ips.NAME])
         return kind.network
 
+    @api.retried
     def _add(self, host: model.HostFacts) -> models.Host:
         with self._database.writer() as session:
             return enrollment.add(session, self._parts.clock.now(), host)
 
+    @api.retried
     def remove(self, address_id: str) -> None:
         """Remove an address, so that no lease can reserve it.
 
         :raises NotFound: if it is not enrolled
         :raises Conflict: if leases have reserved it
         """
-        self._database.retried(self._remove, address_id)
-
-    def _remove(self, address_id: str) -> None:
         with self._database.writer() as session:
             enrollment.take_out(session, self._parts.clock.now(),
                                 _row(session, address_id))

@@ -61,6 +61,7 @@ from tests import driven
 from tests.unit import base
 
 
+@api.retried
 def seize(self: event_queue.EventQueue, event_ids: list[str]) -> set[str]:
     """Claim events, even if another worker has them."""
     with self._database.writer() as session:

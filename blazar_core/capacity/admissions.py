@@ -7,6 +7,7 @@ decision in the database (:func:`blazar_core.capacity.ledger.amend`). If
 another process was faster, the search is repeated and prefers other hosts.
 """
 
+import bisect
 import contextlib
 import dataclasses
 import functools
@@ -407,12 +408,8 @@ class Admission:
                 return wanted
             if not fits(0):
                 return None
-            known, over = 0, wanted
-            while over - known > 1:
-                middle = (known + over) // 2
-                known, over = (middle, over) if fits(middle) else (
-                    known, middle)
-        return known
+            return bisect.bisect(range(1, wanted), False, key=(
+                lambda seconds: not fits(seconds)))
 
     def fits_without_interruptible(
             self, demands: ty.Sequence[model.Demand], window: model.Window,

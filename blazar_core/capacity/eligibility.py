@@ -7,6 +7,7 @@ serve a scheduler that chooses among hosts. The decision is the claim
 (:mod:`blazar_core.capacity.scheduler_claims`).
 """
 
+import bisect
 import collections
 import contextlib
 import math
@@ -213,11 +214,9 @@ class Eligibility:
             hosts = fit(now + _MINUTE) - fit(model.FOREVER)
             if not hosts:
                 return None
-            known, over = 1, _YEAR
-            while over - known > 1:
-                middle = (known + over) // 2
-                known, over = (middle, over) if fit(
-                    now + middle * _MINUTE) else (known, middle)
+            # They fit in the first minute, and not without an end.
+            known = 1 + bisect.bisect(range(2, _YEAR), False, key=(
+                lambda minutes: not fit(now + minutes * _MINUTE)))
         # Users write times in minutes.
         until = now + known * _MINUTE
         return ReservedLater(len(hosts), until - until % _MINUTE)

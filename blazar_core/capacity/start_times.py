@@ -5,6 +5,7 @@
 A search is done in steps, and other threads may run between two of them.
 """
 
+import bisect
 import collections
 import typing as ty
 
@@ -161,14 +162,14 @@ def _last(timeline: timelines.Timeline, host: model.Host | None,
     """Return until when a host has an amount free of other bookings."""
     if host is None:
         return min(since, until)
-    known, last = min(since, until), until
-    while known < until:
-        booked = timeline.peak(host.id, model.Window(since, until))
-        if rule.lacking(host.capacity, host.usage, {
-                rc: amount + booked.get(rc, 0)
-                for rc, amount in amounts.items() if amount}):
-            last = until - 1
-        else:
-            known = until
-        until = (known + last + 1) // 2
-    return known
+
+    def lacks(end: int) -> bool:
+        booked = timeline.peak(host.id, model.Window(since, end))
+        return bool(rule.lacking(host.capacity, host.usage, {
+            rc: amount + booked.get(rc, 0)
+            for rc, amount in amounts.items() if amount}))
+
+    # Mostly it has.
+    if until <= since or not lacks(until):
+        return until
+    return since + bisect.bisect(range(since + 1, until), False, key=lacks)

@@ -16,6 +16,7 @@ Decisions:
   the second.
 """
 
+import bisect
 import collections.abc
 import datetime
 import itertools
@@ -121,14 +122,10 @@ def instant(date: datetime.datetime, zone: datetime.tzinfo) -> int:
     early = _timestamp(date.replace(fold=1), zone)
     before = wall(early, zone).replace(fold=0) - datetime.timedelta(
         seconds=early)
-    while late - early > 1:
-        middle = (early + late) // 2
-        if wall(middle, zone).replace(fold=0) - datetime.timedelta(
-                seconds=middle) == before:
-            early = middle
-        else:
-            late = middle
-    return late
+    middle = range(early + 1, late)
+    return middle.start + bisect.bisect(middle, False, key=lambda one: (
+        wall(one, zone).replace(fold=0) - datetime.timedelta(seconds=one)
+    ) != before)
 
 
 def window(dates: Dates, zone: datetime.tzinfo) -> model.Window:

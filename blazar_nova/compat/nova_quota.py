@@ -12,6 +12,7 @@ build, and fails all of them if they exceed it together. So the same check is
 run before the build, to find how many servers it would admit.
 """
 
+import bisect
 import collections
 import typing as ty
 
@@ -199,15 +200,8 @@ def admitted(context: ty.Any, specs: ty.Sequence[ty.Any]) -> tuple[int, str]:
     why = _refusal(context, specs[0], len(specs))
     if not why:
         return len(specs), ''
-    few, many = 0, len(specs)
-    # Invariant: ``few`` are admitted, or none; ``many`` are not.
-    while many - few > 1:
-        middle = (few + many) // 2
-        if _refusal(context, specs[0], middle):
-            many = middle
-        else:
-            few = middle
-    return few, why
+    return bisect.bisect(range(1, len(specs)), False, key=lambda count: bool(
+        _refusal(context, specs[0], count))), why
 
 
 def _refusal(context: ty.Any, spec: ty.Any, count: int) -> str:

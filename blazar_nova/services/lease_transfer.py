@@ -121,13 +121,7 @@ class LeaseTransfer:
         LOG.info('Lease %s was handed over by project %s, user %s, to project '
                  '%s, user %s', lease['id'], before.project_id,
                  before.user_id, lease['project_id'], lease['user_id'])
-        for one in encrypted:
-            try:
-                lease_trusts.take_back(self._parts,
-                                       self._parts.encryption.decrypt(one))
-            except errors.DecryptionError as exc:
-                LOG.warning('Lease %s: the trust of its owner before is not '
-                            'revoked: %s', lease['id'], exc)
+        lease_trusts.revoke_replaced(self._parts, encrypted)
         try:
             self._parts.orphans.forget(lease['id'])
         except errors.BlazarError as exc:

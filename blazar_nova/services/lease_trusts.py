@@ -35,8 +35,8 @@ from blazar_nova.services import wiring
 
 __all__ = ['Keeping', 'acts_for_owner', 'ahead', 'attempted', 'entrust',
            'for_end', 'given', 'has_one', 'keep', 'meanwhile', 'needed',
-           'needs_one', 'prepared', 'take_back', 'unless_reserved',
-           'with_trust']
+           'needs_one', 'prepared', 'revoke_replaced', 'take_back',
+           'unless_reserved', 'with_trust']
 
 LOG = logging.getLogger(__name__)
 
@@ -280,17 +280,13 @@ def keep(parts: wiring.Parts, lease: dict[str, ty.Any], trust: str) -> None:
     whether the lease has the trust, it is kept until it expires.
     """
     try:
-        unused = [parts.encryption.decrypt(one) for one in (
-            parts.leases.credentials.store(
-                lease['id'], parts.encryption.encrypt(trust)))]
+        revoke_replaced(parts, parts.leases.credentials.store(
+            lease['id'], parts.encryption.encrypt(trust)))
     except errors.NotFound:
-        unused = [trust]
+        take_back(parts, trust)
     except Exception:
         LOG.exception('Lease %s: its trust could not be written down',
                       lease['id'])
-        return
-    for one in unused:
-        take_back(parts, one)
 
 
 class Keeping:
@@ -323,15 +319,18 @@ class Keeping:
         """Revoke the replaced trusts that are not in use, in the background.
         They would expire at the previous end of their lease.
         """
-        for one in self._unused:
-            try:
-                trust = self._parts.encryption.decrypt(one)
-            except errors.DecryptionError as exc:
-                LOG.warning('A trust that was replaced is not revoked: %s',
-                            exc)
-            else:
-                self._parts.background.later(functools.partial(
-                    take_back, self._parts, trust))
+        if self._unused:
+            self._parts.background.later(functools.partial(
+                revoke_replaced, self._parts, self._unused))
+
+
+def revoke_replaced(parts: wiring.Parts, encrypted: ty.Iterable[str]) -> None:
+    """Revoke encrypted trusts that leases had before; failures are logged."""
+    for one in encrypted:
+        try:
+            take_back(parts, parts.encryption.decrypt(one))
+        except errors.DecryptionError as exc:
+            LOG.warning('A trust that was replaced is not revoked: %s', exc)
 
 
 def take_back(parts: wiring.Parts, trust: str | None) -> None:

@@ -186,8 +186,7 @@ class Unfinished:
             time = {states.EventType.START: lease.start_date,
                     states.EventType.END: lease.end_date,
                     }.get(states.EventType(event_type), self._clock.now())
-            session.add(models.Event(**events.row(
-                lease_id, event_type, time, self._clock.now())))
+            events.add(lease, event_type, time, self._clock.now())
 
     def overdue(self) -> ty.Iterator[Difference]:
         """Yield the events that no worker carries out."""

@@ -15,9 +15,9 @@ from blazar_core.db import models
 from blazar_core.leases import requests
 from blazar_core.plugins import resource_types
 
-__all__ = ['EXTEND_BEFORE', 'act_before_end', 'begin',
-           'changed', 'check_action', 'extension', 'forgotten', 'move_own',
-           'redate', 'reextend', 'retime', 'row']
+__all__ = ['EXTEND_BEFORE', 'act_before_end', 'add', 'begin', 'changed',
+           'charge', 'check_action', 'extension', 'forgotten', 'handed_over',
+           'move_own', 'redate', 'reextend', 'retime', 'row', 'trigger']
 
 #: Maximum seconds before its end at which a lease is extended automatically:
 #: earlier than the notification of its end, by the default options.
@@ -32,6 +32,15 @@ def row(lease_id: str, event_type: str, time: int, now: int,
             'status': states.Event.DONE if done else states.Event.UNDONE,
             'attempts': 0, 'deferrals': 0, 'claimed_by': None,
             'claimed_until': 0, 'created_at': now, 'updated_at': now}
+
+
+def add(lease: models.Lease, event_type: str, time: int, now: int,
+        action: str | None = None) -> None:
+    """Add an event to a lease; that of an offer waits for its acceptance."""
+    new = row(lease.id, event_type, time, now, action=action)
+    if lease.status == states.Lease.OFFERED:
+        new['run_at'] = model.FOREVER
+    lease.events.append(models.Event(**new))
 
 
 def check_action(event_type: str, action: str, time: int,
@@ -85,11 +94,8 @@ def reextend(session: orm.Session, lease: models.Lease, period: int, now: int,
         if event.event_type == states.EventType.EXTEND:
             session.delete(event)
     if period:
-        new = row(lease.id, states.EventType.EXTEND, extension(
+        add(lease, states.EventType.EXTEND, extension(
             model.Window(lease.start_date, lease.end_date), period), now)
-        if lease.status == states.Lease.OFFERED:
-            new['run_at'] = model.FOREVER
-        session.add(models.Event(**new))
 
 
 def forgotten(lease: models.Lease) -> list[models.Event]:
@@ -115,7 +121,7 @@ def changed(session: orm.Session, lease: models.Lease,
             one.whole or types.of_row(one).handles_changes
             for one in reservations):
         return
-    _again(session, lease, states.EventType.CHANGED, now)
+    trigger(session, lease, states.EventType.CHANGED, now)
 
 
 def handed_over(session: orm.Session, lease: models.Lease,
@@ -125,7 +131,7 @@ def handed_over(session: orm.Session, lease: models.Lease,
     """
     if lease.status in states.BEGUN and any(
             types.of_row(one).handles_transfer for one in lease.reservations):
-        _again(session, lease, states.EventType.CHANGED, now)
+        trigger(session, lease, states.EventType.CHANGED, now)
 
 
 def charge(session: orm.Session, lease: models.Lease, now: int) -> None:
@@ -134,16 +140,12 @@ def charge(session: orm.Session, lease: models.Lease, now: int) -> None:
     """
     if any(event.event_type == states.EventType.REFUND
            for event in lease.events):
-        _again(session, lease, states.EventType.CHARGE, now)
+        trigger(session, lease, states.EventType.CHARGE, now)
 
 
-def orphaned(session: orm.Session, lease: models.Lease, now: int) -> None:
-    """Send the notification that the owner of a lease does not exist."""
-    _again(session, lease, states.EventType.ORPHANED, now)
-
-
-def _again(session: orm.Session, lease: models.Lease,
-           event_type: states.EventType, now: int) -> None:
+def trigger(session: orm.Session, lease: models.Lease,
+            event_type: states.EventType, now: int) -> None:
+    """Have an event of a lease carried out now, even if it was before."""
     told = {event.status: event for event in lease.events
             if event.event_type == event_type}
     if states.Event.DONE in told:
@@ -153,8 +155,7 @@ def _again(session: orm.Session, lease: models.Lease,
         # It may be deferred for a long time.
         told[states.Event.UNDONE].run_at = now
     else:
-        session.add(models.Event(**row(
-            lease.id, event_type, now, now)))
+        add(lease, event_type, now, now)
 
 
 def begin(lease: models.Lease, over: states.EventType, now: int) -> None:
@@ -190,10 +191,7 @@ def retime(session: orm.Session, lease: models.Lease,
     before = {event.event_type: event for event in lease.events
               if event.event_type.rpartition(':')[0] in types.named}
     for event_type in own.keys() - before.keys():
-        new = row(lease.id, event_type, own[event_type], now)
-        if lease.status == states.Lease.OFFERED:
-            new['run_at'] = model.FOREVER
-        session.add(models.Event(**new))
+        add(lease, event_type, own[event_type], now)
     for event_type, event in before.items():
         if event_type not in own:
             if event.status in states.OPEN:
@@ -235,9 +233,7 @@ def redate(lease: models.Lease, window: model.Window, now: int) -> None:
             event.event_type == states.EventType.BEFORE_END
             for event in lease.events):
         # The notification was sent for an end that is no longer valid.
-        lease.events.append(models.Event(**row(
-            lease.id, states.EventType.BEFORE_END, again, now,
-            action=action)))
+        add(lease, states.EventType.BEFORE_END, again, now, action)
     if lease.before_end_date is not None:
         lease.before_end_date = max(
             lease.before_end_date + window.end - lease.end_date, window.start)

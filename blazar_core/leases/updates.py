@@ -420,10 +420,7 @@ def _rename(session: orm.Session, lease: models.Lease, change: LeaseChange,
             *events.forgotten(lease)]:
         session.delete(event)
     for event_type, time, action in wanted:
-        row = events.row(lease.id, event_type, time, now, action=action)
-        if lease.status == states.Lease.OFFERED:
-            row['run_at'] = model.FOREVER
-        session.add(models.Event(**row))
+        events.add(lease, event_type, time, now, action)
 
 
 def _latest(admission: admissions.Admission, lease: models.Lease,

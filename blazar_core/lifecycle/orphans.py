@@ -154,7 +154,8 @@ class Orphans:
                     LOG.warning('Lease %s has no owner: its %s %s does not '
                                 'exist', lease.id, missing, lease.project_id
                                 if missing == PROJECT else lease.user_id)
-                    events.orphaned(session, lease, now)
+                    events.trigger(
+                        session, lease, states.EventType.ORPHANED, now)
                 row = row or models.Orphan(lease_id=seen.id)
                 row.missing, row.seen_at = missing, now
                 session.add(row)

@@ -32,7 +32,7 @@ from blazar_core.db import models
 
 __all__ = ['BACK', 'HostSafety', 'Server', 'among', 'conflicts',
            'eviction_order', 'forget', 'hosts', 'make', 'make_ordinary',
-           'register', 'safety', 'victims', 'window_of']
+           'register', 'safety', 'update', 'victims', 'window_of']
 
 #: Columns of a server that was evicted and has a host again.
 BACK: ty.Mapping[str, None] = {'evicted_at': None, 'resume_at': None}
@@ -120,6 +120,17 @@ def forget(connection: sa.Connection,
     """Delete the records of servers that do not exist or were never built."""
     connection.execute(sa.delete(models.InterruptibleServer.__table__).where(
         _SERVERS.server_id.in_(server_ids)))
+
+
+def update(database: api.Database, server_id: str, **values: ty.Any) -> None:
+    """Change columns of :class:`models.InterruptibleServer`."""
+    def attempt() -> None:
+        with database.begin() as connection:
+            connection.execute(
+                sa.update(models.InterruptibleServer.__table__).where(
+                    _SERVERS.server_id == server_id).values(values))
+
+    database.retried(attempt)
 
 
 def among(connection: sa.Connection,

@@ -198,9 +198,9 @@ class Evictions:
         if safe_until is not None and before != 0 and (
                 before is None or safe_until < before):
             self._tell(_SHORTENED, row, safe_until=clocks.iso(safe_until))
-        self._database.retried(self._write, row.server_id, {
-            'safe_until': safe_until,
-            **(interruptible.BACK if back else {})})
+        interruptible.update(self._database, row.server_id,
+                             safe_until=safe_until,
+                             **(interruptible.BACK if back else {}))
 
     def _is_back(self, server_id: str) -> bool:
         # That it has left its host may not be recorded yet; or its
@@ -210,12 +210,6 @@ class Evictions:
         except errors.CloudUnavailable:
             return False
         return seen.host is not None and not seen.busy
-
-    def _write(self, server_id: str,
-               values: ty.Mapping[str, ty.Any]) -> None:
-        with self._database.begin() as connection:
-            connection.execute(sa.update(_SERVERS).where(
-                _SERVERS.c.server_id == server_id).values(**values))
 
     def _schedule(self, host: interruptible.HostSafety,
                   row: models.InterruptibleServer, instant: int,

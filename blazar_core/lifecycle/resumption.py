@@ -117,7 +117,8 @@ class Resumption:
             LOG.warning('Server %s: it cannot be resumed in the name of its '
                         'owner, who has to unshelve it: %s',
                         row.server_id, exc)
-            self._give_up(row.server_id)
+            interruptible.update(
+                self._database, row.server_id, resume_at=None)
             return False
         return True
 
@@ -134,14 +135,9 @@ class Resumption:
             max(least, row.safe_for or self._safe_for), row.cleaning_time)
         if found is None or found < least:
             return False
-        self._require(row.server_id, self._clock.now() + found)
+        interruptible.update(self._database, row.server_id,
+                             safe_by=self._clock.now() + found)
         return True
-
-    @api.retried
-    def _require(self, server_id: str, safe_by: int) -> None:
-        with self._database.begin() as connection:
-            connection.execute(sa.update(_SERVERS).where(
-                _SERVERS.c.server_id == server_id).values(safe_by=safe_by))
 
     def _later(self) -> dict[str, int]:
         return {'resume_at': self._clock.now() + _PAUSE}
@@ -153,9 +149,3 @@ class Resumption:
         with self._database.begin() as connection:
             return connection.execute(_TAKE.values(**values), {
                 'server': row.server_id, 'seen': row.resume_at}).rowcount == 1
-
-    @api.retried
-    def _give_up(self, server_id: str) -> None:
-        with self._database.begin() as connection:
-            connection.execute(sa.update(_SERVERS).where(
-                _SERVERS.c.server_id == server_id).values(resume_at=None))

@@ -85,10 +85,6 @@ class Alternatives:
         self._admission = admission
         self._demands = wanted
 
-    def forget(self) -> None:
-        """Remove outdated answers of the cloud from memory."""
-        self._demands.forget()
-
     def plan(self, case: Case, lost: Lost,
              together: Together | None = None, lag: float = 0,
              ) -> reassignment.Reassigned | None:

@@ -185,7 +185,6 @@ class OverbookingCheck:
         ids = {host.id for host in short}
         self._told = {one: generation for one, generation
                       in self._told.items() if one in ids}
-        self._others.forget()
 
     # -- bookings that do not fit --------------------------------------------
 

@@ -52,24 +52,19 @@ _Demands: ty.TypeAlias = dict[str, model.Demand]
 class DeferredAdmission:
     """Admits leases that wait for capacity.
 
-    :param decrypt: decrypts a stored call
     :param notify: called with an event type and a lease
     """
 
     def __init__(self, database: api.Database, clock: clocks.Clock,
-                 admission: admissions.Admission, decrypt: ty.Callable[[
-                     str], str], types: resource_types.ResourceTypes,
+                 admission: admissions.Admission, wanted: demands.Demands,
+                 types: resource_types.ResourceTypes,
                  notify: ty.Callable[[str, lease_status.Lease], None]) -> None:
         self._database = database
         self._clock = clock
         self._admission = admission
         self._types = types
-        self._demands = demands.Demands(clock, decrypt, types)
+        self._demands = wanted
         self._notify = notify
-
-    def forget(self) -> None:
-        """Remove outdated answers of the cloud from memory."""
-        self._demands.forget()
 
     def admit(self, lease_id: str) -> str | None:
         """Admit a lease if there is free capacity.
@@ -262,7 +257,6 @@ class AdmissionQueue:
         line = self._line()
         if not line:
             return
-        self._deferred.forget()
         with self._index.fresh():
             # Only decisions about hosts free capacity.
             news = sum(host.generation for host in self._index.hosts.values())

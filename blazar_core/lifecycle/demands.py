@@ -29,18 +29,10 @@ class Demands:
         self._clock = clock
         self._decrypt = decrypt
         self._types = types
-        #: By reservation, the answer of the cloud, and its time.
+        #: By reservation, the answer of the cloud, and its time; oldest first.
         self._asked: dict[tuple[str, int, bool], tuple[
             model.Demand | refusals.Refusal | errors.CloudUnavailable,
             int]] = {}
-
-    def forget(self) -> None:
-        """Remove outdated answers of the cloud from memory."""
-        now = self._clock.now()
-        # Other threads may add entries meanwhile.
-        for one, (_said, when) in list(self._asked.items()):
-            if now - when >= AGAIN:
-                self._asked.pop(one, None)
 
     def of(self, reservation: models.Reservation,
            reserved: resource_types.ReservationContext, encrypted: str | None,
@@ -64,7 +56,13 @@ class Demands:
             said = self._ask(reservation, dataclasses.replace(
                 reserved, call=None if encrypted is None
                 else self._decrypt(encrypted)))
+            self._asked.pop(key, None)
             self._asked[key] = said, now
+            # Other threads may add entries meanwhile.
+            for one, (_said, when) in list(self._asked.items()):
+                if now - when < AGAIN:
+                    break
+                self._asked.pop(one, None)
         if isinstance(said, errors.CloudUnavailable):
             raise said
         return said

@@ -24,6 +24,7 @@ from blazar_core.lifecycle import admission_queue
 from blazar_core.lifecycle import auto_extension
 from blazar_core.lifecycle import best_effort
 from blazar_core.lifecycle import budget_events
+from blazar_core.lifecycle import demands
 from blazar_core.lifecycle import dispatch
 from blazar_core.lifecycle import event_snapshots
 from blazar_core.lifecycle import kept_servers
@@ -108,8 +109,9 @@ class Handlers:
             database, clock, notify, options.no_show_time,
             options.no_show_notice, options.low_use_share,
             options.low_use_period)
+        self.demands = demands.Demands(clock, decrypt, types)
         self.deferred_admission = admission_queue.DeferredAdmission(
-            database, clock, admission, decrypt, types, notify)
+            database, clock, admission, self.demands, types, notify)
         self.admission_queue = admission_queue.AdmissionQueue(
             database, clock, admission.index, notify, self.deferred_admission)
         self.best_effort = best_effort.BestEffort(

@@ -33,7 +33,6 @@ from blazar_core.db import leader_election
 from blazar_core.healing import evacuation
 from blazar_core.healing import overbooking
 from blazar_core.lifecycle import admission_queue
-from blazar_core.lifecycle import demands
 from blazar_core.lifecycle import engine
 from blazar_core.lifecycle import eviction
 from blazar_core.lifecycle import lost_builds
@@ -97,9 +96,7 @@ class Listener:
         self.mirror = server_sync.ServerSync(self.parts, self.engine.trigger)
         self.overbooking = overbooking.OverbookingCheck(
             self.parts.database, self.parts.clock, self.parts.admission,
-            self.parts.leases.reassignment, demands.Demands(
-                self.parts.clock, self.parts.encryption.decrypt,
-                self.parts.types),
+            self.parts.leases.reassignment, self.parts.lifecycle.demands,
             self.parts.notify, conf.blazar.start_timeout)
         self.slots = lost_builds.AbandonedSlots(
             self.parts.database, self.parts.clock, self.parts.leases.slots,

@@ -25,7 +25,6 @@ from blazar_core.healing import maintenance
 from blazar_core.leases import leases
 from blazar_core.leases import limits
 from blazar_core.leases import lookup
-from blazar_core.lifecycle import demands
 from blazar_core.lifecycle import end_notices
 from blazar_core.lifecycle import handlers
 from blazar_core.lifecycle import orphans
@@ -179,8 +178,7 @@ def assemble(conf: ty.Any, clock: clocks.Clock | None = None) -> Parts:
             60 * conf.blazar.healing_interval), notify),
         moves,
         maintenance.Maintenance(books, clock, alternatives.Alternatives(
-            books, clock, search, demands.Demands(
-                clock, secrets.decrypt, types)), moves),
+            books, clock, search, life.demands), moves),
         preflight.Preflight(
             books, clock, cloud, secrets.decrypt, notify,
             [60 * minutes for minutes in conf.blazar.preflight]), aside)

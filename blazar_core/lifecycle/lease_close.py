@@ -126,6 +126,13 @@ class LeaseClose:
                               'yet', lease_id, reserved.id)
         return closed
 
+    def close_if_ending(self, lease_id: str) -> None:
+        """Close a lease that has ended while it was opened or changed."""
+        with self._database.reader() as session:
+            lease = api.found(session, lease_id)
+        if lease.status in states.ENDING:
+            self.close(lease_id)
+
     def shut(self, kind: resource_types.BaseResourceType,
              reserved: resource_types.ReservationContext) -> Closed:
         """Close a reservation when its servers are gone and its hosts are

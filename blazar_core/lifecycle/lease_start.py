@@ -93,9 +93,8 @@ class LeaseOpening:
         described = self._database.retried(self._activate, lease_id, opened)
         if described is not None:
             self._notify('lease.event.start_lease', described)
-        elif self._is_ending(lease_id):
-            # It ended meanwhile: close what was opened.
-            self._closer.close(lease_id)
+        else:
+            self._closer.close_if_ending(lease_id)
         return None
 
     def open(self, lease_id: str) -> _Hosts:
@@ -109,10 +108,6 @@ class LeaseOpening:
         for kind, reserved in begun:
             kind.start(reserved)
         return {reserved.id: reserved.hosts for _kind, reserved in begun}
-
-    def _is_ending(self, lease_id: str) -> bool:
-        with self._database.reader() as session:
-            return api.found(session, lease_id).status in states.ENDING
 
     def _take(self, lease_id: str, when_due: bool,
               ) -> tuple[bool, retries.Result]:

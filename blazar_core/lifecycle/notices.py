@@ -100,7 +100,7 @@ class Notices:
         if own:
             notify()
         if minding:
-            self._close_if_over(lease_id)
+            self._closer.close_if_ending(lease_id)
         return None
 
     def orphaned(self, lease_id: str) -> retries.Result:
@@ -152,7 +152,7 @@ class Notices:
                                       'it has changed again')
         if told is None:
             return None
-        self._close_if_over(lease_id)
+        self._closer.close_if_ending(lease_id)
         return self._closer.release(lease_id, occupied)
 
     def _hand_over(self, lease_id: str) -> None:
@@ -162,14 +162,6 @@ class Notices:
             if lease.status in states.BEGUN:
                 assignments.assign(
                     session, self._clock.now(), lease.reservations)
-
-    def _close_if_over(self, lease_id: str) -> None:
-        """Close a lease that is over again: the last call may have opened it.
-        """
-        with self._database.reader() as session:
-            lease = api.found(session, lease_id)
-        if lease.status in states.ENDING:
-            self._closer.close(lease_id)
 
 
 def _with(reserved: resource_types.ReservationContext,

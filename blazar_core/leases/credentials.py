@@ -114,6 +114,6 @@ def reencrypt(database: api.Database, again: ty.Callable[[str], str]) -> int:
 
 
 #: Reservations with an encrypted parameter.
-_SECRETS = sa.select(models.Reservation.id).where(sa.cast(
-    models.Reservation.params, sa.Text).contains(
-        f'"{resource_types.SECRET}": "'))
+_SECRETS = sa.select(models.Reservation.id).where(
+    models.Reservation.params[
+        resource_types.SECRET].as_string().is_not(None))

@@ -21,10 +21,7 @@ from blazar_core.plugins import cloud_api
 __all__ = ['Amounts', 'ProjectUsage', 'Use', 'books_of', 'bound', 'growing',
            'peaks']
 
-#: The resources of each booking of a reservation, and their prefix for a whole
-#: host, which counts as one, whatever its size.
-_RESERVED = sa.cast(models.Reservation.resources, sa.Text)
-_WHOLE = f'{{"{model.HOST}":'
+_RESERVED = models.Reservation.resources
 
 #: Amounts by the option that limits them, or by the cloud's quota name.
 Amounts: ty.TypeAlias = collections.Counter[str]
@@ -75,8 +72,10 @@ def books_of(project_id: str, lease_id: str | None,
         sa.and_(models.Lease.status.in_(states.HOLDING),
                 models.Booking.server_id.is_not(None),
                 models.Booking.dispatched_at.is_(None)).label('held'),
-        # Cast to text, as PostgreSQL does not compare JSON.
-        sa.case((_RESERVED.startswith(_WHOLE, autoescape=True), _RESERVED),
+        # A whole host counts as one, whatever its size. Cast to text, as
+        # PostgreSQL does not group by JSON.
+        sa.case((_RESERVED[model.HOST].as_integer().is_not(None),
+                 sa.cast(_RESERVED, sa.Text)),
                 else_=sa.cast(models.Booking.resources, sa.Text)
                 ).label('kind'),
         models.Lease.user_id, models.Lease.start_date.label('first_date'),

@@ -19,6 +19,7 @@ from blazar_core.leases import leases
 from blazar_core.leases import requests
 from blazar_core.leases import updates
 from blazar_core.leases import views
+from blazar_core.plugins import resource_types
 from tests import databases
 from tests import driven
 from tests.unit import base
@@ -861,6 +862,26 @@ class TestReencrypt(base.LeaseTestCase):
         kept, = self.scalars(models.Credential)
         self.assertEqual(['another', 'trust'], list(map(
             encryption.Encryption([new]).decrypt, credentials.all_of(kept))))
+
+    def test_secret_parameters_are_reencrypted_too(self):
+        self.host('one', VCPU=3)
+        old, new = encryption.new_key(), encryption.new_key()
+        self.encryption = encryption.Encryption([old])
+        each = [{resource_types.SECRET: self.encryption.encrypt('own'),
+                 'name': 'stack'}, {'name': 'the "secret": "of others"'}, None]
+        leases = [self.lease(50, 100)['id'] for _params in each]
+        with self.database.writer() as session:
+            for lease_id, params in zip(leases, each, strict=True):
+                session.get_one(models.Lease, lease_id).reservations[
+                    0].params = params
+        again = encryption.Encryption([new, old]).reencrypt
+        # Each of the leases also has a call.
+        self.assertEqual(4, credentials.reencrypt(self.database, again))
+        kept = [row.params for row in self.scalars(models.Reservation)]
+        (own,) = [one for one in kept if one and resource_types.SECRET in one]
+        self.assertEqual('own', encryption.Encryption([new]).decrypt(
+            own.pop(resource_types.SECRET)))
+        self.assertCountEqual([{'name': 'stack'}, *each[1:]], kept)
 
     def test_with_nothing_held_nothing_is_reencrypted(self):
         self.assertEqual(0, credentials.reencrypt(self.database, self.fail))

@@ -20,14 +20,10 @@ from blazar_core.db import models
 from blazar_core.leases import hosted_servers
 from blazar_core.leases import reassignment
 from blazar_core.lifecycle import demands
+from blazar_core.lifecycle.server_moves import Obstacle
 from blazar_core.plugins import resource_types
 
-__all__ = ['Case', 'Coming', 'IN_USE', 'Lost', 'NO_ROOM',
-           'Alternatives', 'Together']
-
-#: Why a booking or server stays on its host.
-IN_USE = 'It is in use.'
-NO_ROOM = 'No other host has capacity for it.'
+__all__ = ['Alternatives', 'Case', 'Coming', 'Lost', 'Together']
 
 
 class Case(ty.NamedTuple):
@@ -162,8 +158,8 @@ class Alternatives:
         case = self.case(reservation_id)
         rows = [] if case is None else [
             row for row in case.rows if row.id in ids]
-        found = dict.fromkeys(
-            set(ids) - {row.id for row in rows}, IN_USE)
+        found: dict[int, str] = dict.fromkeys(
+            set(ids) - {row.id for row in rows}, Obstacle.IN_USE)
         if case is None or not rows:
             return found
         outer = hosted_servers.of(case.reservation)
@@ -189,7 +185,7 @@ class Alternatives:
             self._window(case.lease), rows)
         if demand.affinity is model.Affinity.SAME and fits < len(rows):
             fits = 0
-        return found | {row.id: NO_ROOM
+        return found | {row.id: Obstacle.NO_ROOM
                         for row in rows[fits:] if row.id in ids}
 
     def _stays(self, reservation_id: str, uuid: str) -> bool:

@@ -39,15 +39,14 @@ from blazar_core.common import model
 from blazar_core.common import states
 from blazar_core.db import api
 from blazar_core.db import models
-from blazar_core.healing import alternatives
 from blazar_core.leases import hosted_servers
 from blazar_core.lifecycle import lease_status
 from blazar_core.lifecycle import server_moves
+from blazar_core.lifecycle.server_moves import Obstacle
 from blazar_core.plugins import cloud_api
 from blazar_core.plugins import resource_types
 
-__all__ = ['BOUND', 'BUSY', 'Certain', 'Evacuation', 'Fit', 'PAUSE',
-           'TargetHosts']
+__all__ = ['Certain', 'Evacuation', 'Fit', 'PAUSE', 'TargetHosts']
 
 LOG = logging.getLogger(__name__)
 
@@ -209,11 +208,6 @@ PAUSE, _WORK, _SEND = 3, 10, 20
 #: Seconds after which a server without capacity elsewhere is tried again, and
 #: after which Nova is asked again for servers without a booking.
 _SOON = 30
-
-#: Why a server stays: Nova does not live-migrate it, or a task is in progress.
-BOUND = ('The server is not running or cannot be live-migrated (pinned CPUs, '
-         'PCI, locked, server group): migrate it manually.')
-BUSY = 'A task of the server is in progress.'
 
 #: Called with the uuids of failed hosts, each with whether it may be fenced;
 #: returns those that are certain to run no server.
@@ -436,7 +430,7 @@ class Evacuation:
         if status in states.MOVE.final():
             return
         why = self._why_bound(seen, move.server_id, one.uuid, one.failed)
-        if why == BUSY and not move.attempts or why is None or (
+        if why is Obstacle.BUSY and not move.attempts or why is None or (
                 why == '' and status != states.Move.PLANNED):
             return
         if why == '':
@@ -445,7 +439,7 @@ class Evacuation:
             LOG.warning('Lease %s: server %s stays on host %s, which is '
                         'unavailable: %s',
                         move.lease_id, move.server_id, one.name, why)
-        if why in (alternatives.NO_ROOM, server_moves.LATE):
+        if why in (Obstacle.NO_ROOM, Obstacle.LATE):
             self._server_moves.put_off(move, _SOON)
 
     def _request(self, one: _Leaving, deadline: cloud_api.Deadline,
@@ -458,7 +452,7 @@ class Evacuation:
             self._other_hosts(move, one.uuid),
             self._cloud.needs(move.server_id))
         if not fit.number:
-            return alternatives.NO_ROOM
+            return Obstacle.NO_ROOM
         LOG.info('Lease %s: server %s leaves host %s, which is unavailable',
                  move.lease_id, move.server_id, one.name)
         return self._server_moves.request(move, functools.partial(
@@ -502,7 +496,7 @@ class Evacuation:
         if going:
             fit = self._targets.fits(
                 [ty.cast(str, row.server_id) for row in going], uuid)
-            found |= {row.id: alternatives.NO_ROOM
+            found |= {row.id: Obstacle.NO_ROOM
                       for row in going[fit.number:]}
         return found
 
@@ -516,9 +510,9 @@ class Evacuation:
                 seen.state is not cloud_api.ServerState.RUNNING):
             return None
         if seen.busy:
-            return BUSY
+            return Obstacle.BUSY
         return '' if failed or server_id in self._cloud.movable(
-            [server_id]) else BOUND
+            [server_id]) else Obstacle.BOUND
 
 
 _REASONS = {kind: reason for reason, kind in server_moves.AWAY.items()}

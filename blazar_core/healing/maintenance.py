@@ -26,6 +26,7 @@ from blazar_core.db import api
 from blazar_core.db import models
 from blazar_core.healing import alternatives
 from blazar_core.healing import evacuation
+from blazar_core.lifecycle.server_moves import Obstacle
 
 __all__ = ['Maintenance', 'Planned', 'Promised', 'forget']
 
@@ -134,7 +135,7 @@ class Maintenance:
             obstacles |= self._obstacles(one, ids, host.uuid)
             obstacles |= self._running(
                 [row for row in rows if row.reservation_id == one and
-                 obstacles.get(row.id) == alternatives.IN_USE and
+                 obstacles.get(row.id) is Obstacle.IN_USE and
                  row.server_id and row.running and
                  row.end_date > window.start], host.uuid)
         return [Promised(

@@ -377,7 +377,7 @@ class Evictions:
                 self._credential(row.credential_id))
             # The eviction may have been cancelled while this process stalled.
             if deadline.passed():
-                return server_moves.LATE
+                return server_moves.Obstacle.LATE
             if action == 'delete':
                 self._cloud.delete(move.server_id, credential)
                 return ''

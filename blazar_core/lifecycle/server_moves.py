@@ -14,6 +14,7 @@ Which servers have to move, where to, and how Nova is asked is for the callers:
 """
 
 import collections
+import enum
 import typing as ty
 
 from oslo_log import log as logging
@@ -34,8 +35,8 @@ from blazar_core.lifecycle import fault_points
 from blazar_core.lifecycle import lease_status
 from blazar_core.plugins import cloud_api
 
-__all__ = ['AGAIN', 'AWAY', 'LATE', 'LOST', 'ServerMoves', 'is_due', 'is_open',
-           'of_lease', 'progress']
+__all__ = ['AGAIN', 'AWAY', 'LOST', 'Obstacle', 'ServerMoves', 'is_due',
+           'is_open', 'of_lease', 'progress']
 
 LOG = logging.getLogger(__name__)
 
@@ -52,11 +53,22 @@ AGAIN, _DOUBLED = 120, 5
 #: Seconds within which a process may make a request that it has recorded, and
 #: after which a request without a trace in Nova is lost.
 _SEND, LOST = 20, 60
-#: Why a move was not requested.
-LATE = 'Others were requested first.'
 
 _State = cloud_api.ServerState
 _Status = states.Move
+
+
+class Obstacle(enum.StrEnum):
+    """Why a server or booking stays on its host, as shown to users. Code
+    compares members, never their text.
+    """
+
+    IN_USE = 'It is in use.'
+    NO_ROOM = 'No other host has capacity for it.'
+    BOUND = ('The server is not running or cannot be live-migrated (pinned '
+             'CPUs, PCI, locked, server group): migrate it manually.')
+    BUSY = 'A task of the server is in progress.'
+    LATE = 'Others were requested first.'
 
 
 class ServerMoves:
@@ -150,7 +162,7 @@ class ServerMoves:
         # Starts before the commit: a process may stall right after that.
         deadline = deadline or cloud_api.Deadline(self._clock, _SEND)
         if deadline.passed():
-            return LATE
+            return Obstacle.LATE
         if not self.write(move.lease_id, {move.id: _Status.REQUESTED},
                           move.next_at, **values):
             return None

@@ -8,9 +8,9 @@ from blazar_core.capacity import outages
 from blazar_core.common import errors
 from blazar_core.common import model
 from blazar_core.db import models
-from blazar_core.healing import evacuation
 from blazar_core.healing import host_status
 from blazar_core.healing import maintenance
+from blazar_core.lifecycle.server_moves import Obstacle
 from tests import databases
 from tests.unit import base
 from tests.unit.blazar_core import test_host_status
@@ -153,7 +153,7 @@ class TestBeforehand(MaintenanceTestCase):
         self.booked_on('one', UNTIL, UNTIL + 10)
         before = self.everything()
         self.assertEqual([
-            (running['id'], evacuation.BOUND), (goes['id'], ''),
+            (running['id'], Obstacle.BOUND), (goes['id'], ''),
             *sorted([(stays['id'], ''), (
                 stays['id'], 'No other host has capacity for it.')])],
             sorted(self.promised(), key=lambda one: (

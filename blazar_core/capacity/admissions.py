@@ -2,6 +2,10 @@
 
 """Admission: find hosts for a demand, or explain why there are none.
 
+Leases that wait for capacity call this again from
+:mod:`blazar_core.lifecycle.admission_queue`; boots with a lease come through
+``blazar_nova/services/lease_admission.py``.
+
 The search is done in memory (:mod:`blazar_core.capacity.booking_index`), the
 decision in the database (:func:`blazar_core.capacity.ledger.amend`). If
 another process was faster, the search is repeated and prefers other hosts.

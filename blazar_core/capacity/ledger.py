@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Write bookings, by the rule of capacity.
+"""Write bookings, by the rule of capacity, so that nothing is booked twice.
 
 The rule is in :mod:`blazar_core.capacity.rule`. Every decision is a list of
 edits of bookings (:func:`amend`): a booking is added, removed, or replaced.

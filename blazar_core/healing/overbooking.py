@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""The overbooking check: reassign bookings that no longer fit their host.
+"""The overbooking check: heal bookings that no longer fit their host, because
+it has failed or for any other reason (:mod:`blazar_core.healing`).
 
 No decision overbooks a host. But an administrator may force or resize a server
 there, capacity shrinks, and hosts fail. So all bookings are compared with the

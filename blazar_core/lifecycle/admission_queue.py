@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""The admission queue: leases that wait for capacity.
+"""The admission queue: leases that wait for capacity, and are admitted by
+:mod:`blazar_core.capacity.admissions` once there is some.
 
 A lease is tried at the times that its user asked for, and whenever a host has
 changed. Leases of one project are served in the order of their requests; of

@@ -4,6 +4,8 @@
 
 ``on_end`` of a lease is a comma-separated list of policies in the order in
 which they are carried out: ``snapshot,delete``.
+:mod:`blazar_core.lifecycle.lease_end` takes each server through them:
+:meth:`EndPolicy.ask` requests a step, until :meth:`EndPolicy.is_over`.
 """
 
 import abc

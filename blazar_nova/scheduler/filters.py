@@ -2,10 +2,11 @@
 
 """The scheduler filter that keeps reserved capacity for its leases.
 
-It looks up all hosts together, once for each server, in an index in memory;
-only changes are read. The chosen host is then claimed
-(:mod:`blazar_nova.compat.nova_scheduler`) before any other request can choose
-it; the claim decides, in the database. So for a server without a lease, the
+It looks up all hosts together, once for each server, in an index in memory
+(:mod:`blazar_core.capacity.eligibility`); only changes are read. The chosen
+host is then claimed before any other request can choose it; the claim decides,
+in the database (:mod:`blazar_core.capacity.scheduler_claims`, called by
+:mod:`blazar_nova.compat.nova_scheduler`). So for a server without a lease, the
 index may be a second old, unless that leaves few hosts.
 """
 

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Admission of leases for boots, at the intercepted build call.
+"""Admission of leases for boots, at the intercepted build call. Hosts are
+found by :mod:`blazar_core.capacity.admissions`.
 
 What may refuse a boot comes first and is undone on failure. When the lease is
 reserved or the call is sent, nothing is undone: a listener may be building

@@ -405,12 +405,8 @@ def _report(session: orm.Session, now: int, row: models.Host,
     consumers |= pending.coming_back(row, now, leased.values(), allocations)
     failed = [] if row.assigned_to is not None else left_behind(
         session, row, now, stay, allocations)
-    sized = [] if row.assigned_to is not None else [
-        ledger.Edit(booking, ledger.new_of(booking, resources=takes))
-        for server_id, booking in leased.items() if booking.running and
-        server_id in allocations and booking.resources != (
-            takes := of_server(booking, allocations[
-                ty.cast(str, server_id)]))]
+    sized = [] if row.assigned_to is not None else _sized(
+        leased.values(), allocations)
     changed = {one.row for one in (*sized, *failed)}
     resized = [*grown(session, row, values.get('capacity')), *sized,
                *failed, *(one for one in _of_new_kinds(
@@ -442,6 +438,17 @@ def _report(session: orm.Session, now: int, row: models.Host,
                                  updated_at=now, **values)
         session.expire(row)
     return bool(values or resized)
+
+
+def _sized(leased: ty.Iterable[models.Booking],
+           allocations: ty.Mapping[str, model.Resources]) -> list[ledger.Edit]:
+    """Return the edits of bookings to the sizes of their running servers."""
+    return [
+        ledger.Edit(booking, ledger.new_of(booking, resources=takes))
+        for booking in leased if booking.running and
+        booking.server_id in allocations and booking.resources != (
+            takes := of_server(booking, allocations[
+                ty.cast(str, booking.server_id)]))]
 
 
 def _in_use(session: orm.Session, row: models.Host, is_in_use: bool,

@@ -242,14 +242,18 @@ class OverbookingCheck:
         if not going:
             self._left[host.id] = host.generation
             self._regrouped.discard(host.id)
-        if over and self._told.get(host.id) != host.generation:
+        if over:
+            self._warn_once(host)
+        return going
+
+    def _warn_once(self, host: model.Host) -> None:
+        if self._told.get(host.id) != host.generation:
             self._told[host.id] = host.generation
             LOG.warning(
                 'Host %s is overbooked by existing servers, which are not '
                 'moved: it has %s, of which %s is in use without an end',
                 host.name, model.amounts_in_words(host.capacity),
                 model.amounts_in_words(host.usage))
-        return going
 
     def _homeless(self, now: int) -> list[ty.Any]:
         """Return the bookings on hosts that their reservation of hosts does

@@ -13,7 +13,7 @@ from blazar_core.db import api
 from blazar_core.db import models
 from blazar_core.plugins import resource_types
 
-__all__ = ['Credentials', 'all_of', 'reencrypt']
+__all__ = ['Credentials', 'all_of', 'reencrypt', 'take']
 
 
 #: Maximum number of replaced credentials per lease. Each was current when
@@ -75,6 +75,15 @@ def all_of(row: ty.Any) -> list[str]:
     :param row: a :class:`models.Credential`, or its columns
     """
     return [row.encrypted, *(row.replaced or [])]
+
+
+def take(session: orm.Session, lease_id: str) -> list[str]:
+    """Delete the credentials of a lease and return them, encrypted."""
+    row = session.get(models.Credential, lease_id)
+    if row is None:
+        return []
+    session.delete(row)
+    return all_of(row)
 
 
 def reencrypt(database: api.Database, again: ty.Callable[[str], str]) -> int:

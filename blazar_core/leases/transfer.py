@@ -108,13 +108,8 @@ class Transfer:
             before = connection.scalar(sa.select(
                 models.Lease.project_id).where(models.Lease.id == lease_id))
         with self._database.writer() as session:
-            # The lock makes concurrent transactions that count the usage of
-            # either project retry. The order is fixed to avoid deadlocks.
-            for project_id in sorted({before or '', owner.project_id}):
-                if granted is not None and project_id == owner.project_id:
-                    granted.lock(session.connection())
-                else:
-                    limits.lock(session.connection(), project_id)
+            _lock_projects(session.connection(), before or '',
+                           owner.project_id, granted)
             lease = api.locked(session, lease_id)
             now = self._clock.now()
             if lease.generation != seen + 1 or lease.project_id != before:
@@ -137,13 +132,10 @@ class Transfer:
             # The project that has created it cannot see it any longer.
             session.execute(sa.delete(models.RequestKey).where(
                 models.RequestKey.lease_id == lease_id))
-            trust = None if keep_trust else session.get(
-                models.Credential, lease_id)
-            if trust is not None:
-                session.delete(trust)
+            encrypted = [] if keep_trust else credentials.take(
+                session, lease_id)
             events.charge(session, lease, now)
             session.flush()
-            encrypted = credentials.all_of(trust) if trust else []
             if also is not None:
                 also(session)
             if before is not None and before != owner.project_id:
@@ -152,6 +144,19 @@ class Transfer:
             session.flush()
             session.expire(lease)
             return views.describe(lease), encrypted
+
+
+def _lock_projects(connection: sa.Connection, before: str, after: str,
+                   granted: limits.Granted | None) -> None:
+    """Make concurrent transactions that count the usage of either project
+    retry.
+    """
+    # The order is fixed to avoid deadlocks.
+    for project_id in sorted({before, after}):
+        if granted is not None and project_id == after:
+            granted.lock(connection)
+        else:
+            limits.lock(connection, project_id)
 
 
 def _changed(lease_id: str) -> errors.Conflict:

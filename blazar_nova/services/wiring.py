@@ -132,18 +132,9 @@ def assemble(conf: ty.Any, clock: clocks.Clock | None = None) -> Parts:
     words = lease_views.LeaseViews(types)
     budget = budget_service.External(conf, trusts.place, words.lease)
 
-    send = notifications.Notifications(
+    notify = _notifier(budget, notifications.Notifications(
         conf.blazar.notification_format, words, process.notify,
-        books.counters.add)
-
-    def notify(event_type: str, lease: dict[str, ty.Any]) -> None:
-        send(event_type, lease)
-        if hoarding.is_near(event_type, lease):
-            send(hoarding.EVENT, lease)
-        # A service that commits leases is notified of their ends anyway.
-        if event_type in _OVER and not budget.commits:
-            budget.on_end(lease)
-
+        books.counters.add))
     search = _admission(conf, books, clock)
     quota = nova_quota.NovaQuota()
     allowed = limits.Limits(
@@ -182,6 +173,22 @@ def assemble(conf: ty.Any, clock: clocks.Clock | None = None) -> Parts:
         preflight.Preflight(
             books, clock, cloud, secrets.decrypt, notify,
             [60 * minutes for minutes in conf.blazar.preflight]), aside)
+
+
+def _notifier(budget: budget_service.External,
+              send: ty.Callable[[str, dict[str, ty.Any]], None],
+              ) -> ty.Callable[[str, dict[str, ty.Any]], None]:
+    """Return the function that publishes an event, and what follows from it.
+    """
+    def notify(event_type: str, lease: dict[str, ty.Any]) -> None:
+        send(event_type, lease)
+        if hoarding.is_near(event_type, lease):
+            send(hoarding.EVENT, lease)
+        # A service that commits leases is notified of their ends anyway.
+        if event_type in _OVER and not budget.commits:
+            budget.on_end(lease)
+
+    return notify
 
 
 def _charge(conf: ty.Any, budget: budget_service.External) -> leases.Charge:

@@ -153,12 +153,19 @@ class HostCapacity:
                 f'Host {host.name} differs between Nova and the reservation '
                 'database (its name, service or properties).',
                 '--fix updates the reservation database', mend)
+        yield from self._bookings(host, bookings, facts.allocations, mend)
+
+    def _bookings(self, host: compute_hosts.ComputeHost,
+                  bookings: ty.Mapping[str, ty.Any],
+                  allocations: ty.Mapping[str, model.Resources],
+                  mend: ty.Callable[[], None]) -> ty.Iterator[Difference]:
+        """Yield the differences of the bookings of servers on a host."""
         for server_id, booking in bookings.items():
             if booking.running:
-                yield from self._allocated(host, booking, facts.allocations.
-                                           get(server_id), mend)
+                yield from self._allocated(
+                    host, booking, allocations.get(server_id), mend)
             elif booking.failed_at is not None and (
-                    server_id not in facts.allocations):
+                    server_id not in allocations):
                 yield Difference(
                     ('left behind', host.uuid, server_id),
                     f'Server {server_id} could not be built, but its booking '

@@ -694,9 +694,8 @@ def left_behind(session: orm.Session, row: models.Host, now: int,
         edits.append(ledger.Edit(booking, new))
     # A booking without a host is guarded by no host: all others that change
     # it lock its lease.
-    for lease_id in sorted({one.row.reservation.lease_id
-                            for one in edits if one.row}):
-        api.lock(session, lease_id)
+    api.lock(session, *{one.row.reservation.lease_id
+                        for one in edits if one.row})
     for edit in edits:
         _still(session, row, ty.cast(models.Booking, edit.row))
     return edits

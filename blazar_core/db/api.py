@@ -351,9 +351,14 @@ def lock_as_read(connection: sa.Connection, lease: models.Lease) -> None:
 def lock(session: orm.Session, *lease_ids: str) -> None:
     """Wait until no other process changes leases, for a caller that does not
     read them afterwards, or checks whether what it has read is current.
+
+    Several are locked by one statement, which databases do in the order of the
+    index. Where one does not, transactions that deadlock are run again.
     """
-    with locking(*lease_ids[:1]):
-        session.connection().execute(_LOCK, {'leases': lease_ids})
+    if not lease_ids:
+        return
+    with locking(min(lease_ids)):
+        session.connection().execute(_LOCK, {'leases': sorted(lease_ids)})
 
 
 @contextlib.contextmanager

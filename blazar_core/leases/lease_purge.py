@@ -145,9 +145,7 @@ class LeasePurge:
     def _delete(self, ids: ty.Sequence[str], before: int) -> int:
         """Delete those of the leases that still may be; return the number."""
         with self._database.writer() as session:
-            # In a fixed order, so that concurrent purges do not deadlock.
-            for lease_id in sorted(ids):
-                api.lock(session, lease_id)
+            api.lock(session, *ids)
             gone = _finished(session, _over(session, ids, before), before)
             for table in _PARTS:
                 session.execute(sa.delete(table).where(

@@ -182,8 +182,7 @@ class LeaseUpdates:
             for one in granted[:1]:
                 one.lock(session.connection())
             # Lock before the first read, which determines the snapshot.
-            for lease_id in sorted(changes):
-                api.lock(session, lease_id)
+            api.lock(session, *changes)
             edits = {}
             for lease_id, change in changes.items():
                 try:

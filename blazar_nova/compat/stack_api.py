@@ -79,7 +79,7 @@ class Heat(rest_service.RestService):
         :raises InvalidLeaseParams: if Heat refuses it
         """
         return ty.cast(list[ty.Any], self._of_user(
-            token, project_id, 'POST', '/stacks/preview', body)[
+            token, project_id, '/stacks/preview', body)[
                 'stack']['resources'])
 
     def create(self, token: str, project_id: str, body: _Body) -> str:
@@ -88,7 +88,7 @@ class Heat(rest_service.RestService):
         :raises InvalidLeaseParams: if Heat refuses it
         """
         return ty.cast(str, self._of_user(
-            token, project_id, 'POST', '/stacks', body)['stack']['id'])
+            token, project_id, '/stacks', body)['stack']['id'])
 
     def find(self, token: str, project_id: str, path: str) -> Stack | None:
         """Return a stack, or None.
@@ -116,10 +116,10 @@ class Heat(rest_service.RestService):
         """Have Heat delete a stack; nothing if it is gone."""
         self._call(token, project_id, 'DELETE', f'/stacks/{path}', missing={})
 
-    def _of_user(self, token: str, project_id: str, method: str, path: str,
-                 body: _Body) -> _Body:
+    def _of_user(self, token: str, project_id: str, path: str, body: _Body,
+                 ) -> _Body:
         try:
-            return self._call(token, project_id, method, path, json=body)
+            return self._call(token, project_id, 'POST', path, json=body)
         except errors.CloudUnavailable as exc:
             if isinstance(exc.__cause__, exceptions.HTTPClientError) and (
                     exc.__cause__.http_status in (400, 403, 404, 409)):

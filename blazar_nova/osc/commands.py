@@ -119,7 +119,7 @@ def add_demand(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         '--start-date', metavar='<date>', default='now',
         help='Start, as YYYY-MM-DD HH:MM in UTC (default: now)')
-    add_end(parser, '--end-date', 'end_date')
+    add_end(parser, '--end-date')
     parser.add_argument(
         '--reservation', metavar='<key=value,...>', action='append',
         dest='reservations', type=reservation, required=True,
@@ -152,12 +152,13 @@ def add_demand(parser: argparse.ArgumentParser) -> None:
              '(default: all)')
 
 
-def add_end(parser: argparse.ArgumentParser, option: str, dest: str) -> None:
+def add_end(parser: argparse.ArgumentParser, option: str) -> None:
     """Add the arguments for the end of a lease: a date or a duration."""
     either = parser.add_mutually_exclusive_group(required=True)
     # The second name is that of the key, which refusals contain.
     either.add_argument(
-        *dict.fromkeys((option, '--end-date')), metavar='<date>', dest=dest,
+        *dict.fromkeys((option, '--end-date')), metavar='<date>',
+        dest='end_date',
         help='End, as YYYY-MM-DD HH:MM in UTC (this or --duration)')
     either.add_argument(
         '--duration', metavar='<duration>',

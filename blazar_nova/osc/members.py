@@ -68,7 +68,7 @@ class Adopt(_Members):
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         parser.add_argument('--name', metavar='<name>',
                             help='Name of the lease')
-        commands.add_end(parser, '--end', 'end_date')
+        commands.add_end(parser, '--end')
         parser.add_argument('--on-end', metavar='<on-end>',
                             help='What happens to the servers at the end')
 

@@ -78,6 +78,11 @@ class ServerEnds:
                         'yet: %s',
                         ended.lease_id, ended.server_id, exc)
             return f'server {ended.server_id}: {exc}'
+        except _Left:
+            LOG.warning('Lease %s: server %s: another process has completed '
+                        'its end policy, as this one stood still',
+                        ended.lease_id, ended.server_id)
+            return None
         except Exception:
             LOG.exception('Lease %s: server %s: its end policy failed',
                           ended.lease_id, ended.server_id)
@@ -108,7 +113,8 @@ class ServerEnds:
                 return ''
             todo = end_policies.next_of(its, self._cloud, ended, seen)
             if its != last and _is_blocked(its, todo, seen):
-                self._cloud.unblock(ended.server_id, ended.lease_id)
+                self._cloud.unblock(ended.server_id, ended.lease_id,
+                                    ended.check)
                 fault_points.fault_point(
                     fault_points.FaultPoint.END_UNBLOCKED, ended.lease_id)
                 return ''
@@ -155,6 +161,7 @@ class ServerEnds:
         """
         if seen.state is cloud_api.ServerState.GONE:
             return None
+        ended.check()
         self._cloud.release(ended.server_id)
         if self._removal.remove_server(
                 ended.lease_id, ended.server_id, seen.host is not None):
@@ -170,6 +177,10 @@ class ServerEnds:
 
 class _Stuck(Exception):
     """An end policy makes no progress; the message says why."""
+
+
+class _Left(Exception):
+    """A server is no longer in the lease that has ended."""
 
 
 def _is_blocked(its: end_policies.Steps, todo: end_policies.EndPolicy | None,
@@ -198,6 +209,13 @@ _AWAITED = sa.select(models.Booking.server_id).distinct().join(
         _NEXT.claimed_at.is_(None),
         _NEXT.start_date <= sa.bindparam('since'),
         _NEXT.end_date > sa.bindparam('now'))
+
+#: An ending lease, and one that has a booking for a server.
+_ENDING = sa.select(models.Lease.id).where(
+    models.Lease.id == sa.bindparam('lease'),
+    models.Lease.status == states.Lease.TERMINATING)
+_ENDING_WITH = _ENDING.join(models.Reservation).join(models.Booking).where(
+    models.Booking.server_id == sa.bindparam('server'))
 
 #: The most servers that are named of those that an end waits for.
 _SHOWN = 5
@@ -342,8 +360,10 @@ class LeaseEnd:
             why := self._server_ends.apply_policy(end_policies.EndedServer(
                 server_id, lease_id, begun.name, begun.project_id, credential,
                 (server_id if server_id in begun.servers else None) in
-                begun.awaited), its, functools.partial(
-                    self._replace, lease_id))) is not None}
+                begun.awaited, functools.partial(
+                    self._check_in, lease_id, server_id,
+                    server_id in begun.servers)), its, functools.partial(
+                        self._replace, lease_id))) is not None}
         if waiting:
             why = next(filter(None, waiting.values()), '')
             if closed.hosted_servers or why:
@@ -373,6 +393,18 @@ class LeaseEnd:
             return retries.RetryAfter(retries.AGAIN,
                                       'a server was added')
         return None
+
+    def _check_in(self, lease_id: str, server_id: str, booked: bool) -> None:
+        """Check that a server is still in a lease that has not ended yet.
+
+        :param booked: whether it has a booking, and is not only on a host of
+            the lease
+        :raises _Left: if it is not
+        """
+        with self._database.connection() as connection:
+            if connection.scalar(_ENDING_WITH if booked else _ENDING, {
+                    'lease': lease_id, 'server': server_id}) is None:
+                raise _Left
 
     def _give_grace(self, lease_id: str) -> None:
         """Notify once that the servers of a lease have a grace period."""

@@ -13,9 +13,9 @@ import typing as ty
 from blazar_core.common import clocks
 from blazar_core.common import model
 
-__all__ = ['BuildTrace', 'Cloud', 'CountedServer', 'Deadline', 'Gate',
+__all__ = ['BuildTrace', 'Check', 'Cloud', 'CountedServer', 'Deadline', 'Gate',
            'Headroom', 'Identity', 'MissingOwners', 'ObservedServer',
-           'Preflight', 'Quota', 'RestingState', 'ServerState']
+           'Preflight', 'Quota', 'RestingState', 'ServerState', 'always']
 
 
 class ServerState(enum.Enum):
@@ -101,6 +101,13 @@ class Deadline:
 
 #: Returns the permit to send the builds of these servers, or None.
 Gate: ty.TypeAlias = ty.Callable[[ty.Collection[str]], Deadline | None]
+#: Called last before a request, however long the call has taken until then;
+#: raises if the request must not be made any more.
+Check: ty.TypeAlias = ty.Callable[[], None]
+
+
+def always() -> None:
+    """The :data:`Check` of requests that may be made at any time."""
 
 
 class Cloud(ty.Protocol):
@@ -160,22 +167,26 @@ class Cloud(ty.Protocol):
         """Return the current state of a server."""
         ...
 
-    def delete(self, server_id: str, credential: str | None) -> None:
+    def delete(self, server_id: str, credential: str | None,
+               check: Check = always) -> None:
         """Request the deletion of a server; does nothing if it does not exist.
 
         :param credential: to act for the owner of the lease. If it is not
             valid, the server is deleted without.
+        :param check: called right before the request; what it raises is raised
         :raises CloudUnavailable: if a retry with the credential may succeed
         """
         ...
 
     def set_resting_state(self, server_id: str, rest: RestingState,
-                          credential: str | None, lease_id: str = '') -> None:
+                          credential: str | None, lease_id: str = '',
+                          check: Check = always) -> None:
         """Request that a server is brought to a resting state. Idempotent;
         does nothing if it does not exist or is busy.
 
         :param credential: see :meth:`delete`
         :param lease_id: the lease whose end this is, see :meth:`requests`
+        :param check: see :meth:`delete`
         :raises CloudUnavailable: if it is not possible now; says why
         :raises CloudRefusal: if the cloud refuses it
         """
@@ -208,7 +219,7 @@ class Cloud(ty.Protocol):
 
     def create_image(self, server_id: str, lease_id: str, name: str,
                      credential: str | None, event: str = '', label: str = '',
-                     ) -> None:
+                     check: Check = always) -> None:
         """Request an image of a server, which the owner of its lease will own.
 
         Idempotent: does nothing if the image for this lease and event exists
@@ -217,6 +228,7 @@ class Cloud(ty.Protocol):
         :param name: of the lease; the server's is appended
         :param event: the event at which it is created; empty: the end
         :param label: last part of the name of the image
+        :param check: see :meth:`delete`
         :raises CloudUnavailable: if it is not possible now; says why
         """
         ...
@@ -290,7 +302,8 @@ class Cloud(ty.Protocol):
         """
         ...
 
-    def unblock(self, server_id: str, lease_id: str) -> None:
+    def unblock(self, server_id: str, lease_id: str,
+                check: Check = always) -> None:
         """Request that a server leaves a state in which the cloud refuses
         other requests: an unconfirmed resize is confirmed, a rescued server is
         unrescued, one in error is stopped, and a shelved one leaves its host.
@@ -298,6 +311,7 @@ class Cloud(ty.Protocol):
         exist or is busy.
 
         :param lease_id: the lease that this is for
+        :param check: see :meth:`delete`
         :raises CloudUnavailable: if that is not possible now; says why
         """
         ...

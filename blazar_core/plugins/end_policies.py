@@ -33,6 +33,8 @@ class EndedServer(ty.NamedTuple):
     :ivar credential: to act for the owner of the lease
     :ivar awaited: whether a lease that should have started waits for the
         capacity of the server
+    :ivar check: to be passed to the cloud with each request: the server may
+        have left the lease while a process stood still
     """
 
     server_id: str
@@ -41,6 +43,7 @@ class EndedServer(ty.NamedTuple):
     project_id: str
     credential: str | None
     awaited: bool = False
+    check: cloud_api.Check = cloud_api.always
 
 
 class EndPolicy(abc.ABC):
@@ -95,7 +98,7 @@ class Delete(EndPolicy):
     """Delete the server, and what Nova deletes with it."""
 
     def ask(self, cloud: cloud_api.Cloud, ended: EndedServer) -> None:
-        cloud.delete(ended.server_id, ended.credential)
+        cloud.delete(ended.server_id, ended.credential, ended.check)
 
     def is_over(self, cloud: cloud_api.Cloud, ended: EndedServer,
                 seen: cloud_api.ObservedServer) -> bool:
@@ -125,7 +128,7 @@ class Snapshot(EndPolicy):
 
     def ask(self, cloud: cloud_api.Cloud, ended: EndedServer) -> None:
         cloud.create_image(ended.server_id, ended.lease_id, ended.lease_name,
-                           ended.credential)
+                           ended.credential, check=ended.check)
 
     def is_over(self, cloud: cloud_api.Cloud, ended: EndedServer,
                 seen: cloud_api.ObservedServer) -> bool:
@@ -141,7 +144,7 @@ class _Rest(EndPolicy):
 
     def ask(self, cloud: cloud_api.Cloud, ended: EndedServer) -> None:
         cloud.set_resting_state(ended.server_id, self.rest, ended.credential,
-                                ended.lease_id)
+                                ended.lease_id, ended.check)
 
     def is_over(self, cloud: cloud_api.Cloud, ended: EndedServer,
                 seen: cloud_api.ObservedServer) -> bool:

@@ -62,7 +62,8 @@ class EndActions(request_context.Acting):
     """
 
     def set_resting_state(self, server_id: str, rest: cloud_api.RestingState,
-                          credential: str | None, lease_id: str = '') -> None:
+                          credential: str | None, lease_id: str = '',
+                          check: cloud_api.Check = cloud_api.always) -> None:
         """Ask Nova to stop, suspend or shelve a server; ignores a deleted one.
 
         In the name of its owner if glance is needed, else as Nova itself.
@@ -75,23 +76,26 @@ class EndActions(request_context.Acting):
         """
         if rest is cloud_api.RestingState.SHELVED:
             self._within(_GLANCE, self._set_resting_state, server_id, rest,
-                         credential, lease_id)
+                         credential, lease_id, check)
         else:
             self._in_cell(self._set_resting_state, server_id, rest, credential,
-                          lease_id)
+                          lease_id, check)
 
     def _set_resting_state(self, server_id: str, rest: cloud_api.RestingState,
-                           credential: str | None, lease_id: str) -> None:
+                           credential: str | None, lease_id: str,
+                           check: cloud_api.Check) -> None:
         context = nova_context.get_admin_context()
         with contextlib.suppress(exception.InstanceNotFound):
             if rest is cloud_api.RestingState.SHELVED:
                 context = self._in_its_name(server_id, credential)
             if lease_id:
                 context.request_id = _own_request(lease_id)
-            _set_resting_state(self._compute_api, context,
-                               self._compute_api.get(context, server_id), rest)
+            instance = self._compute_api.get(context, server_id)
+            check()
+            _set_resting_state(self._compute_api, context, instance, rest)
 
-    def unblock(self, server_id: str, lease_id: str) -> None:
+    def unblock(self, server_id: str, lease_id: str,
+                check: cloud_api.Check = cloud_api.always) -> None:
         """Ask Nova to bring a server out of a state in which it refuses
         actions of an end; see
         :meth:`blazar_core.plugins.cloud_api.Cloud.unblock`.
@@ -99,14 +103,16 @@ class EndActions(request_context.Acting):
         :raises CloudUnavailable: if its cell does not answer, or Nova refuses
             the action now
         """
-        self._in_cell(self._unblock, server_id, lease_id)
+        self._in_cell(self._unblock, server_id, lease_id, check)
 
-    def _unblock(self, server_id: str, lease_id: str) -> None:
+    def _unblock(self, server_id: str, lease_id: str,
+                 check: cloud_api.Check) -> None:
         context = nova_context.get_admin_context()
         context.request_id = _own_request(lease_id)
         with contextlib.suppress(exception.InstanceNotFound):
-            _unblock(self._compute_api, context,
-                     self._compute_api.get(context, server_id))
+            instance = self._compute_api.get(context, server_id)
+            check()
+            _unblock(self._compute_api, context, instance)
 
     def requests(self, server_id: str, lease_id: str) -> ty.Mapping[str, int]:
         """Return how often each action was requested for the end of a lease;
@@ -158,7 +164,7 @@ class EndActions(request_context.Acting):
 
     def create_image(self, server_id: str, lease_id: str, name: str,
                      credential: str | None, event: str = '', label: str = '',
-                     ) -> None:
+                     check: cloud_api.Check = cloud_api.always) -> None:
         """Ask Nova for an image of a server, in the name of the owner.
 
         :raises CloudUnavailable, TrustUnavailable, Forbidden: as
@@ -166,16 +172,19 @@ class EndActions(request_context.Acting):
         """
         self._within(
             _GLANCE, self._create_image, server_id, lease_id, name, credential,
-            event, label)
+            event, label, check)
 
     def _create_image(self, server_id: str, lease_id: str, name: str,
-                      credential: str | None, event: str, label: str) -> None:
+                      credential: str | None, event: str, label: str,
+                      check: cloud_api.Check) -> None:
         with contextlib.suppress(exception.InstanceNotFound):
             context = self._in_its_name(server_id, credential)
             if not event:
                 context.request_id = _own_request(lease_id)
-            _create_image(self._compute_api, context, self._compute_api.get(
-                context, server_id), lease_id, name, event, label)
+            instance = self._compute_api.get(context, server_id)
+            check()
+            _create_image(self._compute_api, context, instance, lease_id, name,
+                          event, label)
 
     def has_image(self, server_id: str, lease_id: str,
                   credential: str | None, event: str = '') -> bool:

@@ -22,6 +22,7 @@ from oslo_utils import uuidutils
 
 from blazar_core.common import clocks
 from blazar_core.common import errors
+from blazar_core.plugins import cloud_api
 from blazar_nova.compat import build_calls
 from blazar_nova.compat import request_context
 from blazar_nova.compat import unbuilt_servers
@@ -80,7 +81,8 @@ class ServerDeletion(request_context.Acting):
         #: Failed attempts to get the token of an owner, by server.
         self._waited: dict[str, int] = {}
 
-    def delete(self, server_id: str, credential: str | None) -> None:
+    def delete(self, server_id: str, credential: str | None,
+               check: cloud_api.Check = cloud_api.always) -> None:
         """Ask Nova to delete a server; ignores a deleted one.
 
         In the name of the owner of its lease, to whom the secrets, volumes,
@@ -89,9 +91,10 @@ class ServerDeletion(request_context.Acting):
 
         :raises CloudUnavailable: if its cell does not answer
         """
-        self._in_cell(self._delete, server_id, credential)
+        self._in_cell(self._delete, server_id, credential, check)
 
-    def _delete(self, server_id: str, credential: str | None) -> None:
+    def _delete(self, server_id: str, credential: str | None,
+                check: cloud_api.Check) -> None:
         context = nova_context.get_admin_context()
         try:
             instance = self._compute_api.get(context, server_id)
@@ -104,8 +107,8 @@ class ServerDeletion(request_context.Acting):
                             step.as_owner else 'without a token')
             owner = self._owner(server_id, credential if step.as_owner
                                 else None)
-            if owner is None or not self._ask_as(owner, server_id):
-                self._ask(self._itself(instance), server_id)
+            if owner is None or not self._ask_as(owner, server_id, check):
+                self._ask(self._itself(instance), server_id, check)
         except exception.InstanceNotFound:
             # Deleted, or almost.
             unbuilt_servers.finish(server_id)
@@ -157,23 +160,26 @@ class ServerDeletion(request_context.Acting):
         return context if access is None else (
             build_calls.in_name_of(context, access).elevated())
 
-    def _ask_as(self, owner: ty.Any, server_id: str) -> bool:
+    def _ask_as(self, owner: ty.Any, server_id: str,
+                check: cloud_api.Check) -> bool:
         """Ask in the name of the owner; return whether that was allowed."""
         try:
-            self._ask(owner, server_id)
+            self._ask(owner, server_id, check)
         except _NOT_ALLOWED as exc:
             LOG.warning('Server %s cannot be deleted in the name of its '
                         'owner: %s', server_id, exc)
             return False
         return True
 
-    def _ask(self, context: ty.Any, server_id: str) -> None:
+    def _ask(self, context: ty.Any, server_id: str,
+             check: cloud_api.Check) -> None:
         LOG.info('Server %s: deleting it %s', server_id,
                  f'in the name of user {context.user_id}' if
                  context.user_id else 'without a token of its owner')
         # Each attempt has a request id of its own, by which Nova finds it.
         context.request_id = f'{OWN}{uuidutils.generate_uuid()}'
         instance = self._compute_api.get(context, server_id)
+        check()
         if instance.task_state in _DELETING:
             # Otherwise Nova would refuse, as it is already being deleted.
             instance.task_state = None

@@ -476,6 +476,51 @@ class TestInTheOwnersName(test_deletion.DeletionTestCase, EndsTestCase):
         self.assertEqual('ACTIVE', self.admin.get_server(other)['status'])
 
 
+class TestCheck(EndsTestCase):
+    """A check is made last before each request for an end."""
+
+    def actions(self, server):
+        return [one['action'] for one in self.alice.api_get(
+            f'/servers/{server["id"]}/os-instance-actions',
+        ).body['instanceActions']]
+
+    def test_nothing_is_requested_of_what_has_left(self):
+        class Left(Exception):
+            pass
+
+        checked = []
+
+        def check():
+            checked.append(1)
+            raise Left
+
+        server = self.leased()
+        self.act(server, {'rescue': {}})
+        self.wait_for_status(server['id'], 'RESCUE')
+        before, its = self.actions(server), server['id']
+        cloud, rest = self.listener.parts.cloud, cloud_api.RestingState
+        for number, request in enumerate((
+                lambda: cloud.unblock(its, 'lease', check),
+                lambda: cloud.set_resting_state(
+                    its, rest.STOPPED, None, 'lease', check),
+                lambda: cloud.set_resting_state(
+                    its, rest.SHELVED, None, 'lease', check),
+                lambda: cloud.create_image(
+                    its, 'lease', 'name', None, check=check),
+                lambda: cloud.delete(its, None, check),
+                lambda: cloud.delete(its, 'no credential', check))):
+            self.assertRaises(Left, request)
+            self.assertEqual((number + 1, before), (
+                len(checked), self.actions(server)))
+        shown = self.alice.get_server(its)
+        self.assertEqual(('RESCUE', None), (
+            shown['status'], shown['OS-EXT-STS:task_state']))
+        # A deleted one has nothing to be checked, and may have left parts.
+        self.alice.delete_server(its)
+        self.wait_until_gone(its)
+        cloud.delete(its, None, check)
+
+
 class TestGlanceIsSilent(EndsTestCase):
 
     def test_others_of_the_cell_end(self):

@@ -693,10 +693,13 @@ class Port:
                      }.get(server.state, cloud_api.ServerState.RUNNING), host,
                     rest=server.rest, busy=server.busy)
 
-    def delete(self, server_id: str, credential: str | None) -> None:
+    def delete(self, server_id: str, credential: str | None,
+               check: cloud_api.Check = cloud_api.always) -> None:
         self.call('delete')
         self.ending(server_id)
         server = self._cloud.servers.get(server_id)
+        if server is not None and server.is_there:
+            check()
         if server is not None and not self.is_early(server):
             server.deletions.append(self._baton.now)
             server.asked[None, 'delete'] += 1
@@ -712,8 +715,10 @@ class Port:
         return server.deleting
 
     def set_resting_state(self, server_id: str, rest: cloud_api.RestingState,
-                          credential: str | None, lease_id: str = '') -> None:
+                          credential: str | None, lease_id: str = '',
+                          check: cloud_api.Check = cloud_api.always) -> None:
         self.call('set_resting_state')
+        check()
         server = self._cloud.servers[server_id]
         if self._cloud.set_resting_state(server, rest):
             server.asked[lease_id, rest.value] += 1
@@ -721,8 +726,9 @@ class Port:
 
     def create_image(self, server_id: str, lease_id: str, name: str,
                      credential: str | None, event: str = '', label: str = '',
-                     ) -> None:
+                     check: cloud_api.Check = cloud_api.always) -> None:
         self.call('create_image')
+        check()
         server = self._cloud.servers[server_id]
         if self._cloud.create_image(server, lease_id, event) and not event:
             server.asked[lease_id, 'image'] += 1

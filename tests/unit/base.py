@@ -197,9 +197,12 @@ class FakeCloud:
         return self.servers.get(
             server_id, cloud_api.ObservedServer(State.GONE))
 
-    def delete(self, server_id: str, credential: str | None) -> None:
+    def delete(self, server_id: str, credential: str | None,
+               check: cloud_api.Check = cloud_api.always) -> None:
         self._break('delete')
         self._break(server_id)
+        if server_id in self.servers:
+            check()
         self.deleted.append(server_id)
         self.deleted_with.append(credential)
         if server_id not in self.stubborn:
@@ -207,9 +210,10 @@ class FakeCloud:
 
     def set_resting_state(self, server_id: str, rest: cloud_api.RestingState,
                           _credential: str | None, _lease_id: str = '',
-                          ) -> None:
+                          check: cloud_api.Check = cloud_api.always) -> None:
         self._break('set_resting_state')
         self._break(server_id)
+        check()
         self.rests.append((server_id, rest))
         if server_id not in self.slow:
             host = self.servers[server_id].host
@@ -226,9 +230,10 @@ class FakeCloud:
 
     def create_image(self, server_id: str, _lease_id: str, name: str,
                      credential: str | None, event: str = '', label: str = '',
-                     ) -> None:
+                     check: cloud_api.Check = cloud_api.always) -> None:
         self._break('create_image')
         self._break(server_id)
+        check()
         if event:
             self.copied_at[server_id, event] = label, credential
         else:
@@ -269,8 +274,10 @@ class FakeCloud:
         self._break('requests')
         return self.requested.get(server_id, {})
 
-    def unblock(self, server_id: str, _lease_id: str) -> None:
+    def unblock(self, server_id: str, _lease_id: str,
+                check: cloud_api.Check = cloud_api.always) -> None:
         self._break('unblock')
+        check()
         self.unblocked.append(server_id)
 
     def evacuate(self, server_id: str, _lease_id: str,

@@ -233,7 +233,9 @@ class FileCloud:
     def look(self, server_id: str) -> cloud_api.ObservedServer:
         return cloud_api.ObservedServer(cloud_api.ServerState.BUILDING)
 
-    def delete(self, server_id: str, _credential: str | None) -> None:
+    def delete(self, server_id: str, _credential: str | None,
+               check: cloud_api.Check = cloud_api.always) -> None:
+        check()
         self.write(f'delete {server_id}')
 
     def release(self, server_id: str) -> None:

@@ -3,6 +3,7 @@
 
 import dataclasses
 import typing as ty
+from unittest import mock
 
 import fixtures
 import sqlalchemy as sa
@@ -13,6 +14,7 @@ from blazar_core.db import api
 from blazar_core.db import models
 from blazar_core.leases import updates
 from blazar_core.leases import views
+from blazar_core.lifecycle import fault_points
 from blazar_core.lifecycle import lease_conditions
 from blazar_core.lifecycle import retries
 from blazar_core.plugins import cloud_api
@@ -597,6 +599,109 @@ class TestLimit(StepsTestCase):
         for time in (100, 5000):
             self.run_at(time)
         self.assertEqual('', self.reason(lease))
+
+
+class TestStoodStill(StepsTestCase):
+    """A process stands still while another one completes the end."""
+
+    end_timeout = 3600
+
+    def stand_still_at(self, method, on_end='stop', **before):
+        """Let the first call of a method last until the lease is over, the
+        server is an ordinary one, and its owner has started it again.
+        """
+        lease, (server,) = self.ending(on_end)
+        self.become(server, **before)
+        real, done = getattr(self.cloud, method), []
+
+        def call(*args, **kwargs):
+            if not done:
+                done.append(self.clock.now())
+                self.become(server, blocked=False, resized=False)
+                self.clock.advance(600)
+                self.lifecycle.lease_end.end(lease['id'], when_due=True)
+                self.assertEqual('TERMINATED', self.status(lease))
+                self.requests = self.requested()
+                self.become(server, rest=None, host=self.uuid_of('one'))
+            return real(*args, **kwargs)
+
+        setattr(self.cloud, method, call)
+        self.clock.advance(100)
+        self.lifecycle.lease_end.end(lease['id'], when_due=True)
+        self.assertEqual(1, len(done))
+        return server
+
+    def requested(self):
+        return (list(self.cloud.rests), list(self.cloud.deleted),
+                list(self.cloud.unblocked), list(self.cloud.released))
+
+    def assert_left_alone(self):
+        self.assertEqual(self.requests, self.requested())
+
+    def test_before_it_looks(self):
+        self.stand_still_at('look')
+        self.assert_left_alone()
+
+    def test_before_a_request(self):
+        for on_end in ('stop', 'shelve', 'suspend'):
+            self.clock.advance(1000)
+            server = self.stand_still_at('set_resting_state', on_end)
+            self.assert_left_alone()
+            del self.cloud.set_resting_state, self.cloud.servers[server]
+
+    def test_before_it_is_brought_out_of_a_state(self):
+        self.stand_still_at('unblock', blocked=True)
+        self.assert_left_alone()
+
+    def test_before_it_is_released(self):
+        self.stand_still_at('release', 'release')
+        # By the other process, and by the call that is under way here.
+        self.assertEqual(2, len(self.cloud.released))
+        self.assertEqual([], self.cloud.deleted)
+
+    def test_before_a_deletion_instead(self):
+        """Another lease waits for the capacity, until it is deleted."""
+        lease, (server,) = self.ending('stop')
+        other = self.lease(100, 9000, count=4)
+        refused = self.cloud.broken['set_resting_state'] = errors.CloudRefusal(
+            'Nova refuses.')
+        self.run_at(100)
+        real = self.cloud.delete
+
+        def delete(*args):
+            self.assertEqual([refused], [*self.cloud.broken.values()])
+            self.cloud.broken.clear()
+            self.lifecycle.lease_end.delete(other['id'])
+            self.clock.advance(600)
+            self.lifecycle.lease_end.end(lease['id'], when_due=True)
+            self.assertEqual('TERMINATED', self.status(lease))
+            self.become(server, rest=None)
+            real(*args)
+
+        self.cloud.delete = delete
+        self.clock.advance(160)
+        self.lifecycle.lease_end.end(lease['id'], when_due=True)
+        self.assertEqual([], self.cloud.deleted)
+
+    def test_when_it_has_unblocked_a_server(self):
+        """What was requested before is not requested again."""
+        lease, (server,) = self.ending('stop')
+        self.become(server, blocked=True)
+
+        def reached(step, _what):
+            if step is fault_points.FaultPoint.END_UNBLOCKED:
+                self.become(server, blocked=False)
+                self.clock.advance(600)
+                self.lifecycle.lease_end.end(lease['id'], when_due=True)
+                self.become(server, rest=None)
+
+        self.clock.advance(100)
+        with mock.patch.object(fault_points, 'fault_point', reached):
+            self.lifecycle.lease_end.end(lease['id'], when_due=True)
+        self.assertEqual(
+            ([server], [(server, cloud_api.RestingState.STOPPED)], []),
+            (self.cloud.unblocked, self.cloud.rests, self.cloud.deleted))
+        self.assertEqual('TERMINATED', self.status(lease))
 
 
 class TestAwaited(StepsTestCase):

@@ -375,15 +375,16 @@ class Evictions:
                 return self._migrate(move, row, deadline)
             credential = None if row.credential_id is None else (
                 self._credential(row.credential_id))
-            # The eviction may have been cancelled while this process stalled.
-            if deadline.passed():
-                return server_moves.Obstacle.LATE
-            if action == 'delete':
-                self._cloud.delete(move.server_id, credential)
-                return ''
+            check = functools.partial(_check_in_time, deadline)
             try:
-                self._cloud.set_resting_state(
-                    move.server_id, cloud_api.RestingState.SHELVED, credential)
+                if action == 'delete':
+                    self._cloud.delete(move.server_id, credential, check)
+                else:
+                    self._cloud.set_resting_state(
+                        move.server_id, cloud_api.RestingState.SHELVED,
+                        credential, check=check)
+            except _Late:
+                return server_moves.Obstacle.LATE
             except (errors.TrustUnavailable, errors.Forbidden) as exc:
                 return str(exc)
             return ''
@@ -485,6 +486,20 @@ class Evictions:
             interruptible.forget(connection, gone)
             connection.execute(sa.update(_SERVERS).where(
                 _SERVERS.c.server_id.in_(checked)).values(checked_at=now))
+
+
+class _Late(Exception):
+    """A request can no longer be made."""
+
+
+def _check_in_time(deadline: cloud_api.Deadline) -> None:
+    """Check that an eviction cannot have been cancelled meanwhile, while this
+    process or the cloud stood still.
+
+    :raises _Late: if it can
+    """
+    if deadline.passed():
+        raise _Late
 
 
 def actions_of(first: str, known: ty.Sequence[str]) -> list[str]:

@@ -618,6 +618,22 @@ class TestEvictions(EvictionTestCase):
         self.evictions.carry_out()
         self.assertEqual(([], []), (self.cloud.rests, self.cloud.deleted))
 
+    def test_what_stood_still_in_the_cloud_evicts_nobody(self):
+        self.host('one', VCPU=4)
+        self.boot(vcpus=3)
+        _lease, start = self.needed()
+        for method in 'set_resting_state', 'delete':
+            real = getattr(self.cloud, method)
+
+            def late(*args, real=real, **kwargs):
+                self.clock.advance(60)
+                real(*args, **kwargs)
+
+            setattr(self.cloud, method, late)
+        self.until(start - 300)
+        self.run_until(start)
+        self.assertEqual(([], []), (self.cloud.rests, self.cloud.deleted))
+
     def test_what_cannot_be_shelved_is_deleted_in_time(self):
         self.host('one', VCPU=4)
         server_id = self.boot(vcpus=3)
@@ -786,7 +802,7 @@ class TestMigrations(EvictionTestCase):
     def test_what_cannot_be_migrated_is_shelved_at_once(self):
         self.cloud.broken[self.server_id] = Exception('It is pinned.')
         self.cloud.set_resting_state = (
-            lambda *_of: self.cloud.rests.append(None))
+            lambda *_of, **_more: self.cloud.rests.append(None))
         self.run_until(self.start - 300)
         self.assertEqual((0, 1, 0), self.actions())
 

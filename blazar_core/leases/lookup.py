@@ -132,6 +132,9 @@ class Lookup:
     def ended(self, server_id: str, project_id: str) -> Ended | None:
         """Return the lease of a server whose end policy is, or is about to
         be, carried out; None: there is none of that project.
+
+        :raises ClockSkewed: when the clock is wrong, and the lease has ended
+            by that clock only
         """
         with self._database.connection() as connection:
             row = connection.execute(_BOOKED.add_columns(*_ENDED), {
@@ -147,6 +150,8 @@ class Lookup:
     def ended_hosts(self, reservation_id: str) -> Ended | None:
         """Return the lease of a reservation of hosts that are still booked, if
         the lease has ended.
+
+        :raises ClockSkewed: see :meth:`ended`
         """
         with self._database.connection() as connection:
             row = connection.execute(_ENDING, {
@@ -154,11 +159,13 @@ class Lookup:
         return None if row is None else self._ended(row)
 
     def _ended(self, row: ty.Any) -> Ended | None:
-        is_over = row.status == states.Lease.TERMINATING and (
-            row.deleted_at is not None or not row.grace_period)
+        if row.status != states.Lease.TERMINATING or (
+                row.deleted_at is None and row.grace_period):
+            if row.end_date + row.grace_period > self._clock.now():
+                return None
+            self._database.check_clock()
         return Ended(row.lease_id, row.name, row.on_end if
-                     row.deleted_at is None else 'delete') if is_over or (
-            row.end_date + row.grace_period <= self._clock.now()) else None
+                     row.deleted_at is None else 'delete')
 
     def place_of(self, server_id: str) -> dict[str, str] | None:
         """Return the reservation in which a server uses a slot.

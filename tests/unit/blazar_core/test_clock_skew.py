@@ -18,6 +18,7 @@ from blazar_core.db import api
 from blazar_core.db import clock_skew
 from blazar_core.db import leader_election
 from blazar_core.db import models
+from blazar_core.leases import lookup
 from blazar_core.lifecycle import engine
 from tests import databases
 from tests import driven
@@ -330,21 +331,16 @@ class TestEngine(engine_base.EngineTestCase):
         self.assertLess(self.row(event_id).claimed_until, self.now + 100)
 
 
-class TestScheduler(base.DatabaseTestCase):
-    """A scheduler with a wrong clock behaves as without a database."""
+class BookedTestCase(base.DatabaseTestCase):
+    """A process whose clock may be wrong, and a lease of a server."""
 
     scenarios = _SERVERS
 
     def setUp(self):
         super().setUp()
         self.clock = Shifted()
-        database = api.Database(self.books.conf, self.clock)
-        self.addCleanup(database.engine.dispose)
-        self.admission = admissions.Admission(database, self.clock)
-        self.eligibility = eligibility.Eligibility(
-            database, self.clock, self.admission.index)
-        self.claims = scheduler_claims.Claims(
-            database, self.clock, self.admission.index)
+        self.of_process = api.Database(self.books.conf, self.clock)
+        self.addCleanup(self.of_process.engine.dispose)
         self.uuid = self.host('one', VCPU=4)
         self.book(self.clock.now() + 100, self.clock.now() + 500)
 
@@ -362,6 +358,18 @@ class TestScheduler(base.DatabaseTestCase):
                             server_id='leased', start_date=start,
                             host_id=self.scalars(models.Host.id)[0],
                             end_date=end, resources={'VCPU': 4})])]))
+
+
+class TestScheduler(BookedTestCase):
+    """A scheduler with a wrong clock behaves as without a database."""
+
+    def setUp(self):
+        super().setUp()
+        self.admission = admissions.Admission(self.of_process, self.clock)
+        self.eligibility = eligibility.Eligibility(
+            self.of_process, self.clock, self.admission.index)
+        self.claims = scheduler_claims.Claims(
+            self.of_process, self.clock, self.admission.index)
 
     def claim(self):
         return self.claims.claim(
@@ -393,6 +401,35 @@ class TestScheduler(base.DatabaseTestCase):
         clock.ahead, clock.suspended = 1000, -1000
         self.assertEqual({}, self.eligibility.from_stale_index(
             {'VCPU': 1}, [self.uuid]).by_host)
+
+
+class TestLookup(BookedTestCase):
+    """A nova-api with a wrong clock takes no lease for one that has ended."""
+
+    def setUp(self):
+        super().setUp()
+        self.lookup = lookup.Lookup(self.of_process, self.clock)
+
+    def test_it_is_ahead_of_the_end(self):
+        self.clock.ahead = 1000
+        self.assertRaises(errors.ClockSkewed, self.lookup.ended, 'leased', '')
+
+    def test_it_is_right(self):
+        self.assertIsNone(self.lookup.ended('leased', ''))
+        with self.database.begin() as connection:
+            connection.execute(sa.update(models.Lease).values(
+                end_date=self.clock.now() - 1))
+        self.assertEqual('lease', self.lookup.ended('leased', '').lease_id)
+        # It behaves as without the database, though the lease has ended.
+        self.clock.ahead = 1000
+        self.assertRaises(errors.ClockSkewed, self.lookup.ended, 'leased', '')
+
+    def test_it_is_behind_when_the_end_is_carried_out(self):
+        with self.database.begin() as connection:
+            connection.execute(sa.update(models.Lease).values(
+                status='TERMINATING'))
+        self.clock.ahead = -1000
+        self.assertEqual('lease', self.lookup.ended('leased', '').lease_id)
 
 
 class TestSimultaneous(base.DatabaseTestCase):

@@ -129,7 +129,8 @@ class Guards:
         other leases have reserved the capacity.
         """
         context = environ['nova.context']
-        if kind is not nova_router.Kind.ACTION or context.is_admin or (
+        if context.is_admin or kind is not nova_router.Kind.OTHER and (
+                kind is not nova_router.Kind.ACTION or
                 _AT_THE_END.issuperset(body_of(environ))):
             return None
         try:
@@ -142,7 +143,8 @@ class Guards:
             f'Lease {over.name} ({over.lease_id}) of server {server_id} has '
             f'ended, and its end policy is being carried out: {over.on_end}. '
             f'Until that is complete, the server can only be shown, locked '
-            f'and deleted.'))
+            f'and deleted, its metadata and tags changed, and volumes and '
+            f'ports detached.'))
 
     def _on_ended_hosts(self, server_id: str, project_id: str,
                         ) -> lookup.Ended | None:

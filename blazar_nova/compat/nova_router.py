@@ -13,9 +13,15 @@ import typing as ty
 import unicodedata
 
 from nova.api.openstack import compute
+from nova.api.openstack.compute import consoles
+from nova.api.openstack.compute import remote_consoles
 from nova.api.openstack.compute import server_groups
 from nova.api.openstack.compute import server_metadata
+from nova.api.openstack.compute import server_migrations
+from nova.api.openstack.compute import server_password
+from nova.api.openstack.compute import server_tags
 from nova.api.openstack.compute import servers
+from nova.api.openstack.compute import volume_attachments
 from nova.api.openstack import wsgi
 from nova import exception
 import webob.exc
@@ -65,6 +71,9 @@ class Kind(enum.Enum):
     #: An action that is named in the body.
     ACTION = 'action'
     METADATA = 'metadata'
+    #: A change of records, a console, or the end of a task, or something that
+    #: a server had is given back.
+    MINOR = 'minor'
     #: Any other change of a server.
     OTHER = 'other'
     DELETE_GROUP = 'delete_group'
@@ -99,6 +108,13 @@ class Action(ty.NamedTuple):
 _OF_SERVERS = {'create': Kind.BOOT, 'update': Kind.UPDATE,
                'delete': Kind.DELETE, 'action': Kind.ACTION}
 
+#: Controllers whose changes of a server are :attr:`Kind.MINOR`.
+_MINOR = (consoles.ConsolesController,
+          remote_consoles.RemoteConsolesController,
+          server_migrations.ServerMigrationsController,
+          server_password.ServerPasswordController,
+          server_tags.ServerTagsController)
+
 
 def action(environ: Environ) -> Action | None:
     """Return the action to which Nova has routed a request.
@@ -123,6 +139,12 @@ def action(environ: Environ) -> Action | None:
         kind = _OF_SERVERS.get(name, Kind.OTHER)
     elif isinstance(controller, server_metadata.ServerMetadataController):
         kind = Kind.METADATA
+    elif name == 'delete' or isinstance(controller, _MINOR) or (
+            # Whether a volume is deleted with its server; only administrators
+            # may replace volumes.
+            name == 'update' and isinstance(
+                controller, volume_attachments.VolumeAttachmentController)):
+        kind = Kind.MINOR
     else:
         kind = Kind.OTHER
     return Action(kind, match[key].lower(), match[key])

@@ -272,6 +272,12 @@ class AgreementTest(base.FunctionalTestCase):
             self.assertGreater(seen[name, 'ended'], 0, seen)
 
 
+#: Whose changes neither use more of a server nor let it live longer.
+MINOR = {'ConsolesController', 'RemoteConsolesController',
+         'ServerMigrationsController', 'ServerPasswordController',
+         'ServerTagsController'}
+
+
 def simple(name, *args):
     """Return an action of the middleware in comparable form."""
     if name in ('_hidden', 'of_no_id'):
@@ -306,5 +312,11 @@ def wanted_of(controller, action, _name, args):
     if 'ServersController' in of:
         return [{'delete': ('_delete', known), 'update': ('of_update', known),
                  'action': ('of_action', known, 'action')}[action], hidden]
-    return [('of_action', known, 'metadata' if (
-        'ServerMetadataController' in of) else 'other'), hidden]
+    if 'ServerMetadataController' in of:
+        kind = 'metadata'
+    elif action == 'delete' or of & MINOR or (
+            action == 'update' and 'VolumeAttachmentController' in of):
+        kind = 'minor'
+    else:
+        kind = 'other'
+    return [('of_action', known, kind), hidden]

@@ -7,10 +7,12 @@ import types
 import typing as ty
 from unittest import mock
 
+from nova.api.openstack.compute import routes
 from nova import context as nova_context
 from nova import exception
 from nova import objects
 from nova.tests.functional.api import client as nova_client
+from oslo_serialization import jsonutils
 
 from tests import driven
 from tests.functional import base
@@ -200,6 +202,89 @@ class TestAfterTheEnd(test_ends.EndsTestCase):
         self.refusing.stop()
         self.end()
         self.assertEqual(['mine-vm1'], [*self.images()])
+
+    #: Nova's routes that change a server, and whether users may take them
+    #: after the end of its lease; None: GET, which changes nothing.
+    ROUTES: ty.ClassVar[dict[str, tuple[bool, str]]] = {
+        'POST {id}/action': (False, 'by the action: see ALLOWED'),
+        'DELETE {id}': (True, 'it ends'),
+        'PUT {id}': (True, 'names and descriptions: records'),
+        'POST {server_id}/metadata': (True, 'records'),
+        'PUT {server_id}/metadata': (True, 'records'),
+        'PUT {server_id}/metadata/{id}': (True, 'records'),
+        'DELETE {server_id}/metadata/{id}': (True, 'records'),
+        'PUT {server_id}/tags': (True, 'records'),
+        'DELETE {server_id}/tags': (True, 'records'),
+        'PUT {server_id}/tags/{id}': (True, 'records'),
+        'DELETE {server_id}/tags/{id}': (True, 'records'),
+        'DELETE {server_id}/os-server-password': (True, 'records'),
+        'POST {server_id}/consoles': (True, 'Nova has none any more: 410'),
+        'DELETE {server_id}/consoles/{id}': (True, 'the same'),
+        'POST {server_id}/remote-consoles': (True, 'access to what runs'),
+        'POST {server_id}/migrations/{id}/action': (
+            True, 'it finishes a task'),
+        'DELETE {server_id}/migrations/{id}': (True, 'it ends a task'),
+        'POST {server_id}/os-interface': (False, 'it attaches a port'),
+        'DELETE {server_id}/os-interface/{id}': (
+            True, 'something is given back'),
+        'POST {server_id}/os-volume_attachments': (
+            False, 'it attaches a volume'),
+        'PUT {server_id}/os-volume_attachments/{id}': (
+            True, 'whether it is deleted too; swaps are for administrators'),
+        'DELETE {server_id}/os-volume_attachments/{id}': (
+            True, 'something is given back'),
+        'POST {server_id}/shares': (False, 'it attaches a share'),
+        'DELETE {server_id}/shares/{id}': (True, 'something is given back')}
+    #: The actions that users may take then.
+    ALLOWED: ty.ClassVar[dict[str, str]] = {
+        'forceDelete': 'it ends',
+        'lock': 'it only keeps users from it', 'unlock': 'the reverse',
+        **dict.fromkeys((
+            'os-getConsoleOutput', 'os-getRDPConsole', 'os-getSerialConsole',
+            'os-getSPICEConsole', 'os-getVNCConsole'), 'access to what runs')}
+
+    def ways(self):
+        """Yield Nova's routes that change a server: method, and path after
+        that of all servers.
+        """
+        for path, methods in routes.ROUTE_LIST:
+            for start in '/servers/{', '/os-volumes_boot/{':
+                if path.startswith(start):
+                    for method in methods:
+                        if method != 'GET':
+                            yield method, path[len(start) - 1:]
+
+    def test_every_route_is_refused_or_harmless(self):
+        server = self.leased(on_end='snapshot')
+        self.assertEqual(self.ROUTES.keys(), {
+            f'{method} {path}' for method, path in self.ways()})
+        self.run_at(HOUR)
+        ways = sorted(self.ways(), key=lambda way: way == ('DELETE', '{id}'))
+        for method, path in ways:
+            answer = self.alice.api_request(
+                '/servers/' + path.replace('{server_id}', server['id'])
+                .replace('{id}', server['id']), method=method,
+                body='{"reboot": {"type": "HARD"}}')
+            self.assertEqual(
+                not self.ROUTES[f'{method} {path}'][0],
+                'has ended, and its end policy' in answer.text,
+                (method, path, answer.status_code, answer.text))
+        self.end()
+
+    def test_every_action_is_refused_or_harmless(self):
+        server = self.leased(on_end='snapshot')
+        actions = routes.server_controller().wsgi_actions
+        self.assertLess(30, len(actions))
+        self.assertLessEqual(self.ALLOWED.keys(), actions.keys())
+        self.run_at(HOUR)
+        for action in sorted(actions, key=lambda one: one == 'forceDelete'):
+            answer = self.alice.api_request(
+                f'/servers/{server["id"]}/action', method='POST',
+                body=jsonutils.dumps({action: None}))
+            self.assertEqual(
+                action not in self.ALLOWED,
+                'has ended, and its end policy' in answer.text,
+                (action, answer.status_code, answer.text))
 
     def test_a_user_may_delete_it(self):
         server = self.leased(on_end='snapshot')

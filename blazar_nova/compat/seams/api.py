@@ -56,7 +56,13 @@ _BOOT = entry.subject(
         'nova.api.openstack.compute',
         entry.named(
             'servers.ServersController server_groups.ServerGroupController '
-            'server_metadata.ServerMetadataController',
+            'server_metadata.ServerMetadataController '
+            'consoles.ConsolesController '
+            'remote_consoles.RemoteConsolesController '
+            'server_migrations.ServerMigrationsController '
+            'server_password.ServerPasswordController '
+            'server_tags.ServerTagsController '
+            'volume_attachments.VolumeAttachmentController',
             'what a request does, by its controller')),
     entry.of(
         'nova.api.openstack.wsgi.Resource',

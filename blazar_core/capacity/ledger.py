@@ -42,7 +42,7 @@ from blazar_core.db import models
 
 __all__ = ['Edit', 'OverCapacity', 'NewBooking', 'RESERVABLE', 'SEEN',
            'HostLoad', 'TAKES', 'add', 'amend', 'decide', 'follow', 'hold',
-           'new_of']
+           'new_of', 'overfull']
 
 
 class OverCapacity(api.LostRace):
@@ -451,6 +451,24 @@ def _check(host: HostLoad, now: int, others: ty.Iterable[_Delta],
             (one.taken(now) for one in changes if one.sign > 0),
             (one.taken(now) for one in changes if one.sign < 0))):
         raise OverCapacity(host.id)
+
+
+def overfull(connection: sa.Connection, host_ids: ty.Collection[int],
+             now: int) -> set[int]:
+    """Return the hosts on which bookings take more than there is now, because
+    servers past their end are still there.
+    """
+    if not host_ids:
+        return set()
+    hosts: dict[int, HostLoad] = {}
+    taken = collections.defaultdict[int, list[rule.Taken]](list)
+    for row in connection.execute(_WITH_BOOKINGS, {
+            'hosts': sorted(host_ids), 'since': now, 'until': now + 1}):
+        hosts[row.id] = HostLoad(*row[:len(SEEN)])
+        if row.booking_id is not None:
+            taken[row.id].append((model.Window(now, now + 1), row.resources))
+    return {one.id for one in hosts.values() if rule.lacking(
+        one.capacity, one.usage, rule.peaks((), taken[one.id]))}
 
 
 def add(connection: sa.Connection, now: int, edits: ty.Iterable[Edit],

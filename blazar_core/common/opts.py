@@ -105,8 +105,9 @@ OPTS: list[cfg.Opt] = [
              'after the first attempt, at which servers are deleted if their '
              'end policy has not succeeded. 0 disables the limit. ``recycle`` '
              'has no limit. If another lease should have started on the host '
-             'of such a server, half of ``start_timeout`` is the limit, '
-             'unless the policy is in progress or a service does not answer.',
+             'of such a server, and needs its capacity, half of '
+             '``start_timeout`` is the limit, unless the policy is in '
+             'progress or a service does not answer.',
     ),
     cfg.ListOpt(
         'preflight', item_type=types.Integer(min=1), default=[1440, 60],

@@ -14,6 +14,7 @@ import sqlalchemy as sa
 from sqlalchemy import orm
 
 from blazar_core.capacity import assignments
+from blazar_core.capacity import ledger
 from blazar_core.common import clocks
 from blazar_core.common import conditions
 from blazar_core.common import errors
@@ -67,7 +68,8 @@ class ServerEnds:
                 return self._carry_out(ended, its)
             except (_Stuck, errors.CloudRefusal,
                     errors.TrustUnavailable) as exc:
-                if not ended.awaited:
+                if not ended.awaited or self._cloud.look(
+                        ended.server_id).host not in ended.awaited:
                     raise
                 record(f'Server {ended.server_id} is deleted: another lease '
                        f'waits for its capacity, and its end policy is not '
@@ -106,7 +108,7 @@ class ServerEnds:
                     seen.state is not cloud_api.ServerState.RUNNING):
                 # There is nothing to keep.
                 return self._carry_out(ended, last)
-            if ended.awaited and asked is None:
+            if asked is None and seen.host in ended.awaited:
                 self._check_progress(ended, its, seen)
             if seen.busy and its != last:
                 # The task may move it to another host.
@@ -194,21 +196,19 @@ def _is_blocked(its: end_policies.Steps, todo: end_policies.EndPolicy | None,
         seen.blocked and todo is not None and todo.keeps))
 
 
-#: Bookings of another lease on the host of a server.
-_NEXT, _OURS = orm.aliased(models.Booking), orm.aliased(models.Reservation)
-#: The servers of a lease on hosts where another one should have started at a
-#: date, and has not; None for bookings of hosts.
-_AWAITED = sa.select(models.Booking.server_id).distinct().join(
-    _OURS, _OURS.id == models.Booking.reservation_id).join(
-    _NEXT, _NEXT.host_id == models.Booking.host_id).join(
-    models.Reservation, models.Reservation.id == _NEXT.reservation_id).join(
-    models.Lease, models.Lease.id == models.Reservation.lease_id).where(
-        _OURS.lease_id == sa.bindparam('lease'),
-        models.Lease.id != sa.bindparam('lease'),
-        models.Lease.status.in_(states.TO_START),
-        _NEXT.claimed_at.is_(None),
-        _NEXT.start_date <= sa.bindparam('since'),
-        _NEXT.end_date > sa.bindparam('now'))
+#: Those of some hosts where another lease should have started at a date, and
+#: has not. By the bookings of these hosts: without statistics, databases would
+#: read all bookings.
+_AWAITED = sa.select(models.Host.id, models.Host.uuid).where(
+    models.Host.id.in_(sa.bindparam('hosts', expanding=True)),
+    sa.select(models.Booking.id).join(models.Booking.reservation).join(
+        models.Reservation.lease).where(
+            models.Booking.host_id == models.Host.id,
+            models.Booking.claimed_at.is_(None),
+            models.Booking.start_date <= sa.bindparam('since'),
+            models.Booking.end_date > sa.bindparam('now'),
+            models.Lease.id != sa.bindparam('lease'),
+            models.Lease.status.in_(states.TO_START)).exists())
 
 #: An ending lease, and one that has a booking for a server.
 _ENDING = sa.select(models.Lease.id).where(
@@ -234,8 +234,7 @@ class _Begun(ty.NamedTuple):
     :ivar servers: the steps of servers that have bookings
     :ivar others: the steps of servers that have none
     :ivar grace: seconds that are left of the grace period
-    :ivar awaited: the servers for whose capacity other leases wait; None is
-        for all that have no bookings
+    :ivar awaited: the uuids of the hosts for whose capacity other leases wait
     """
 
     servers: dict[str, end_policies.Steps]
@@ -243,7 +242,7 @@ class _Begun(ty.NamedTuple):
     name: str = ''
     project_id: str = ''
     grace: int = 0
-    awaited: frozenset[str | None] = frozenset()
+    awaited: frozenset[str] = frozenset()
 
 
 class LeaseEnd:
@@ -359,7 +358,6 @@ class LeaseEnd:
         waiting = {server_id: why for server_id, its in ends_of.items() if (
             why := self._server_ends.apply_policy(end_policies.EndedServer(
                 server_id, lease_id, begun.name, begun.project_id, credential,
-                (server_id if server_id in begun.servers else None) in
                 begun.awaited, functools.partial(
                     self._check_in, lease_id, server_id,
                     server_id in begun.servers)), its, functools.partial(
@@ -506,15 +504,25 @@ class LeaseEnd:
                         lease.ending_at or 0))
 
     def _awaited(self, session: orm.Session, lease: models.Lease, now: int,
-                 its: end_policies.Steps) -> frozenset[str | None]:
-        """Return the servers of a lease for whose capacity other leases have
+                 its: end_policies.Steps) -> frozenset[str]:
+        """Return the hosts of a lease for whose capacity other leases have
         waited since half of the time for which they wait at all.
+
+        Not those that have enough for both: the others start there when they
+        no longer wait for the host to be empty. A whole host must be empty.
         """
         patience = self._start_timeout // 2
         if not self._limit or not self._lasts(lease, now, its, patience):
             return frozenset()
-        return frozenset(session.scalars(_AWAITED, {
-            'lease': lease.id, 'since': now - patience, 'now': now}))
+        whole = {one.host_id: one.server_id is None for one in lease.bookings
+                 if one.host_id is not None}
+        waited = session.execute(_AWAITED, {
+            'hosts': [*whole], 'lease': lease.id, 'since': now - patience,
+            'now': now}).all() if whole else []
+        full = ledger.overfull(session.connection(), {
+            one.id for one in waited if not whole[one.id]}, now)
+        return frozenset(one.uuid for one in waited
+                         if whole[one.id] or one.id in full)
 
     def _is_late(self, session: orm.Session, lease: models.Lease, now: int,
                  its: end_policies.Steps) -> bool:

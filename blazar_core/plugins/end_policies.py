@@ -31,8 +31,8 @@ class EndedServer(ty.NamedTuple):
 
     :ivar project_id: that of the lease
     :ivar credential: to act for the owner of the lease
-    :ivar awaited: whether a lease that should have started waits for the
-        capacity of the server
+    :ivar awaited: the uuids of hosts for whose capacity leases that should
+        have started wait
     :ivar check: to be passed to the cloud with each request: the server may
         have left the lease while a process stood still
     """
@@ -42,7 +42,7 @@ class EndedServer(ty.NamedTuple):
     lease_name: str
     project_id: str
     credential: str | None
-    awaited: bool = False
+    awaited: frozenset[str] = frozenset()
     check: cloud_api.Check = cloud_api.always
 
 

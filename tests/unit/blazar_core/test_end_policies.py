@@ -832,6 +832,31 @@ class TestAwaited(StepsTestCase):
             self.run_at(time)
         self.assertEqual([], self.cloud.deleted)
 
+    def test_so_has_what_leaves_enough_for_the_other_one(self):
+        """The other one needs the capacity of another host."""
+        self.host('two', VCPU=4)
+        one = self.server_on('one', count=1)
+        two = self.server_on('two', count=2)
+        other = self.lease(100, 9000, count=2, resources={'VCPU': 3})
+        self.assertEqual({'one', 'two'}, {
+            *map(self.host_of, base.servers_of(other))})
+        self.cloud.broken['create_image'] = self.refused
+        for time in (100, 260, 330):
+            self.run_at(time)
+        # One of them is enough.
+        self.assertEqual(1, len(self.cloud.deleted))
+        self.assertIn(self.cloud.deleted[0], two)
+        self.run_at(3800)
+        self.assertEqual(one | two, {*self.cloud.deleted})
+
+    def server_on(self, name, count):
+        """Create leases on a host that end at 100."""
+        servers = set()
+        for _lease in range(count):
+            servers.update(self.ending('snapshot,delete', hosts=frozenset(
+                [self.uuid_of(name)]))[1])
+        return servers
+
     def test_what_is_complete_is_not_deleted(self):
         lease, server = self.reserve('shelve')
         self.run_at(99)

@@ -15,6 +15,7 @@ from blazar_core.leases import limits
 from blazar_core.leases import updates
 from blazar_core.leases import views
 from blazar_core.plugins import cloud_api
+from blazar_core.plugins import end_policies
 from tests import databases
 from tests import driven
 from tests.unit import base
@@ -212,6 +213,9 @@ class TestLimits(whole_hosts_base.WholeHostsTestCase):
 
 class TestHolding(whole_hosts_base.WholeHostsTestCase):
 
+    def policies(self):
+        return {**super().policies(), 'shelve': end_policies.Shelve()}
+
     def setUp(self):
         super().setUp()
         self.engine = self.new_engine()
@@ -289,6 +293,28 @@ class TestHolding(whole_hosts_base.WholeHostsTestCase):
         driven.run_due(self.engine)
         self.assertEqual({}, self.machines.doors)
         self.assertEqual(['TERMINATED'], self.scalars(models.Lease.status))
+
+    def test_what_is_on_a_host_that_others_wait_for_is_deleted_early(self):
+        self.host('two', VCPU=4)
+        self.lifecycle.lease_end._limit = 3600
+        lease = self.reserve(0, 100, self.machines_of(2, 2))
+        self.lifecycle.lease_start.start(lease['id'])
+        reservation_id, hosted = lease['reservations'][0]['id'], {}
+        for name in ('one', 'two'):
+            hosted[name] = uuidutils.generate_uuid()
+            self.cloud.servers[hosted[name]] = cloud_api.ObservedServer(
+                base.State.RUNNING, self.uuid_of(name))
+        self.machines.full[reservation_id] = [*hosted.values()]
+        with self.database.writer() as session:
+            session.get_one(models.Lease, lease['id']).on_end = 'shelve'
+        second = self.reserve_machines(100, 2000)
+        wanted, = self.bookings_of(second)
+        self.cloud.broken['set_resting_state'] = errors.CloudRefusal('No.')
+        for elapsed in (100, 160, 30):
+            self.clock.advance(elapsed)
+            driven.run_due(self.engine)
+        self.assertEqual([hosted[wanted]], self.cloud.deleted[:1])
+        self.assertEqual({hosted[wanted]}, {*self.cloud.deleted})
 
     def test_who_comes_next_waits_however_long_it_takes(self):
         first, first_id = self.started()

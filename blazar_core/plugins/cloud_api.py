@@ -195,7 +195,7 @@ class Cloud(ty.Protocol):
     def requests(self, server_id: str, lease_id: str) -> ty.Mapping[str, int]:
         """Return how often each action was requested of a server for the end
         of a lease, by any process, and begun (0: never). The names are the
-        cloud's, and ``delete``.
+        cloud's, and ``delete``, which counts from the request on.
 
         :raises CloudUnavailable: if the cloud does not answer
         """

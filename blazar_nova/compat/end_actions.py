@@ -5,6 +5,7 @@
 import contextlib
 import typing as ty
 
+from nova.compute import instance_actions
 from nova.compute import task_states
 from nova.compute import utils as compute_utils
 from nova.compute import vm_states
@@ -136,9 +137,12 @@ class EndActions(request_context.Acting):
         for action in objects.InstanceActionList.get_by_instance_uuid(
                 context, server_id):
             if (action.request_id or '').startswith(own):
-                made[action.action] = made.get(action.action, 0) + bool(
-                    objects.InstanceActionEventList.get_by_action(
-                        context, action.id).objects)
+                # A deletion may be repeated without a limit, and counts as
+                # requested even if it has not begun.
+                made[action.action] = made.get(action.action, 0) + (
+                    action.action == instance_actions.DELETE or bool(
+                        objects.InstanceActionEventList.get_by_action(
+                            context, action.id).objects))
         return made
 
     def unshelve(self, server_id: str, credential: str | None,

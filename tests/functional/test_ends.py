@@ -6,7 +6,9 @@
 import threading
 from unittest import mock
 
+from nova import context as nova_context
 from nova import exception
+from nova import objects
 from nova.tests import fixtures as nova_fixtures
 from nova.tests.functional.api import client as nova_client
 from nova.volume import cinder
@@ -519,6 +521,29 @@ class TestCheck(EndsTestCase):
         self.alice.delete_server(its)
         self.wait_until_gone(its)
         cloud.delete(its, None, check)
+
+
+class TestRequests(EndsTestCase):
+
+    def test_deletions_are_counted_by_one_statement(self):
+        its, lease_id = self.leased()['id'], self.lease('mine')['id']
+        context = nova_context.get_admin_context()
+        cloud = self.listener.parts.cloud
+        cloud.set_resting_state(
+            its, cloud_api.RestingState.STOPPED, None, lease_id)
+        self.wait_for_status(its, 'SHUTOFF')
+        with nova_context.target_cell(
+                context, objects.InstanceMapping.get_by_instance_uuid(
+                    context, its).cell_mapping) as of_cell:
+            for number in range(20):
+                of_cell.request_id = f'req-blazar-{number}'
+                objects.InstanceAction.action_start(of_cell, its, 'delete')
+        events = objects.InstanceActionEventList
+        with mock.patch.object(events, 'get_by_action',
+                               wraps=events.get_by_action) as read:
+            self.assertEqual({'delete': 20, 'stop': 1},
+                             cloud.requests(its, lease_id))
+        self.assertEqual(1, read.call_count)
 
 
 class TestGlanceIsSilent(EndsTestCase):

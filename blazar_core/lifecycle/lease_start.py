@@ -137,20 +137,25 @@ class LeaseOpening:
 
     def _activate(self, lease_id: str,
                   opened: _Hosts) -> lease_status.Lease | None:
+        """Record that a lease is opened.
+
+        :returns: the lease; None: it was recorded before, or the lease ended
+        """
         with self._database.writer() as session:
             lease = api.locked(session, lease_id)
-            if lease.status != states.Lease.STARTING:
-                return None
-            lease.enter(states.Lease.ACTIVE, self._clock.now())
-            for reservation in lease.reservations:
-                reservation.enter(
-                    states.Reservation.ACTIVE, self._clock.now())
-            # Bookings may have been reassigned while it was opened.
+            begins = lease.status == states.Lease.STARTING
+            if begins:
+                lease.enter(states.Lease.ACTIVE, self._clock.now())
+                for reservation in lease.reservations:
+                    reservation.enter(
+                        states.Reservation.ACTIVE, self._clock.now())
+            # Bookings may have been reassigned while it was opened, also after
+            # another process has recorded that.
             events.changed(session, lease, self._types, [
                 one for one in lease.reservations
                 if resource_types.context_of(session, one).hosts !=
                 opened.get(one.id)], self._clock.now())
-            return views.describe(lease)
+            return views.describe(lease) if begins else None
 
     def undo(self, lease_id: str) -> bool:
         """Close the opened reservations of a lease that cannot start.

@@ -319,6 +319,29 @@ class TestParkingLots(base.LeaseTestCase):
         (where, _other), = self.lots.barrier.values()
         self.assertNotEqual(self.garage, where)
 
+    def test_so_is_what_another_process_has_started(self):
+        lease = self.reserve(0, 10_000, self.lots_of(2))
+        start, calls = self.lots.start, []
+
+        def late(reserved):
+            calls.append(reserved)
+            if len(calls) == 1:
+                # This process stands still, and another one goes on.
+                self.clock.advance(600)
+                driven.run_due(self.new_engine('second'))
+                self.assertEqual('ACTIVE', self.status(lease))
+                self.garage_of('other garage', 6)
+                self.garage_of('garage', 2, self.garage)
+                self.overbooking_check().look()
+                driven.run_due(self.new_engine('second'))
+            start(reserved)
+
+        self.lots.start = late
+        for _time in range(2):
+            driven.run_due(self.engine)
+        (where, _other), = self.lots.barrier.values()
+        self.assertNotEqual(self.garage, where)
+
     def test_what_cannot_be_opened_at_all_is_closed(self):
         """The barrier closes before the capacity is free for others."""
         lease = self.reserve(0, 10 ** 6, self.lots_of(), self.places())

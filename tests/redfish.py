@@ -8,6 +8,7 @@ The emulator can hang, fail or lie, and requires a password if it has one.
 
 import base64
 import json
+import os
 import threading
 import uuid
 
@@ -91,6 +92,18 @@ class Emulator(fixtures.Fixture):
         self.addCleanup(self._over.set)
         scheme = 'http' if self._ssl_context is None else 'https'
         self.url = f'{scheme}://127.0.0.1:{self._port}'
+
+    def write_hosts(self, folder):
+        """Write a ``hosts_file`` with all systems; return its path."""
+        path = os.path.join(folder, 'power.conf')
+        with open(path, 'w') as file:
+            file.write(f'[DEFAULT]\ndriver = redfish\naddress = {self.url}\n')
+            for system, name in self.names.items():
+                file.write(
+                    f'[{name}]\nsystem = /redfish/v1/Systems/{system}\n')
+        # Whatever the umask.
+        os.chmod(path, 0o644)
+        return path
 
     def serve(self):
         """Take connections, after :meth:`kill` at the same port."""

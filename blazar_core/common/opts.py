@@ -667,9 +667,10 @@ POWER_OPTS: list[cfg.Opt] = [
         'hosts_file', default='/etc/nova-leases/power.conf',
         help='File that says what switches which host: a section for each '
              'host, with the driver, its settings and the path of a file with '
-             'the password. It is read again when it has changed. The file '
-             'with the password has to belong to root or to the user of '
-             'blazar-listener, with a mode of at most 0640.'),
+             'the password. It is read again when it has changed. Both files '
+             'have to belong to root or to the user of blazar-listener. '
+             'No other user may be able to write this one (mode 0644), or '
+             'to read the one with the password (at most 0640).'),
     cfg.IntOpt(
         'spare_hosts', default=1, min=0,
         help='Number of hosts without a lease that stay on, in each '

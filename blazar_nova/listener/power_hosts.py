@@ -12,8 +12,9 @@ It has a section for each host, by its name or that of its nova-compute::
     [compute1.example.org]
     address = https://10.0.0.1
 
-It is read again when it has changed. It has no passwords: they are read from
-``password_file`` for each request, and not kept.
+It is read again when it has changed. As it says what switches a host, others
+than root and the user of this process must not be able to write it. It has no
+passwords: they are read from ``password_file`` for each request, and not kept.
 """
 
 import configparser
@@ -67,7 +68,9 @@ class PowerHosts:
             raise errors.ConfigurationError(
                 f'[blazar_power] hosts_file {self._path} cannot be read: '
                 f'{exc.strerror}.') from exc
-        return found.st_mtime_ns, found.st_size, found.st_ino
+        # Its owner and mode change the second.
+        return (found.st_mtime_ns, found.st_ctime_ns, found.st_size,
+                found.st_ino)
 
     def _current(self) -> ty.Mapping[str, _Entry]:
         """Return the entries; the previous ones if the file is wrong now."""
@@ -92,6 +95,10 @@ class PowerHosts:
         parser = configparser.ConfigParser(interpolation=None)
         try:
             with open(self._path) as file:
+                wrong = _unsafe(file, stat.S_IWGRP | stat.S_IWOTH, '0644')
+                if wrong:
+                    raise errors.ConfigurationError(
+                        f'[blazar_power] hosts_file is not used: {wrong}')
                 parser.read_file(file)
         except (OSError, UnicodeDecodeError, configparser.Error) as exc:
             raise errors.ConfigurationError(
@@ -180,6 +187,25 @@ def _plain(name: str) -> str:
     return name.strip().lower()
 
 
+def _unsafe(file: ty.TextIO, forbidden: int, mode: str) -> str:
+    """Return why a file must not be used, a sentence; empty: it may be.
+
+    :param forbidden: the permissions that only its owner may have, which
+        is root or the user of this process
+    :param mode: one without these
+    """
+    found = os.fstat(file.fileno())
+    if found.st_mode & forbidden:
+        what = 'read or write' if forbidden & stat.S_IROTH else 'write'
+        return (f'other users can {what} {file.name}. Run: '
+                f'chmod {mode} {file.name}')
+    if found.st_uid not in (0, os.geteuid()):
+        return (f'{file.name} belongs to another user, with the id '
+                f'{found.st_uid}. Run: chown root {file.name}, and let it be '
+                'readable by the group of blazar-listener.')
+    return ''
+
+
 def _password(host: str, path: str) -> str:
     """Read a password.
 
@@ -189,16 +215,9 @@ def _password(host: str, path: str) -> str:
     """
     try:
         with open(path) as file:
-            found = os.fstat(file.fileno())
-            if found.st_mode & (stat.S_IRWXO | stat.S_IWGRP):
-                raise errors.PowerError(
-                    f'Host {host}: other users can read or write {path}. Run: '
-                    f'chmod 0640 {path}')
-            if found.st_uid not in (0, os.geteuid()):
-                raise errors.PowerError(
-                    f'Host {host}: {path} belongs to another user, with the '
-                    f'id {found.st_uid}. Run: chown root {path}, and let it '
-                    'be readable by the group of blazar-listener.')
+            wrong = _unsafe(file, stat.S_IRWXO | stat.S_IWGRP, '0640')
+            if wrong:
+                raise errors.PowerError(f'Host {host}: {wrong}')
             return file.read().rstrip('\r\n')
     except (OSError, UnicodeDecodeError) as exc:
         raise errors.PowerError(

@@ -3,7 +3,6 @@
 """Enrolled hosts are off while no lease needs them, as Nova sees it."""
 
 import datetime
-import os
 import threading
 
 import fixtures
@@ -262,14 +261,8 @@ class ListenerTest(whole_hosts_base.HostsTestCase):
         super().setUp()
         self.enrol('host1', 'host2')
         self.emulator = self.useFixture(redfish.Emulator('host1', 'host2'))
-        folder = self.useFixture(fixtures.TempDir()).path
-        path = os.path.join(folder, 'power.conf')
-        with open(path, 'w') as file:
-            file.write('[DEFAULT]\ndriver = redfish\n'
-                       f'address = {self.emulator.url}\n')
-            for uuid, name in self.emulator.names.items():
-                file.write(f'[{name}]\n'
-                           f'system = /redfish/v1/Systems/{uuid}\n')
+        path = self.emulator.write_hosts(
+            self.useFixture(fixtures.TempDir()).path)
         self.flags(group='blazar_power', enabled=True, hosts_file=path,
                    spare_hosts=1)
 

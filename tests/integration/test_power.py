@@ -99,14 +99,8 @@ class PowerTestCase(test_failures.FailuresTestCase):
 
     def setUp(self) -> None:
         self.machines = self.useFixture(Machines(*self.HOSTS))
-        folder = self.useFixture(fixtures.TempDir()).path
-        path = os.path.join(folder, 'power.conf')
-        with open(path, 'w') as file:
-            file.write('[DEFAULT]\ndriver = redfish\n'
-                       f'address = {self.machines.url}\n')
-            for system, name in self.machines.names.items():
-                file.write(
-                    f'[{name}]\nsystem = /redfish/v1/Systems/{system}\n')
+        path = self.machines.write_hosts(
+            self.useFixture(fixtures.TempDir()).path)
         # Another listener looks soon after one has died.
         self.OPTIONS = test_failures.IMPATIENT.replace(
             '[blazar]', '[blazar]\nworker_timeout = 5') + POWER.format(

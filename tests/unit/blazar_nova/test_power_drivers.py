@@ -43,6 +43,17 @@ class PowerTestCase(base.TestCase):
         return power_hosts.PowerHosts(
             self.write('hosts', text), self.timeout)
 
+    def owned(self, path, owner):
+        """Return a fixture in which a file belongs to the user of an id."""
+        fstat = os.fstat
+
+        def owned(number):
+            found = fstat(number)
+            return os.stat_result((*found[:4], owner, *found[5:10])) if (
+                os.path.samestat(found, os.stat(path))) else found
+
+        return fixtures.MonkeyPatch('os.fstat', owned)
+
     def refused(self, text):
         return str(self.assertRaises(
             errors.ConfigurationError, self.hosts, text))
@@ -196,6 +207,39 @@ class TestFile(PowerTestCase):
         os.remove(os.path.join(self.folder, 'hosts'))
         self.assertTrue(switches.known('one', 'one'))
 
+    def test_one_that_others_can_write_is_not_used(self):
+        """It may name any command, and any BMC."""
+        one = '[one]\ndriver = command\ncommand = true\n'
+        path = os.path.join(self.folder, 'hosts')
+        for mode in 0o664, 0o620, 0o646, 0o602:
+            self.write('hosts', one, mode)
+            self.assertIn(
+                f'other users can write {path}. Run: chmod 0644', str(
+                    self.assertRaises(errors.ConfigurationError,
+                                      power_hosts.PowerHosts, path, 1)))
+        for mode in 0o644, 0o640, 0o400:
+            os.chmod(path, mode)
+            self.assertTrue(power_hosts.PowerHosts(path, 1).known('one', ''))
+
+    def test_one_that_belongs_to_another_user_is_not_used(self):
+        path, me = self.write('hosts', ''), os.geteuid()
+        for owner in 0, me:
+            with self.owned(path, owner):
+                self.hosts('')
+        with self.owned(path, me + 1):
+            self.assertIn(f'with the id {me + 1}. Run: chown root',
+                          self.refused(''))
+
+    def test_one_that_others_may_write_later_changes_nothing(self):
+        switches = self.hosts('[one]\ndriver = command\ncommand = true\n')
+        path = self.write('hosts', '[two]\ndriver = command\ncommand = x\n',
+                          0o666)
+        for _look in range(2):
+            self.assertTrue(switches.known('one', 'one'))
+        self.assertEqual(1, self.log.output.count('other users can write'))
+        os.chmod(path, 0o640)
+        self.assertTrue(switches.known('two', 'two'))
+
 
 class TestCommand(PowerTestCase):
 
@@ -324,19 +368,13 @@ class TestPasswords(PowerTestCase):
 
     def test_a_password_that_belongs_to_another_user_is_not_used(self):
         """Only root and the user of the process may have written it."""
-        fstat, owner = os.fstat, os.geteuid()
-
-        def owned(number):
-            found = fstat(number)
-            return os.stat_result((*found[:4], owner, *found[5:10]))
-
-        self.useFixture(fixtures.MonkeyPatch('os.fstat', owned))
-        self.useFixture(fixtures.MonkeyPatch('os.geteuid', lambda: 1000))
-        for owner in 0, 1000:
-            self.assertTrue(self.switches().is_on('one', 'one'))
-        owner = 1001
-        self.assertIn('with the id 1001. Run: chown root',
-                      self.refused_request())
+        me = os.geteuid()
+        for owner in 0, me:
+            with self.owned(self.secret, owner):
+                self.assertTrue(self.switches().is_on('one', 'one'))
+        with self.owned(self.secret, me + 1):
+            self.assertIn(f'with the id {me + 1}. Run: chown root',
+                          self.refused_request())
 
     def test_without_its_file_nothing_is_sent(self):
         os.remove(self.secret)

@@ -329,12 +329,13 @@ class Admission:
         lease can have that starts now.
         """
         now = self._clock.now()
-        if window.start > now or not self._start_timeout or (
+        # Before the lease ends, too.
+        within = min(self._start_timeout, window.end - now - 1)
+        if window.start > now or within <= 0 or (
                 not self.index.apart().off.any()):
             return []
         with self._database.connection() as connection:
-            return [*outages.wakeable(
-                connection, now, self._start_timeout, window.start)]
+            return [*outages.wakeable(connection, now, within, window.start)]
 
     def off_until(self) -> int:
         """Return when all hosts could be used that are switched off; 0: none

@@ -170,12 +170,6 @@ class Power:
 
     def _switch(self) -> None:
         found = self._survey()
-        # Hosts are on one after the other, those first that a lease needs.
-        off = sorted((seen for seen in found if seen.row.power_state in (
-            _State.OFF, _State.STOPPING)), key=lambda seen: (
-                seen.host.needed_at or model.FOREVER))
-        for number, seen in enumerate(off):
-            self._move_on(seen, number // self._policy.max_switching * PAUSE)
         under_way = [seen for seen in found if self._is_due(seen)]
         decided = self.decide([seen.host for seen in found])
         again = self._again(under_way, bool(decided))
@@ -192,6 +186,8 @@ class Power:
         for seen in under_way:
             if seen in again or not self._is_unsent(seen):
                 self._claim(seen)
+        # Outages have some seconds left, a boot that is due has not.
+        self._move_all_on(found)
 
     def _again(self, under_way: ty.Iterable[_Seen], others: bool,
                ) -> list[_Seen]:
@@ -313,6 +309,28 @@ class Power:
             service is not None and up and service.ours and
             row.power_state != _State.OFF)
 
+    def _move_all_on(self, found: ty.Iterable[_Seen]) -> None:
+        """Extend the outages of all hosts that are not on, if need be."""
+        # Hosts are on one after the other, those first that a lease needs.
+        off = sorted((seen for seen in found if seen.row.power_state in (
+            _State.OFF, _State.STOPPING)), key=lambda seen: (
+                seen.host.needed_at or model.FOREVER))
+        for number, seen in enumerate(off):
+            self._move_on(seen, number // self._policy.max_switching * PAUSE)
+        for seen in found:
+            if seen.row.power_state == _State.BOOTING:
+                self._renew(seen)
+
+    def _renew(self, seen: _Seen) -> None:
+        """Book the outage of a host that boots again which was ended for a
+        lease, if that does not need the host any longer.
+        """
+        until = min(seen.row.power_at + seen.host.lead,
+                    seen.host.needed_at or model.FOREVER)
+        if max(self._clock.now(), seen.off_until) < until and not (
+                seen.away_until):
+            self._extend(seen.row, seen.host.lead, until, False)
+
     def _move_on(self, seen: _Seen, wait: int) -> None:
         """Extend the outage of a host that is off, or about to be, for as long
         as it could not be back.
@@ -325,13 +343,14 @@ class Power:
             if row.power_state == _State.STOPPING else 0)
         step = max(_STEP, wait // 4)
         if not until <= seen.off_until <= until + 2 * step:
-            try:
-                self._database.retried(
-                    self._book, row, lead, until + step,
-                    bool(seen.away_until))
-            except errors.ConcurrentUpdate as exc:
-                LOG.info('Host %s: its outage is moved on later: %s', row.name,
-                         exc)
+            self._extend(row, lead, until + step, bool(seen.away_until))
+
+    def _extend(self, row: ty.Any, lead: int, until: int, force: bool) -> None:
+        try:
+            self._database.retried(self._book, row, lead, until, force)
+        except errors.ConcurrentUpdate as exc:
+            LOG.info('Host %s: its outage is moved on later: %s', row.name,
+                     exc)
 
     def _book(self, row: ty.Any, lead: int, until: int, force: bool) -> None:
         try:

@@ -182,6 +182,19 @@ class TestSwitching(PowerTestCase):
         self.assertIsNone(self.states()[name])
         self.assertTrue(self.machines.get(name)['on'])
 
+    def test_it_is_switched_on_before_outages_are_extended(self):
+        """Extending those of thousands takes long."""
+        self.all_off()
+        self.wants(self._ago(7200))
+        other, = {*self.names} - {self.booked()}
+        left, on = [], self.machines.on
+        self.machines.on = lambda *host: left.append(
+            self.outage(other)) or on(*host)
+        self.look(7200 - LEAD)
+        self.assertEqual(1, len(left))
+        self.assertLess(left[0], 0)
+        self.assertGreaterEqual(self.outage(other), LEAD)
+
     def test_how_long_boots_take_is_learned(self):
         self.machines.boots = 90
         for _number in range(5):
@@ -318,7 +331,7 @@ class TestNow(PowerTestCase):
     def test_the_first_occurrence_of_a_series_waits_too(self):
         now = self.clock.now()
         each = [dataclasses.replace(self.wanted(2), request=self.request(
-            start - NOW, start - NOW + 600, starts_now=start == now))
+            start - NOW, start - NOW + 1200, starts_now=start == now))
             for start in (now, now + 86400)]
         fits, _left_out = self.leases.series.fitting(each, False)
         made = self.leases.series.create(
@@ -336,6 +349,32 @@ class TestNow(PowerTestCase):
         ahead = exc.refusal.next_start - self.clock.now()
         self.assertTrue(LEAD <= ahead <= LEAD + 180, ahead)
         self.assertIsNotNone(self.leases.creation.quote(self.wanted()))
+
+    def test_it_does_not_wait_for_hosts_that_are_on_after_its_end(self):
+        exc = self.assertRaises(errors.Refused, self.now, end=LEAD)
+        ahead = exc.refusal.next_start - self.clock.now()
+        self.assertTrue(LEAD <= ahead <= LEAD + 180, ahead)
+        self.now(end=LEAD + 1)
+
+    def test_after_the_lease_that_woke_it_another_is_not_late(self):
+        """Wherever the first one is deleted."""
+        for seconds in 0, 20:
+            lease = self.now(2)
+            self.pass_(seconds, 10)
+            self.lifecycle.lease_end.delete(lease['id'])
+            self.look()
+            # Its boot has begun by now, or not.
+            self.refused_until(LEAD - 20)
+            self.pass_(1700, 10)
+            self.all_off()
+
+    def refused_until(self, ahead):
+        """Check that a lease in a minute is refused, and so much later not."""
+        start = self.clock.now() - NOW
+        exc = self.assertRaises(
+            errors.Refused, self.wants, start + 60, amount=2)
+        self.assertGreaterEqual(
+            exc.refusal.next_start - self.clock.now(), ahead)
 
     def test_one_for_a_minute_later_does_not_wait(self):
         exc = self.assertRaises(

@@ -9,6 +9,7 @@ import fixtures
 from nova import context as nova_context
 from nova import objects
 
+from blazar_core.common import clocks
 from blazar_core.common import errors
 from blazar_core.db import leader_election
 from blazar_nova.cmd import listings
@@ -21,6 +22,8 @@ from tests.functional import whole_hosts_base
 from tests import machines
 from tests import redfish
 
+#: Seconds until a host is back: its boot time and the margin.
+LEAD = 780
 DISABLED = 'COMPUTE_STATUS_DISABLED'
 
 
@@ -49,11 +52,15 @@ class Switches:
 
 
 class PowerTest(whole_hosts_base.HostsTestCase):
+    """The tests say when a nova-compute reports, by their clock, and it does
+    not report by itself; until then it is up.
+    """
+
+    more_conf = ('[DEFAULT]\nreport_interval = 0\n'
+                 'service_down_time = 100000\n')
 
     def setUp(self):
         super().setUp()
-        # A host may not report for hours of the test's clock.
-        self.flags(service_down_time=100_000)
         self.flags(group='blazar_power', enabled=True)
         self.switches = Switches('host1', 'host2', 'plain')
         self.enrol('host1', 'host2')
@@ -122,8 +129,15 @@ class PowerTest(whole_hosts_base.HostsTestCase):
         self.assertFalse(computes.service('host2').ours)
         self.assertIsNone(computes.service('nowhere'))
 
+    def shown(self, host):
+        """Return since when and until when a host has its power state."""
+        return next((one['power_since'], one['power_until']) for one in
+                    self.ask('GET', '/os-hosts', client=self.admin)['hosts']
+                    if one['service_name'] == host)
+
     def test_one_is_off_and_on_before_its_lease(self):
         self.go_off()
+        off_at = self.clock.now()
         self.assertEqual((True, power_services.REASON), (
             self.service().disabled, self.service().disabled_reason))
         self.assertEqual({'host1': 'off', 'host2': 'on'}, self.power_states())
@@ -135,6 +149,8 @@ class PowerTest(whole_hosts_base.HostsTestCase):
         refused = self.make(reservations=wanted, code=409)
         self.assertIn('next_start', str(refused))
         lease = self.make(1500, reservations=wanted)
+        self.assertEqual((clocks.stamp(off_at), clocks.stamp(
+            self.began + 1500 - LEAD)), self.shown('host1'))
         self.listener.monitors.look()
         self.listener.overbooking.look()
         self.switch(650)
@@ -227,10 +243,13 @@ class PowerTest(whole_hosts_base.HostsTestCase):
     def test_hosts_are_excluded_by_aggregates_names_and_properties(self):
         computes = power_services.Computes(
             ['aggregate:gold', 'ho*2', 'property:gpu=A100'])
-        aggregate = self.admin.post_aggregate(
-            {'aggregate': {'name': 'gold'}})
+        aggregate = self.admin.post_aggregate({'aggregate': {
+            'name': 'gold', 'availability_zone': 'west'}})
         self.admin.add_host_to_aggregate(aggregate['id'], 'plain')
         computes.services()
+        # Spare hosts stay on in each zone.
+        self.assertEqual('west', computes.zone('plain'))
+        self.assertNotEqual('west', computes.zone('host1'))
         self.assertEqual(
             {'plain': 'it is excluded by aggregate:gold',
              'host2': 'it is excluded by ho*2', 'host1': ''},

@@ -3,6 +3,7 @@
 """Hosts are off while no lease needs them, and on before one starts."""
 
 import dataclasses
+import json
 import os
 import signal
 import subprocess
@@ -21,11 +22,13 @@ from blazar_core.common import states
 from blazar_core.db import leader_election
 from blazar_core.db import models
 from blazar_core.healing import host_status
+from blazar_core.healing import overbooking
 from blazar_core.leases import creation
 from blazar_core.leases import requests
 from blazar_core.leases import views
 from blazar_core.lifecycle import fault_points
 from blazar_core.lifecycle import lease_start
+from blazar_nova.cmd import listings
 from blazar_nova.listener import power
 from tests import databases
 from tests import driven
@@ -100,6 +103,13 @@ class PowerTestCase(base.LeaseTestCase):
             start, start + 3600 if end is None else end,
             self.places(among=model.HostPool.ENROLLED, **demand))
 
+    def remain_enrolled(self):
+        """Let leases be moved to enrolled hosts."""
+        demand = self.places_type.demand
+        self.useFixture(fixtures.MockPatchObject(
+            self.places_type, 'demand', lambda reserved: dataclasses.replace(
+                demand(reserved), among=model.HostPool.ENROLLED)))
+
     def outage(self, name):
         """Return the end of a host's power booking in seconds from now."""
         with self.database.reader() as session:
@@ -108,6 +118,19 @@ class PowerTestCase(base.LeaseTestCase):
                     models.Host.name == name,
                     models.Booking.outage == outages.POWER))
             return None if found is None else found - self.clock.now()
+
+
+class Known:
+    """The BMCs of machines, without those that are not in the file."""
+
+    def __init__(self, machines, missing):
+        self._machines, self._missing = machines, missing
+
+    def __getattr__(self, name):
+        return getattr(self._machines, name)
+
+    def known(self, host, service):
+        return host not in self._missing
 
 
 class TestSwitching(PowerTestCase):
@@ -268,6 +291,80 @@ class TestSwitching(PowerTestCase):
         self.clock.advance(60)
         self.assertEqual([], failed('one', 'two'))
 
+    def test_after_a_failure_a_host_that_is_off_gets_what_it_can_be_on_for(
+            self):
+        self.machines.change('two', excluded='x')
+        self.pass_(20, 10)
+        self.assertEqual({'one': State.OFF, 'two': None}, self.states())
+        soon, later = (self.wants(self._ago(start), self._ago(start + 60))
+                       for start in (LEAD - 60, 3000))
+        self.remain_enrolled()
+        check = overbooking.OverbookingCheck(
+            self.database, self.clock, self.admission,
+            self.leases.reassignment, self.new_demands(),
+            lambda event, lease: None, 300)
+        self.power._host_status.update({
+            self.uuid_of('one'): None, self.uuid_of('two'): host_status.Down(
+                'Its power is off.', certain=True)})
+        check.look()
+        self.assertEqual([True, False], [views.get(
+            self.database, lease['id'])['reservations'][0]['missing_resources']
+            for lease in (soon, later)])
+        self.assertEqual('one', self.booked())
+        self.pass_(later['start_date'] - self.clock.now())
+        self.assertIsNone(self.states()['one'])
+
+    def test_what_is_switched_is_counted_with_the_time_that_it_is_off(self):
+        self.pass_(20, 10)
+        began = self.clock.now()
+        self.pass_(3600)
+        self.machines.change('one', excluded='x')
+        self.pass_(300)
+        self.assertEqual({'one': None, 'two': State.OFF}, self.states())
+        at, = (at for at, name, what in self.machines.times() if what == 'on')
+        counts = self.power._database.counters._counts
+        self.assertEqual(at - began, counts[power.OFF_SECONDS, '{}'])
+        self.assertEqual([2, 1], [
+            counts[power.SWITCHED, json.dumps({'action': action})]
+            for action in ('off', 'on')])
+
+    def test_the_oldest_of_the_last_ten_boots_is_forgotten(self):
+        self.all_off()
+        with self.database.begin() as connection:
+            connection.execute(sa.update(models.Host.__table__).values(
+                boot_times=[1000] + [90] * 9))
+        self.pass_(130)
+        self.assertTrue(1180 <= self.outage('one') <= 1360)
+        self.machines.change('one', excluded='x')
+        self.pass_(300)
+        times, = self.scalars(
+            models.Host.boot_times, models.Host.name == 'one')
+        self.assertEqual([90] * 9, times[:9])
+        self.assertEqual(10, len(times))
+        host, = (one for one in self.power.hosts() if one.name == 'one')
+        self.assertEqual(max(times) + 180, host.lead)
+
+    def test_what_would_be_switched_is_listed_with_the_reasons(self):
+        self.machines.change('two', reason='broken fan')
+        for name, values in (
+                ('three', {'excluded': 'it is excluded by t*'}),
+                ('four', {'on': False}), ('five', {})):
+            self.host(name, VCPU=4)
+            self.enroll(name)
+            self.machines.add(name, **values)
+        self.power._switches = Known(self.machines, {'five'})
+        hosts = self.power.hosts()
+        listed = listings.switched(hosts, self.power.decide(hosts))
+        self.assertEqual([
+            ('one', 'off', 'nothing needs it'),
+            ('two', '', 'its service was disabled or forced down'),
+            ('three', '', 'it is excluded by t*'),
+            ('four', '', 'its service does not report'),
+            ('five', '', 'it is not in hosts_file')], [
+                (one['name'], one['switch'], one['why'])
+                for one in listed.rows])
+        self.assertEqual([], self.machines.commands())
+
     def test_what_does_not_shut_down_is_forced_off(self):
         self.machines.change('one', dies=False)
         self.pass_(420)
@@ -412,10 +509,8 @@ class TestNow(PowerTestCase):
     def test_who_waits_gets_one_as_soon_as_it_is_back(self):
         """However long it takes: only a booking has it switched on."""
         self.admission._start_timeout = 0
-        demand, start = self.places_type.demand, self.clock.now() - NOW
-        self.useFixture(fixtures.MockPatchObject(
-            self.places_type, 'demand', lambda reserved: dataclasses.replace(
-                demand(reserved), among=model.HostPool.ENROLLED)))
+        start = self.clock.now() - NOW
+        self.remain_enrolled()
         lease = self.now(duration=7200, retry=requests.Retry(60, 100))
         self.assertEqual('WAITING', self.status(lease))
         self.clock.advance(60)
@@ -585,6 +680,25 @@ class TestSpare(PowerTestCase):
                      self.places(among=model.HostPool.ENROLLED))
         self.pass_(400)
         self.assertEqual(1, [*self.states().values()].count(State.OFF))
+
+
+class TestSpareOfEachKind(PowerTestCase):
+    """In each zone, and of each size."""
+
+    names = ('a1', 'a2', 'b1', 'b2')
+    spare_hosts = 1
+
+    def test_one_stays_on(self):
+        for name in 'big1', 'big2', 'big3':
+            self.host(name, VCPU=8)
+            self.enroll(name)
+            self.machines.add(name)
+        self.machines.zone = lambda service: {'a': 'west', 'b': 'east'}[
+            service[0]]
+        self.pass_(60, 10)
+        on = [name for name, state in self.states().items() if state is None]
+        self.assertEqual(['a', 'b', 'big'], sorted(
+            name.rstrip('123') for name in on))
 
 
 class TestRefusing(PowerTestCase):

@@ -12,11 +12,11 @@ import json
 import os
 import types
 
-from blazar_core.capacity import power_planner
 from blazar_core.common import errors
 from blazar_core.healing import host_status
 from blazar_nova.compat import power_services
 from blazar_nova.listener import power
+from blazar_nova.listener import power_planner
 
 __all__ = ['Machines', 'policy', 'switcher']
 

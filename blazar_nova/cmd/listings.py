@@ -163,8 +163,8 @@ def switched(found: ty.Iterable[ty.Any],
              decided: ty.Iterable[ty.Any]) -> Listing:
     """List the hosts that would be switched, and why the others are not.
 
-    :param found: of :class:`blazar_core.capacity.power_planner.PowerHost`
-    :param decided: of :class:`blazar_core.capacity.power_planner.Decision`
+    :param found: of :class:`blazar_nova.listener.power_planner.PowerHost`
+    :param decided: of :class:`blazar_nova.listener.power_planner.Decision`
     """
     decisions = {one.host.id: one for one in decided}
     return Listing('switched', {

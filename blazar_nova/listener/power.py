@@ -9,7 +9,7 @@ first, the outage is booked like a lease, which fails if anything is reserved
 there soon.
 
 One process at a time decides what is switched
-(:mod:`~blazar_core.capacity.power_planner`). Each host is then switched by the
+(:mod:`~blazar_nova.listener.power_planner`). Each host is then switched by the
 process that has claimed its row, in a separate thread. All steps are
 idempotent: when the claim of a dead process expires, another process
 continues. A command is sent right after a write that requires the claim.
@@ -28,7 +28,6 @@ from sqlalchemy import orm
 from blazar_core.capacity import host_generations
 from blazar_core.capacity import ledger
 from blazar_core.capacity import outages
-from blazar_core.capacity import power_planner
 from blazar_core.common import background
 from blazar_core.common import clocks
 from blazar_core.common import errors
@@ -43,6 +42,7 @@ from blazar_core.lifecycle import fault_points
 from blazar_core.plugins import cloud_api
 from blazar_nova.compat import power_services
 from blazar_nova.listener import power_hosts
+from blazar_nova.listener import power_planner
 from blazar_nova.services import wiring
 
 __all__ = ['LEADER', 'OFF_SECONDS', 'PAUSE', 'Power', 'SWITCHED', 'of_parts',

@@ -205,7 +205,7 @@ GUARDS: dict[str, tuple[str, ty.Any]] = {
     'undo': ('blazar_core.capacity.scheduler_claims.Claims._undo',
              lambda self, work, *args: lambda: None),
     'power_booked': ('blazar_core.capacity.outages.plan', _plan_anyway),
-    'power_lead': ('blazar_core.capacity.power_planner.Policy.lead',
+    'power_lead': ('blazar_nova.listener.power_planner.Policy.lead',
                    lambda self, boot_times: 1),
     'power_occupied': ('tests.machines.Machines.occupied',
                        lambda self, uuid, service: ''),

@@ -25,8 +25,8 @@ import random
 import sys
 import typing as ty
 
-from blazar_core.capacity import power_planner
 from blazar_core.common import states
+from blazar_nova.listener import power_planner
 
 __all__ = ['REQUIRED', 'main', 'run']
 

@@ -81,8 +81,8 @@ class TestWhatCounts(base.BaseTestCase):
         self.assertTrue(guards.is_missed('server-00005 was built twice'))
 
     def test_of_unit_tests_neither_do_their_own_errors(self) -> None:
-        tests = ['blazar_core.test_power_planner.TestPlan']
-        wrong = ('tests.unit.blazar_core.test_power_planner.host',
+        tests = ['blazar_nova.test_power_planner.TestPlan']
+        wrong = ('tests.unit.blazar_nova.test_power_planner.host',
                  lambda *_what, **_named: 1 / 0)
         with mock.patch.dict(guards.GUARDS, {'mine': wrong}):
             self.assertEqual([], guards.failing('mine', tests))

@@ -5,8 +5,8 @@ import itertools
 import hypothesis
 from hypothesis import strategies as st
 
-from blazar_core.capacity import power_planner
 from blazar_core.common import states
+from blazar_nova.listener import power_planner
 from tests import examples
 from tests.unit import base
 

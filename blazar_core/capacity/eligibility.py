@@ -78,7 +78,7 @@ class ReservedLater(ty.NamedTuple):
 
 
 class Eligibility:
-    """Decides where a server may be placed.
+    """Proposes where a server may be placed.
 
     :param index: the index that is searched
     """

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Update leases: window, size, name, events."""
+"""Update leases: extend and shorten them, and change their start, size, name
+and events.
+"""
 
 import dataclasses
 import itertools

@@ -6,6 +6,9 @@
 which they are carried out: ``snapshot,delete``.
 :mod:`blazar_core.lifecycle.lease_end` takes each server through them:
 :meth:`EndPolicy.ask` requests a step, until :meth:`EndPolicy.is_over`.
+
+Policies are entry points, and ``[blazar] on_end`` lists those that users may
+choose: see "Extending" in the contributor documentation.
 """
 
 import abc

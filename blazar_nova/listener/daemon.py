@@ -9,10 +9,15 @@ check <blazar_core.healing.overbooking>` reassigns bookings that no longer fit.
 Servers are moved off unavailable hosts
 (:mod:`~blazar_core.healing.evacuation`), and leases that wait for capacity are
 admitted (:mod:`~blazar_core.lifecycle.admission_queue`). Hosts with unfinished
-operations are rechecked. One listener at a time runs the :mod:`periodic sync
-<blazar_nova.listener.periodic_sync>` with Nova. The :mod:`monitors
-<blazar_nova.listener.monitors>` detect failed hosts. Any number of listeners
-may run.
+operations are rechecked, and so are builds whose process may have died
+(:mod:`~blazar_core.lifecycle.lost_builds`). What leases need is checked before
+they start (:mod:`~blazar_core.lifecycle.preflight`). Interruptible servers are
+evicted (:mod:`~blazar_core.lifecycle.eviction`). One listener at a time runs
+the :mod:`periodic sync <blazar_nova.listener.periodic_sync>` with Nova, and
+one switches hosts (:mod:`~blazar_nova.listener.power`). The :mod:`monitors
+<blazar_nova.listener.monitors>` detect failed hosts. Counters are written,
+metrics served, and rows trimmed that are no longer used. Any number of
+listeners may run.
 """
 
 import contextlib

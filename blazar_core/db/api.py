@@ -352,13 +352,12 @@ def lock(session: orm.Session, *lease_ids: str) -> None:
     """Wait until no other process changes leases, for a caller that does not
     read them afterwards, or checks whether what it has read is current.
 
-    Several are locked by one statement, which databases do in the order of the
-    index. Where one does not, transactions that deadlock are run again.
+    They are locked one by one, in the order of their ids. For one statement
+    MariaDB may scan the table, and lock all leases.
     """
-    if not lease_ids:
-        return
-    with locking(min(lease_ids)):
-        session.connection().execute(_LOCK, {'leases': sorted(lease_ids)})
+    for lease_id in sorted(lease_ids):
+        with locking(lease_id):
+            session.connection().execute(_LOCK, {'lease': lease_id})
 
 
 @contextlib.contextmanager
@@ -379,8 +378,8 @@ def locking(key: str = '') -> ty.Iterator[None]:
 
 _LEASES = models.Lease.__table__
 _LOCK = sa.update(_LEASES).where(
-    _LEASES.c.id.in_(sa.bindparam('leases', expanding=True))).values(
-        generation=_LEASES.c.generation + 1)
+    _LEASES.c.id == sa.bindparam('lease'),
+).values(generation=_LEASES.c.generation + 1)
 _LOCK_AS_READ = sa.update(_LEASES).where(
     _LEASES.c.id == sa.bindparam('lease'),
     _LEASES.c.generation == sa.bindparam('read'),

@@ -1,15 +1,36 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""A transaction that has waited for a lock uses the time after the wait."""
+"""Locks of leases: who waits for which, and what time it is afterwards."""
+
+from concurrent import futures
 
 from blazar_core.common import errors
 from blazar_core.db import api
 from blazar_core.leases import views
 from tests import databases
+from tests.unit import base
 from tests.unit.blazar_core import test_admission_queue
 from tests.unit.blazar_core import test_members
 
 load_tests = databases.load_tests
+
+
+class TestSeveral(base.LeaseTestCase):
+
+    scenarios = databases.SERVERS
+
+    def test_they_do_not_wait_for_others(self):
+        self.host('one', VCPU=64)
+        leases = sorted(self.lease(50, 100)['id'] for _number in range(60))
+
+        def lock_some():
+            with self.database.writer() as session:
+                api.lock(session, *leases[:20])
+
+        with self.books.connect().writer() as session, (
+                futures.ThreadPoolExecutor(1)) as pool:
+            api.lock(session, leases[40])
+            pool.submit(lock_some).result(10)
 
 
 class Waiting:

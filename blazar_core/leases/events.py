@@ -155,7 +155,9 @@ def trigger(session: orm.Session, lease: models.Lease,
         # It may be deferred for a long time.
         told[states.Event.UNDONE].run_at = now
     else:
-        add(lease, event_type, now, now)
+        # That of an offer, too.
+        lease.events.append(models.Event(**row(
+            lease.id, event_type, now, now)))
 
 
 def begin(lease: models.Lease, over: states.EventType, now: int) -> None:

@@ -92,6 +92,12 @@ class TestOrphans(base.LeaseTestCase):
                          (found.id, found.missing, found.seen_at))
         self.assertEqual(states.Lease.ACTIVE, self.row(lease).status)
 
+    def test_that_of_an_offer_is_announced_before_it_is_accepted(self):
+        lease = self.owned(status='OFFERED')
+        self.identity.gone = {'project'}
+        self.another().find()
+        self.assertEqual([lease], self.told())
+
     def test_a_clock_that_was_ahead_delays_nothing(self):
         lease = self.owned()
         self.identity.gone = {'project'}

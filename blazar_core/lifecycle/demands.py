@@ -29,8 +29,9 @@ class Demands:
         self._clock = clock
         self._decrypt = decrypt
         self._types = types
-        #: By reservation, the answer of the cloud, and its time; oldest first.
-        self._asked: dict[tuple[str, int, bool], tuple[
+        #: By reservation and its window (None until it is admitted), the
+        #: answer of the cloud, and its time.
+        self._asked: dict[tuple[ty.Hashable, ...], tuple[
             model.Demand | refusals.Refusal | errors.CloudUnavailable,
             int]] = {}
 
@@ -48,21 +49,20 @@ class Demands:
         """
         now = self._clock.now()
         # A reservation that was changed has another key.
-        key = reservation.id, reservation.updated_at, begun
+        key = reservation.id, reservation.updated_at, begun, reserved.window
         if not begun:
             reserved = dataclasses.replace(reserved, id='', hosts=())
         said, when = self._asked.get(key, (None, 0))
-        if said is None or now - when >= AGAIN:
+        # The clock may have been ahead.
+        if said is None or not 0 <= now - when < AGAIN:
             said = self._ask(reservation, dataclasses.replace(
                 reserved, call=None if encrypted is None
                 else self._decrypt(encrypted)))
-            self._asked.pop(key, None)
             self._asked[key] = said, now
             # Other threads may add entries meanwhile.
             for one, (_said, when) in list(self._asked.items()):
-                if now - when < AGAIN:
-                    break
-                self._asked.pop(one, None)
+                if not 0 <= now - when < AGAIN:
+                    self._asked.pop(one, None)
         if isinstance(said, errors.CloudUnavailable):
             raise said
         return said

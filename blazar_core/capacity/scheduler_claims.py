@@ -5,7 +5,7 @@
 Seconds pass between the choice of a host by a scheduler and the report of the
 server by the cloud. Meanwhile other schedulers would see the same capacity as
 free. So a scheduler records a claim first (:meth:`Claims.claim`), which
-decides whether a server may go on the host
+decides whether a server may be placed on the host
 (:mod:`~blazar_core.capacity.eligibility` only proposes hosts). Of two that
 decide at the same time, one fails and chooses again.
 """

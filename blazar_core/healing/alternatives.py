@@ -185,7 +185,7 @@ class Alternatives:
             self._window(case.lease), rows)
         if demand.affinity is model.Affinity.SAME and fits < len(rows):
             fits = 0
-        return found | {row.id: Obstacle.NO_ROOM
+        return found | {row.id: Obstacle.NO_CAPACITY
                         for row in rows[fits:] if row.id in ids}
 
     def _stays(self, reservation_id: str, uuid: str) -> bool:

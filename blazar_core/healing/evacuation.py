@@ -439,7 +439,7 @@ class Evacuation:
             LOG.warning('Lease %s: server %s stays on host %s, which is '
                         'unavailable: %s',
                         move.lease_id, move.server_id, one.name, why)
-        if why in (Obstacle.NO_ROOM, Obstacle.LATE):
+        if why in (Obstacle.NO_CAPACITY, Obstacle.LATE):
             self._server_moves.put_off(move, _SOON)
 
     def _request(self, one: _Leaving, deadline: cloud_api.Deadline,
@@ -452,7 +452,7 @@ class Evacuation:
             self._other_hosts(move, one.uuid),
             self._cloud.needs(move.server_id))
         if not fit.number:
-            return Obstacle.NO_ROOM
+            return Obstacle.NO_CAPACITY
         LOG.info('Lease %s: server %s leaves host %s, which is unavailable',
                  move.lease_id, move.server_id, one.name)
         return self._server_moves.request(move, functools.partial(
@@ -496,7 +496,7 @@ class Evacuation:
         if going:
             fit = self._targets.fits(
                 [ty.cast(str, row.server_id) for row in going], uuid)
-            found |= {row.id: Obstacle.NO_ROOM
+            found |= {row.id: Obstacle.NO_CAPACITY
                       for row in going[fit.number:]}
         return found
 

@@ -64,11 +64,11 @@ class Obstacle(enum.StrEnum):
     """
 
     IN_USE = 'It is in use.'
-    NO_ROOM = 'No other host has capacity for it.'
+    NO_CAPACITY = 'No other host has capacity for it.'
     BOUND = ('The server is not running or cannot be live-migrated (pinned '
              'CPUs, PCI, locked, server group): migrate it manually.')
     BUSY = 'A task of the server is in progress.'
-    LATE = 'Others were requested first.'
+    LATE = 'It could not be requested in time.'
 
 
 class ServerMoves:

@@ -121,7 +121,7 @@ class LeaseTransfer:
         LOG.info('Lease %s was handed over by project %s, user %s, to project '
                  '%s, user %s', lease['id'], before.project_id,
                  before.user_id, lease['project_id'], lease['user_id'])
-        lease_trusts.revoke_replaced(self._parts, encrypted)
+        lease_trusts.revoke_replaced(self._parts, lease['id'], encrypted)
         try:
             self._parts.orphans.forget(lease['id'])
         except errors.BlazarError as exc:

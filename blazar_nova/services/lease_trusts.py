@@ -280,7 +280,7 @@ def keep(parts: wiring.Parts, lease: dict[str, ty.Any], trust: str) -> None:
     whether the lease has the trust, it is kept until it expires.
     """
     try:
-        revoke_replaced(parts, parts.leases.credentials.store(
+        revoke_replaced(parts, lease['id'], parts.leases.credentials.store(
             lease['id'], parts.encryption.encrypt(trust)))
     except errors.NotFound:
         take_back(parts, trust)
@@ -304,12 +304,13 @@ class Keeping:
         self._encrypted = {lease_id: parts.encryption.encrypt(trust)
                            for lease_id, trust in given.items()}
         self._also = also
-        self._unused: list[str] = []
+        #: With the ids of their leases.
+        self._unused: list[tuple[str, str]] = []
 
     def write(self, session: orm.Session) -> None:
         """Store the trusts of leases that are locked."""
         self._unused = [
-            one for lease_id, encrypted in self._encrypted.items()
+            (lease_id, one) for lease_id, encrypted in self._encrypted.items()
             for one in self._parts.leases.credentials.put(
                 session, api.found(session, lease_id), encrypted)]
         if self._also is not None:
@@ -319,18 +320,20 @@ class Keeping:
         """Revoke the replaced trusts that are not in use, in the background.
         They would expire at the previous end of their lease.
         """
-        if self._unused:
+        for lease_id, encrypted in self._unused:
             self._parts.background.later(functools.partial(
-                revoke_replaced, self._parts, self._unused))
+                revoke_replaced, self._parts, lease_id, [encrypted]))
 
 
-def revoke_replaced(parts: wiring.Parts, encrypted: ty.Iterable[str]) -> None:
-    """Revoke encrypted trusts that leases had before; failures are logged."""
+def revoke_replaced(parts: wiring.Parts, lease_id: str,
+                    encrypted: ty.Iterable[str]) -> None:
+    """Revoke encrypted trusts that a lease had before; failures are logged."""
     for one in encrypted:
         try:
             take_back(parts, parts.encryption.decrypt(one))
         except errors.DecryptionError as exc:
-            LOG.warning('A trust that was replaced is not revoked: %s', exc)
+            LOG.warning('Lease %s: a trust that was replaced is not revoked: '
+                        '%s', lease_id, exc)
 
 
 def take_back(parts: wiring.Parts, trust: str | None) -> None:

@@ -167,7 +167,7 @@ class TestEvacuating(RelocatingTestCase):
         self.fail()
         self.look()
         self.assertEqual([], self.cloud.evacuations)
-        self.assertIn(Obstacle.NO_ROOM, self.log.output)
+        self.assertIn(Obstacle.NO_CAPACITY, self.log.output)
 
     def test_one_that_was_lent_an_enrolled_host_goes_to_any(self):
         """Nova looks among the enrolled hosts if no other is left."""
@@ -308,7 +308,7 @@ class TestEvacuating(RelocatingTestCase):
         self.look()
         self.assertEqual(
             2 * [('failed_host', 'planned', 1)], self.states())
-        self.assertNotIn(Obstacle.NO_ROOM, self.log.output)
+        self.assertNotIn(Obstacle.NO_CAPACITY, self.log.output)
 
     def test_one_whose_host_fails_again_leaves_again(self):
         _lease, server_id = self.runs()
@@ -444,7 +444,7 @@ class TestEvacuating(RelocatingTestCase):
         self.look()
         (first, _to), = self.cloud.evacuations
         second, = set(servers) - {first}
-        self.assertIn(Obstacle.NO_ROOM, self.log.output)
+        self.assertIn(Obstacle.NO_CAPACITY, self.log.output)
         self.cloud.arrive(first)
         self.clock.advance(30)
         self.look()
@@ -573,7 +573,7 @@ class TestEvacuating(RelocatingTestCase):
         self.fail()
         self.look()
         self.assertEqual([], self.cloud.evacuations)
-        self.assertIn(Obstacle.NO_ROOM, self.log.output)
+        self.assertIn(Obstacle.NO_CAPACITY, self.log.output)
         self.cloud.servers.pop(in_the_way)
         self.lifecycle.reconciliation.check(in_the_way)
         self.clock.advance(30)
@@ -718,7 +718,7 @@ class TestMaintenance(RelocatingTestCase):
         self.assertEqual([(lease['id'], '')], self.promised())
         self.at(server_id, host=self.uuid_of('one'))
         self.runs(name='two', count=2)
-        self.assertEqual([(lease['id'], Obstacle.NO_ROOM)],
+        self.assertEqual([(lease['id'], Obstacle.NO_CAPACITY)],
                          self.promised())
         self.cloud.broken['needs'] = errors.CloudUnavailable('No.')
         self.assertEqual([
@@ -730,7 +730,7 @@ class TestMaintenance(RelocatingTestCase):
         lease, *_servers = self.runs(count=2)
         self.runs(name='two')
         self.assertEqual([
-            (lease['id'], ''), (lease['id'], Obstacle.NO_ROOM),
+            (lease['id'], ''), (lease['id'], Obstacle.NO_CAPACITY),
         ], sorted(self.promised()))
 
     def test_who_was_listed_stays_when_the_host_is_given_back(self):
@@ -802,7 +802,7 @@ class TestMaintenance(RelocatingTestCase):
         # The only other host without a server of the lease.
         self.with_host(left, usage=2, VCPU=2)
         self.take(names[0], start=0)
-        self.assertEqual([(lease['id'], Obstacle.NO_ROOM)],
+        self.assertEqual([(lease['id'], Obstacle.NO_CAPACITY)],
                          self.promised(names[0], start=0))
         self.with_host(left, VCPU=2)
         self.look()

@@ -8,6 +8,7 @@ import threading
 import fixtures
 from nova import context as nova_context
 from nova import objects
+from oslo_utils.fixture import uuidsentinel as uuids
 
 from blazar_core.common import clocks
 from blazar_core.common import errors
@@ -188,6 +189,27 @@ class PowerTest(whole_hosts_base.HostsTestCase):
         for _look in range(3):
             self.switch()
         self.assertNotIn(('off', host), self.switches.done)
+
+    def test_one_that_servers_come_to_or_leave_stays_on(self):
+        _lease, reservation_id = self.lease_hosts(2, 2)
+        server = self.boot_active('vm1', hints={
+            'reservation': reservation_id})
+        before = server['OS-EXT-SRV-ATTR:host']
+        self.alice.post_server_action(
+            server['id'], {'resize': {'flavorRef': '2'}})
+        after = self.wait_for_status(server['id'], 'VERIFY_RESIZE')
+        self.assertNotEqual(before, after['OS-EXT-SRV-ATTR:host'])
+        computes = power_services.Computes([])
+        for host in before, after['OS-EXT-SRV-ATTR:host']:
+            self.assertNotEqual(
+                '', computes.occupied(self.uuid_of(host), host))
+        self.placement.put(f'/allocations/{uuids.build}', {
+            'project_id': 'p', 'user_id': 'u', 'consumer_generation': None,
+            'consumer_type': 'INSTANCE', 'allocations': {
+                self.uuid_of('plain'): {'resources': {'VCPU': 1}}}},
+            version='1.38')
+        self.assertIn(uuids.build, computes.occupied(
+            self.uuid_of('plain'), 'plain'))
 
     def test_what_an_operator_has_disabled_is_his(self):
         service = self.service()

@@ -437,6 +437,8 @@ _WITH_BOOKINGS = _ALONE.add_columns(
     _BOOKINGS.c.start_date < sa.bindparam('until'),
     sa.or_(_BOOKINGS.c.end_date > sa.bindparam('since'),
            _BOOKINGS.c.claimed_at.is_not(None))))
+#: Only bookings of reservations.
+_WITH_RESERVED = _WITH_BOOKINGS.where(_BOOKINGS.c.outage.is_(None))
 
 
 def _check(host: HostLoad, now: int, others: ty.Iterable[_Delta],
@@ -456,13 +458,13 @@ def _check(host: HostLoad, now: int, others: ty.Iterable[_Delta],
 def overfull(connection: sa.Connection, host_ids: ty.Collection[int],
              now: int) -> set[int]:
     """Return the hosts on which bookings take more than there is now, because
-    servers past their end are still there.
+    servers past their end are still there. Outages are not counted.
     """
     if not host_ids:
         return set()
     hosts: dict[int, HostLoad] = {}
     taken = collections.defaultdict[int, list[rule.Taken]](list)
-    for row in connection.execute(_WITH_BOOKINGS, {
+    for row in connection.execute(_WITH_RESERVED, {
             'hosts': sorted(host_ids), 'since': now, 'until': now + 1}):
         hosts[row.id] = HostLoad(*row[:len(SEEN)])
         if row.booking_id is not None:

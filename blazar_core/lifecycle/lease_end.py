@@ -75,7 +75,8 @@ class ServerEnds:
                        f'waits for its capacity, and its end policy is not '
                        f'complete: {exc}')
                 return self._carry_out(ended, self._last)
-        except (errors.CloudUnavailable, errors.TrustUnavailable) as exc:
+        except (_Stuck, errors.CloudUnavailable,
+                errors.TrustUnavailable) as exc:
             LOG.warning('Lease %s: server %s: its end policy is not complete '
                         'yet: %s',
                         ended.lease_id, ended.server_id, exc)
@@ -514,15 +515,16 @@ class LeaseEnd:
         patience = self._start_timeout // 2
         if not self._limit or not self._lasts(lease, now, its, patience):
             return frozenset()
-        whole = {one.host_id: one.server_id is None for one in lease.bookings
+        hosts = {one.host_id for one in lease.bookings
                  if one.host_id is not None}
+        whole = {one.host_id for one in lease.bookings if one.whole}
         waited = session.execute(_AWAITED, {
-            'hosts': [*whole], 'lease': lease.id, 'since': now - patience,
-            'now': now}).all() if whole else []
+            'hosts': [*hosts], 'lease': lease.id, 'since': now - patience,
+            'now': now}).all() if hosts else []
         full = ledger.overfull(session.connection(), {
-            one.id for one in waited if not whole[one.id]}, now)
+            one.id for one in waited if one.id not in whole}, now)
         return frozenset(one.uuid for one in waited
-                         if whole[one.id] or one.id in full)
+                         if one.id in whole or one.id in full)
 
     def _is_late(self, session: orm.Session, lease: models.Lease, now: int,
                  its: end_policies.Steps) -> bool:

@@ -10,6 +10,7 @@ import sqlalchemy as sa
 
 from blazar_core.common import conditions
 from blazar_core.common import errors
+from blazar_core.common import model
 from blazar_core.db import api
 from blazar_core.db import models
 from blazar_core.leases import updates
@@ -848,6 +849,57 @@ class TestAwaited(StepsTestCase):
         self.assertIn(self.cloud.deleted[0], two)
         self.run_at(3800)
         self.assertEqual(one | two, {*self.cloud.deleted})
+
+    def test_so_has_a_slot_of_several(self):
+        """Each unused slot has a booking as well, without a server."""
+        for amount in (1, 2):
+            lease = super().reserve(
+                0, 100, self.places(amount), active=True,
+                request=self.request(0, 100, on_end='snapshot,delete'))
+            server, = self.take_slots(lease)
+            self.become(server, state=base.State.RUNNING,
+                        host=self.uuid_of('one'))
+            self.lifecycle.reconciliation.check(server)
+        self.lease(100, 9000, count=2)
+        self.cloud.broken['create_image'] = self.refused
+        for time in (100, 260, 330):
+            self.run_at(time)
+        self.assertEqual([], self.cloud.deleted)
+
+    def test_so_has_what_is_on_a_host_that_is_unavailable(self):
+        """The other one cannot start there anyway."""
+        self.ending('snapshot,delete')
+        self.lease(100, 9000, count=2)
+        self.new_maintenance().announce(
+            'one', model.Window(NOW + 90, NOW + 9000), 'firmware')
+        self.cloud.broken['create_image'] = self.refused
+        for time in (100, 260, 330):
+            self.run_at(time)
+        self.assertEqual([], self.cloud.deleted)
+
+    def test_so_has_what_leaves_the_host_meanwhile(self):
+        """A task of its user ends after the end policy has looked."""
+        log = self.useFixture(fixtures.FakeLogger())
+        lease, server = self.reserve('shelve')
+        self.become(server, busy=True)
+        self.run_at(100)
+        real, seen = self.cloud.look, []
+
+        def look(server_id):
+            seen.append(real(server_id))
+            self.become(server, busy=False, host=None,
+                        rest=cloud_api.RestingState.SHELVED)
+            return seen[-1]
+
+        self.cloud.look = look
+        self.clock.advance(160)
+        self.lifecycle.lease_end.end(lease['id'], when_due=True)
+        self.assertTrue(seen[0].busy)
+        self.assertIn('it has another task', self.reason(lease))
+        self.assertNotIn('its end policy failed', log.output)
+        self.run_at(330)
+        self.assertEqual(('TERMINATED', []), (
+            self.status(lease), self.cloud.deleted))
 
     def server_on(self, name, count):
         """Create leases on a host that end at 100."""

@@ -655,10 +655,10 @@ class TestStoodStill(StepsTestCase):
         self.assert_left_alone()
 
     def test_before_it_is_released(self):
-        self.stand_still_at('release', 'release')
-        # By the other process, and by the call that is under way here.
-        self.assertEqual(2, len(self.cloud.released))
-        self.assertEqual([], self.cloud.deleted)
+        server = self.stand_still_at('look', 'release')
+        # By the other process only.
+        self.assertEqual([server], self.cloud.released)
+        self.assert_left_alone()
 
     def test_before_a_deletion_instead(self):
         """Another lease waits for the capacity, until it is deleted."""

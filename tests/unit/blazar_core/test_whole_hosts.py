@@ -316,6 +316,36 @@ class TestHolding(whole_hosts_base.WholeHostsTestCase):
         self.assertEqual([hosted[wanted]], self.cloud.deleted[:1])
         self.assertEqual({hosted[wanted]}, {*self.cloud.deleted})
 
+    def test_a_server_is_left_alone_once_the_lease_is_over(self):
+        """A process stands still while another one completes the end."""
+        lease, reservation_id = self.started()
+        hosted = uuidutils.generate_uuid()
+        running = self.cloud.servers[hosted] = cloud_api.ObservedServer(
+            base.State.RUNNING, self.uuid)
+        self.machines.full[reservation_id] = [hosted]
+        with self.database.writer() as session:
+            session.get_one(models.Lease, lease['id']).on_end = 'shelve'
+        real = self.cloud.set_resting_state
+
+        def stand_still(*args):
+            self.cloud.set_resting_state = real
+            self.lifecycle.lease_end.end(lease['id'], when_due=True)
+            self.machines.full.clear()
+            self.clock.advance(600)
+            self.lifecycle.lease_end.end(lease['id'], when_due=True)
+            self.assertEqual('TERMINATED', self.status(lease))
+            # Its owner has unshelved it.
+            self.cloud.servers[hosted] = running
+            real(*args)
+
+        self.cloud.set_resting_state = stand_still
+        self.clock.advance(100)
+        self.lifecycle.lease_end.end(lease['id'], when_due=True)
+        self.assertEqual(
+            ([(hosted, cloud_api.RestingState.SHELVED)], [running], []),
+            (self.cloud.rests, [*self.cloud.servers.values()],
+             self.cloud.deleted))
+
     def test_who_comes_next_waits_however_long_it_takes(self):
         first, first_id = self.started()
         self.machines.full[first_id] = [uuidutils.generate_uuid()]

@@ -15,6 +15,7 @@ gets earlier.
 """
 
 import collections
+import contextlib
 import functools
 import typing as ty
 
@@ -322,10 +323,7 @@ class Evictions:
         left, lease_id = needed
         if (seen.busy or seen.resized) and self._may_wait(
                 move, row, left, seen.resized):
-            if seen.resized and self._moves.put_off(move, PAUSE):
-                self._cloud.unblock(move.server_id, move.lease_id)
-            elif not seen.resized:
-                self._moves.put_off(move, PAUSE)
+            self._put_off(move, seen.resized)
             return
         if move.status != states.Move.PLANNED and not self._moves.write(
                 move.lease_id, {move.id: status}, None, move.attempts):
@@ -364,6 +362,16 @@ class Evictions:
         return move.attempts < len(actions) and (
             resized or actions[move.attempts] != 'delete' or move.attempts > 0
         ) and left > _pause(row, actions) * (len(actions) - move.attempts)
+
+    def _put_off(self, move: models.ServerMove, resized: bool) -> None:
+        """Postpone an eviction; meanwhile a resize is to be confirmed."""
+        # Starts before the commit: a process may stall right after that.
+        deadline = cloud_api.Deadline(self._clock, PAUSE)
+        if self._moves.put_off(move, PAUSE) and resized:
+            with contextlib.suppress(_Late):
+                self._cloud.unblock(
+                    move.server_id, move.lease_id,
+                    functools.partial(_check_in_time, deadline))
 
     def _request(self, move: models.ServerMove,
                  row: models.InterruptibleServer, left: int) -> None:

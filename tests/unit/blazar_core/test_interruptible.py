@@ -872,6 +872,23 @@ class TestResized(EvictionTestCase):
         self.assertEqual([(self.server_id, cloud_api.RestingState.SHELVED)],
                          self.cloud.rests)
 
+    def test_what_stood_still_in_the_cloud_confirms_nothing(self):
+        self.until(self.need('one') - 300)
+        real, late = self.cloud.unblock, []
+
+        def stand_still(*args):
+            self.clock.advance(eviction.PAUSE + 1)
+            # The eviction may be cancelled, and this another resize.
+            late.append(args[0])
+            real(*args)
+
+        self.cloud.unblock = stand_still
+        self.evictions.carry_out()
+        self.assertEqual(([self.server_id], []), (late, self.cloud.unblocked))
+        self.cloud.unblock = real
+        self.evictions.carry_out()
+        self.assertEqual([self.server_id], self.cloud.unblocked)
+
     def test_what_is_being_resized_has_left_neither_host(self):
         start = self.need('one', 'two')
         self.cloud.servers[self.server_id] = dataclasses.replace(

@@ -186,9 +186,8 @@ class EndActions(request_context.Acting):
             if not event:
                 context.request_id = _own_request(lease_id)
             instance = self._compute_api.get(context, server_id)
-            check()
             _create_image(self._compute_api, context, instance, lease_id, name,
-                          event, label)
+                          check, event, label)
 
     def has_image(self, server_id: str, lease_id: str,
                   credential: str | None, event: str = '') -> bool:
@@ -272,23 +271,26 @@ def _unshelve(api: ty.Any, context: ty.Any, instance: ty.Any) -> None:
 
 
 def _create_image(api: ty.Any, context: ty.Any, instance: ty.Any,
-                  lease_id: str, lease_name: str, event: str = '',
-                  label: str = '') -> None:
+                  lease_id: str, lease_name: str, check: cloud_api.Check,
+                  event: str = '', label: str = '') -> None:
     """Ask Nova for an image of a server, unless the server has another task
     or an image exists.
 
     :param context: in the name of the image's owner
+    :param check: called right before each change, as glance may answer late
     :param event: the event at which it is created; empty: the end of the lease
     :param label: the last part of its name
     :raises CloudUnavailable: if Nova refuses the image in its state
     """
     if instance.task_state is not None:
+        check()
         _give_up(instance)
         return
     for image in _images(api, context, instance.uuid, lease_id, event):
         if image['status'] == 'active':
             return
         # The server has no task, so the process that created this has failed.
+        check()
         _ask(api.image_api.delete, context, image['id'])
     work = (api.snapshot_volume_backed
             if compute_utils.is_volume_backed_instance(context, instance)
@@ -296,6 +298,7 @@ def _create_image(api: ty.Any, context: ty.Any, instance: ty.Any,
     last = label and f'-{label}'
     name = f'{lease_name}-{instance.display_name}'[
         :_LONGEST_NAME - len(last)] + last
+    check()
     LOG.info('Server %s: making the image %s of it', instance.uuid, name)
     _ask(work, context, instance, name, extra_properties={
         _LEASE: lease_id, _SERVER: instance.uuid, _EVENT: event or _END})

@@ -6,6 +6,7 @@
 import threading
 from unittest import mock
 
+import fixtures
 from nova import context as nova_context
 from nova import exception
 from nova import objects
@@ -521,6 +522,23 @@ class TestCheck(EndsTestCase):
         self.alice.delete_server(its)
         self.wait_until_gone(its)
         cloud.delete(its, None, check)
+
+    def test_glance_is_asked_before_the_check(self):
+        """Its answer may take minutes."""
+        server, cloud = self.leased(), self.listener.parts.cloud
+        failed = {'id': 'failed', 'status': 'queued', 'properties': {
+            'blazar_lease': 'lease', 'blazar_server': server['id']}}
+        nova, order = cloud._compute_api, []
+        for part, name, answer in ((nova.image_api, 'get_all', [failed]),
+                                   (nova.image_api, 'delete', None),
+                                   (nova, 'snapshot', None)):
+            self.useFixture(fixtures.MockPatchObject(
+                part, name, side_effect=lambda *args, name=name,
+                answer=answer, **kwargs: order.append(name) or answer))
+        cloud.create_image(server['id'], 'lease', 'name', None,
+                           check=lambda: order.append('check'))
+        self.assertEqual(
+            ['get_all', 'check', 'delete', 'check', 'snapshot'], order)
 
 
 class TestRequests(EndsTestCase):

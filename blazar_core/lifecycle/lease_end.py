@@ -82,8 +82,8 @@ class ServerEnds:
                         ended.lease_id, ended.server_id, exc)
             return f'server {ended.server_id}: {exc}'
         except _Left:
-            LOG.warning('Lease %s: server %s: another process has completed '
-                        'its end policy, as this one stood still',
+            LOG.warning('Lease %s: server %s has left the lease meanwhile; '
+                        'nothing is requested',
                         ended.lease_id, ended.server_id)
             return None
         except Exception:

@@ -102,7 +102,7 @@ class Deadline:
 #: Returns the permit to send the builds of these servers, or None.
 Gate: ty.TypeAlias = ty.Callable[[ty.Collection[str]], Deadline | None]
 #: Called last before a request, however long the call has taken until then;
-#: raises if the request must not be made any more.
+#: raises if the request must no longer be made.
 Check: ty.TypeAlias = ty.Callable[[], None]
 
 

@@ -71,8 +71,8 @@ class Kind(enum.Enum):
     #: An action that is named in the body.
     ACTION = 'action'
     METADATA = 'metadata'
-    #: A change of records, a console, or the end of a task, or something that
-    #: a server had is given back.
+    #: A change of records, a console, or the end of a task, or a resource is
+    #: detached.
     MINOR = 'minor'
     #: Any other change of a server.
     OTHER = 'other'

@@ -218,7 +218,7 @@ class TestAfterTheEnd(test_ends.EndsTestCase):
         'PUT {server_id}/tags/{id}': (True, 'records'),
         'DELETE {server_id}/tags/{id}': (True, 'records'),
         'DELETE {server_id}/os-server-password': (True, 'records'),
-        'POST {server_id}/consoles': (True, 'Nova has none any more: 410'),
+        'POST {server_id}/consoles': (True, 'Nova no longer has any: 410'),
         'DELETE {server_id}/consoles/{id}': (True, 'the same'),
         'POST {server_id}/remote-consoles': (True, 'access to what runs'),
         'POST {server_id}/migrations/{id}/action': (
@@ -226,15 +226,15 @@ class TestAfterTheEnd(test_ends.EndsTestCase):
         'DELETE {server_id}/migrations/{id}': (True, 'it ends a task'),
         'POST {server_id}/os-interface': (False, 'it attaches a port'),
         'DELETE {server_id}/os-interface/{id}': (
-            True, 'something is given back'),
+            True, 'a resource is detached'),
         'POST {server_id}/os-volume_attachments': (
             False, 'it attaches a volume'),
         'PUT {server_id}/os-volume_attachments/{id}': (
             True, 'whether it is deleted too; swaps are for administrators'),
         'DELETE {server_id}/os-volume_attachments/{id}': (
-            True, 'something is given back'),
+            True, 'a resource is detached'),
         'POST {server_id}/shares': (False, 'it attaches a share'),
-        'DELETE {server_id}/shares/{id}': (True, 'something is given back')}
+        'DELETE {server_id}/shares/{id}': (True, 'a resource is detached')}
     #: The actions that users may take then.
     ALLOWED: ty.ClassVar[dict[str, str]] = {
         'forceDelete': 'it ends',

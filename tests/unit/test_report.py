@@ -15,6 +15,7 @@ from testtools import content
 
 from tests import imports
 from tests import report
+from tests.simulation import power
 from tests.simulation import test_seeds
 from tests import times
 
@@ -126,7 +127,8 @@ class TestTiers(testtools.TestCase):
 
     def test_of_tests_of_a_kind(self):
         kinds = '', *(f'({kind})' for kind in (
-            'sqlite', 'mariadb', 'postgresql', *test_seeds.SIMULATED))
+            'sqlite', 'mariadb', 'postgresql', *test_seeds.SIMULATED,
+            *power.REQUIRED))
         names = [f'{name}.test{kind}' for name in self.classes()
                  for kind in kinds]
         for tier in ('quick', 'gate'):

@@ -282,6 +282,42 @@ class ListenerTest(CrashTestCase):
             service='glance')['images']))
         self.assert_nothing_left()
 
+    def test_one_that_stands_still_at_an_end_leaves_ordinary_servers(self):
+        for number, step in enumerate((Step.END_BEGUN, Step.END_UNBLOCKED)):
+            self.without('blazar-listener-1', 'blazar-listener-2')
+            first = self.new_listener()
+            server_id = self.boot(self.lease_hints(
+                'now', 30, on_end='stop'))['server']['id']
+            lease_id = self.lease_of(server_id)['id']
+            self.wait_for_status([lease_id], 'ACTIVE')
+            if step is Step.END_UNBLOCKED:
+                self.demo('POST', f'/servers/{server_id}/action',
+                          {'rescue': {}})
+                self.wait_for_server(server_id, 'RESCUE')
+            first.stop()
+            frozen = self.listener_freezes_at(step, number)
+            after = self.new_listener()
+            self.wait_for_status([lease_id], 'TERMINATED')
+            self.wait_for_server(server_id, 'SHUTOFF')
+            self.demo('POST', f'/servers/{server_id}/action',
+                      {'os-start': None})
+            self.wait_for_server(server_id)
+            os.kill(frozen.pid, signal.SIGCONT)
+            if step is Step.END_BEGUN:
+                self.wait_for(lambda frozen=frozen: (
+                    'has left the lease meanwhile' in frozen.written()),
+                    'it sees that the server has left', PATIENCE)
+            # It completes what it has started.
+            frozen.stop()
+            self.assertEqual(1, len([
+                one for one in self.demo(
+                    'GET', f'/servers/{server_id}/os-instance-actions',
+                )['instanceActions'] if one['action'] == 'stop']))
+            self.assertEqual('ACTIVE', self.server(server_id)['status'])
+            self.delete(server_id)
+            self.assert_nothing_left()
+            after.stop()
+
 
 class HostsTest(CrashTestCase, test_hosts.HostsTestCase):
     """Whole hosts: wherever a listener dies, the next one continues."""

@@ -170,6 +170,14 @@ class Power:
 
     def _switch(self) -> None:
         found = self._survey()
+        try:
+            self._switch_some(found)
+        finally:
+            # Outages have some seconds left, a boot that is due has not.
+            self._move_all_on(found)
+
+    def _switch_some(self, found: ty.Sequence[_Seen]) -> None:
+        """Switch as many hosts as may be switched at the same time."""
         under_way = [seen for seen in found if self._is_due(seen)]
         decided = self.decide([seen.host for seen in found])
         again = self._again(under_way, bool(decided))
@@ -186,8 +194,6 @@ class Power:
         for seen in under_way:
             if seen in again or not self._is_unsent(seen):
                 self._claim(seen)
-        # Outages have some seconds left, a boot that is due has not.
-        self._move_all_on(found)
 
     def _again(self, under_way: ty.Iterable[_Seen], others: bool,
                ) -> list[_Seen]:

@@ -218,6 +218,16 @@ class TestSwitching(PowerTestCase):
         self.assertLess(left[0], 0)
         self.assertGreaterEqual(self.outage(other), LEAD)
 
+    def test_outages_are_extended_although_switching_fails(self):
+        self.all_off()
+        self.wants(self._ago(7200))
+        other, = {*self.names} - {self.booked()}
+        begin = self.useFixture(fixtures.MockPatchObject(
+            self.power, '_begin', side_effect=RuntimeError('No thread.'))).mock
+        self.assertRaises(RuntimeError, self.look, 7200 - LEAD)
+        begin.assert_called_once()
+        self.assertGreaterEqual(self.outage(other), LEAD)
+
     def test_how_long_boots_take_is_learned(self):
         self.machines.boots = 90
         for _number in range(5):

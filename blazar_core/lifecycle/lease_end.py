@@ -394,7 +394,7 @@ class LeaseEnd:
         return None
 
     def _check_in(self, lease_id: str, server_id: str, booked: bool) -> None:
-        """Check that a server is still in a lease that has not ended yet.
+        """Check that a server is still in a lease whose end is in progress.
 
         :param booked: whether it has a booking, and is not only on a host of
             the lease

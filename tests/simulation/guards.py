@@ -338,10 +338,9 @@ def is_missed(wrong: str) -> bool:
         _OURS.search(wrong))
 
 
-def failing(name: str, tests: ty.Iterable[str]) -> list[str]:
-    """Return the unit tests that fail without a guard.
+def named(tests: ty.Iterable[str]) -> dict[str, unittest.TestCase]:
+    """Return unit tests by their ids, on each database.
 
-    :param name: of the guard; empty: all guards are there
     :param tests: modules, classes or tests, below ``tests.unit``
     :raises LookupError: if a test does not exist
     """
@@ -357,6 +356,17 @@ def failing(name: str, tests: ty.Iterable[str]) -> list[str]:
         if not one:
             raise LookupError(f'There is no test {wanted}.')
         found.update(one)
+    return found
+
+
+def failing(name: str, tests: ty.Iterable[str]) -> list[str]:
+    """Return the unit tests that fail without a guard.
+
+    :param name: of the guard; empty: all guards are there
+    :param tests: as of named()
+    :raises LookupError: if a test does not exist
+    """
+    found = named(tests)
     result = unittest.TestResult()
     # Races run in processes of their own.
     missing = [name] if name in racer.GUARDS else []

@@ -15,13 +15,19 @@ from nova.db.api import api as api_db
 from nova.db.api import models as api_models
 from nova.db.main import api as main_db
 from nova.db.main import models as main_models
+from nova import exception
+from nova import objects
+from oslo_log import log as logging
 import sqlalchemy as sa
 
 from blazar_core.common import errors
 from blazar_nova.compat import bounded_calls
 from blazar_nova.compat import bulk_state
+from blazar_nova.compat import unbuilt_servers
 
-__all__ = ['Unmapped', 'of_migrations', 'strangers', 'unmapped']
+__all__ = ['Unmapped', 'of_migrations', 'restore', 'strangers', 'unmapped']
+
+LOG = logging.getLogger(__name__)
 
 _MAPPINGS = api_models.InstanceMapping
 _REQUESTS = api_models.BuildRequest
@@ -33,12 +39,17 @@ _MIGRATIONS = main_models.Migration
 class Unmapped:
     """A server in a cell without a mapping to it.
 
+    :ivar cell: its CellMapping
     :ivar host: its service host; empty if it is on none
     """
 
     server_id: str
-    cell: str
+    cell: ty.Any
     host: str
+
+    @property
+    def cell_name(self) -> str:
+        return str(self.cell.name or self.cell.uuid)
 
 
 def unmapped(silent: set[str]) -> ty.Iterator[Unmapped]:
@@ -50,8 +61,37 @@ def unmapped(silent: set[str]) -> ty.Iterator[Unmapped]:
         hosts = dict(rows)
         for batch in bulk_state.batches(hosts):
             for server_id in sorted(set(batch) - _mapped(batch, cell.id)):
-                yield Unmapped(server_id, cell.name or cell.uuid,
-                               hosts[server_id] or '')
+                yield Unmapped(server_id, cell, hosts[server_id] or '')
+
+
+def restore(one: Unmapped) -> None:
+    """Map a server to its cell again, for its owner to see and delete it.
+
+    Idempotent.
+
+    :raises Conflict: if it is mapped to another cell
+    """
+    context = nova_context.get_admin_context()
+    with nova_context.target_cell(context, one.cell) as cell_context:
+        try:
+            instance = objects.Instance.get_by_uuid(
+                cell_context, one.server_id, expected_attrs=[])
+        except exception.InstanceNotFound:
+            return
+    its = unbuilt_servers.mapping(context, one.server_id)
+    if its is None:
+        objects.InstanceMapping(
+            context, instance_uuid=one.server_id, cell_mapping=one.cell,
+            project_id=instance.project_id, user_id=instance.user_id).create()
+    elif its.cell_mapping is None:
+        its.cell_mapping = one.cell
+        its.save()
+    elif its.cell_mapping.id != one.cell.id:
+        raise errors.Conflict(
+            f'Server {one.server_id} is mapped to another cell, '
+            f'{its.cell_mapping.name or its.cell_mapping.uuid}.')
+    LOG.warning('Server %s is mapped to its cell %s again', one.server_id,
+                one.cell_name)
 
 
 def strangers(consumers: ty.Collection[str], silent: set[str]) -> set[str]:
@@ -108,7 +148,9 @@ def _servers(context: ty.Any) -> list[tuple[str, str | None]]:
     with main_db.get_context_manager(context).reader.using(context):
         return [(row.uuid, row.host) for row in context.session.execute(
             sa.select(_INSTANCES.uuid, _INSTANCES.host).where(
-                _INSTANCES.deleted == 0))]
+                _INSTANCES.deleted == 0,
+                # While a resize copies a server to another cell.
+                sa.not_(sa.func.coalesce(_INSTANCES.hidden, sa.false()))))]
 
 
 def _known(context: ty.Any, consumers: list[str]) -> set[str]:

@@ -232,10 +232,10 @@ class LeasedServers:
             where = f'on host {one.host}' if one.host else 'on no host'
             yield Difference(
                 ('unmapped', one.server_id),
-                f'Server {one.server_id} is in cell {one.cell}, {where}, but '
-                'has no instance mapping: the API answers 404.',
-                'restore its row of instance_mappings, then delete or keep '
-                'the server')
+                f'Server {one.server_id} is in cell {one.cell_name}, {where}, '
+                'but has no instance mapping: the API answers 404.',
+                '--fix maps it to its cell again',
+                functools.partial(unmapped_servers.restore, one))
 
     def _strangers(self, silent: set[str]) -> ty.Iterator[Difference]:
         """Yield the consumers in placement that are no server of any cell."""

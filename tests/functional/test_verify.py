@@ -243,9 +243,10 @@ class ServersTest(VerifyTestCase):
         mapping.destroy()
         self.assertFalse(self.exists(server_id))
         self.assertEqual([server_id], list(self.guests()))
-        report = self.assert_left(
-            f'Server {server_id} is in cell cell1, on host')
-        self.assertIn('instance_mappings', report.left[0].remedy)
+        self.assert_mended(f'Server {server_id} is in cell cell1, on host')
+        self.assertEqual('ACTIVE', self.alice.get_server(server_id)['status'])
+        self.alice.delete_server(server_id)
+        self.wait_until_gone(server_id)
 
     def test_one_whose_mapping_leads_to_no_cell(self):
         server_id = self.boot_active('plain')['id']
@@ -256,7 +257,35 @@ class ServersTest(VerifyTestCase):
                 sa.update(api_models.InstanceMapping).where(
                     api_models.InstanceMapping.instance_uuid == server_id,
                 ).values(cell_id=None))
+        self.assert_mended(f'Server {server_id} is in cell cell1, on host')
+        self.assertEqual('ACTIVE', self.alice.get_server(server_id)['status'])
+
+    def test_one_whose_mapping_leads_to_another_cell(self):
+        server_id = self.boot_active('plain')['id']
+        self.fill_books()
+        context = nova_context.get_admin_context()
+        mapping = objects.InstanceMapping.get_by_instance_uuid(
+            context, server_id)
+        mapping.cell_mapping = objects.CellMapping.get_by_uuid(
+            context, objects.CellMapping.CELL0_UUID)
+        mapping.save()
         self.assert_left(f'Server {server_id} is in cell cell1, on host')
+        report = self.compare(fix=True)
+        self.assertIn('is mapped to another cell, cell0', report.problems[0])
+
+    def test_one_that_a_resize_copies_to_another_cell(self):
+        server_id = self.boot_active('plain')['id']
+        self.fill_books()
+        context = nova_context.get_admin_context()
+        server = objects.Instance.get_by_uuid(
+            context, server_id, expected_attrs=['flavor'])
+        cell0 = objects.CellMapping.get_by_uuid(
+            context, objects.CellMapping.CELL0_UUID)
+        with nova_context.target_cell(context, cell0) as target:
+            objects.Instance(
+                target, uuid=server_id, hidden=True, flavor=server.flavor,
+                project_id=server.project_id, user_id=server.user_id).create()
+        self.assert_nothing()
 
     def test_an_allocation_of_no_server(self):
         """An allocation that remains of a server without a record."""

@@ -69,11 +69,12 @@ _RECORDS = entry.subject(
     entry.of(
         'nova.objects.InstanceMapping',
         entry.fields(
-            'instance_uuid cell_mapping project_id queued_for_delete',
+            'instance_uuid cell_mapping project_id queued_for_delete user_id',
             'the cell of a server'),
         entry.called(
             'get_by_instance_uuid(context, instance_uuid)',
             'the cell of a server'),
+        entry.called('create(self)', 'map a server to its cell again'),
         entry.called('save(self)', 'put a stuck build in ERROR'),
         entry.called('destroy(self)', 'undo a refused boot')),
     entry.of(
@@ -143,7 +144,8 @@ _RECORDS = entry.subject(
             'names that others have')),
     entry.of(
         'nova.db.main.models.Instance',
-        entry.columns('uuid host deleted', 'servers without a mapping')),
+        entry.columns(
+            'uuid host deleted hidden', 'servers without a mapping')),
     entry.of(
         'nova.db.main.models.Migration',
         entry.columns('uuid', 'servers without a mapping'),

@@ -3,7 +3,6 @@
 """Sync hosts and their usage with Nova and placement."""
 
 import collections
-import contextlib
 import dataclasses
 import typing as ty
 
@@ -135,12 +134,15 @@ class HostSync:
                 continue
             LOG.warning('%s: %s has the capacity %s from now on', name,
                         host.name, model.amounts_in_words(host.capacity))
-            with (contextlib.suppress(api.LostRace),
-                  self._database.writer() as session):
+            try:
+                with self._database.writer() as session:
+                    inventory.report(
+                        session, now, host, {}, rows[host.uuid].generation)
+            except Exception as exc:
                 # A host that was decided about meanwhile is left to the next
                 # sync.
-                inventory.report(
-                    session, now, host, {}, rows[host.uuid].generation)
+                if not api.is_disturbance(exc):
+                    raise
 
     def _report(self, host: model.HostFacts) -> None:
         now, seen = self._before(host.uuid)

@@ -178,6 +178,8 @@ GUARDS = {
     'place': ('blazar_core.capacity.scheduler_claims.Claims._place',
               place_unguarded),
     'lock': ('blazar_core.db.api.locked', late_lock),
+    'check': ('blazar_core.lifecycle.lease_end.LeaseEnd._check_in',
+              lambda *_what: None),
     'used': ('blazar_core.leases.slots.record_first_use',
              lambda _lease, _now: None),
     'end': ('blazar_core.leases.updates.new_window',

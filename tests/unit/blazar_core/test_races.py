@@ -657,10 +657,12 @@ class TestLeaving(racing.RaceTestCase):
 class TestLeavingWithoutTheGuard(TestLeaving):
 
     def test_it_stays_or_is_deleted(self):
-        """A lock after the read lets both happen."""
+        """A lock after the read lets both happen, if the server is not looked
+        for in the lease again before its deletion.
+        """
         for number in range(ROUNDS):
             left, deleted, _booked, _usage = self.meet(
-                'lock', late=racing.lateness(number))
+                'lock', 'check', late=racing.lateness(number))
             if left and deleted:
                 return
         self.fail('Without the guard none was deleted that had left.')

@@ -152,6 +152,9 @@ GUARDS: dict[str, tuple[str, ty.Any]] = {
               lambda self, lease_id: lease_close.Closed([], [], [])),
     'lock': ('blazar_core.db.api.locked', racer.late_lock),
     'again': ('blazar_core.plugins.end_policies.Delete.ask', _ask_once),
+    'check': racer.GUARDS['check'],
+    'cancelled': ('blazar_core.lifecycle.eviction._check_in_time',
+                  lambda deadline: None),
     'own': ('tests.simulation.cloud.Port.is_early', _is_early),
     'held': ('blazar_core.capacity.assignments.assign', _hand_over),
     'within': ('blazar_core.capacity.scheduler_claims.Claims.is_within',
@@ -275,6 +278,10 @@ TESTS: dict[str, str] = {
     'left': 'blazar_core.test_failed_builds.TestSettledAgain.'
             'test_one_whose_servers_all_run_is_active',
     'again': 'blazar_core.test_lease_end.TestEnd.test_an_end_may_come_twice',
+    'check': 'blazar_core.test_end_policies.TestStoodStill.'
+             'test_before_a_request',
+    'cancelled': 'blazar_core.test_interruptible.TestEvictions.'
+                 'test_what_stood_still_in_the_cloud_evicts_nobody',
     'deadline': 'blazar_core.test_lease_start.TestStart.'
                 'test_one_of_two_clocks_is_enough_to_be_too_late',
     'within': 'blazar_core.test_parts_of_hosts.TestWhoGetsIn.'

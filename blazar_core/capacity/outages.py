@@ -178,7 +178,8 @@ def off_until(connection: sa.Connection) -> int:
     """Return when all hosts could be used that are switched off; 0: none is.
     """
     return connection.scalar(sa.select(sa.func.max(_ROWS.end_date)).where(
-        _ROWS.outage == POWER)) or 0
+        # Outages alone have none; that is indexed.
+        _ROWS.reservation_id.is_(None), _ROWS.outage == POWER)) or 0
 
 
 def wake(connection: sa.Connection, now: int, row: sa.Row[ty.Any],

@@ -34,11 +34,12 @@ LOG = logging.getLogger(__name__)
 _TRIED, _PAUSE, _SEND = 10, 60, 20
 
 _SERVERS = models.InterruptibleServer.__table__
+_RESUME_AT = models.InterruptibleServer.resume_at
 _DUE = sa.select(models.InterruptibleServer).where(
-    clock_skew.is_over(models.InterruptibleServer.resume_at, sa.bindparam(
+    # SQLite uses the index for a range only, and most have no such time.
+    _RESUME_AT > 0, clock_skew.is_over(_RESUME_AT, sa.bindparam(
         'now', type_=sa.BigInteger), 2 * _PAUSE)).order_by(
-            models.InterruptibleServer.resume_at,
-            models.InterruptibleServer.server_id).limit(_TRIED)
+            _RESUME_AT, models.InterruptibleServer.server_id).limit(_TRIED)
 #: Only one that no other process tries.
 _TAKE = sa.update(_SERVERS).where(
     _SERVERS.c.server_id == sa.bindparam('server'),

@@ -108,6 +108,7 @@ class Server:
     :ivar forced: the host that an admin named
     :ivar kept: whether its owner wants it to stay on its host
     :ivar preemptible: whether it may be migrated although it has a lease
+    :ivar interruptible: whether it may be evicted
     :ivar recurs: whether it is kept from one occurrence to the next
     :ivar busy: whether a compute works on it, except to delete it
     :ivar rest: how it is kept after its lease
@@ -137,6 +138,7 @@ class Server:
     forced: str | None = None
     kept: bool = False
     preemptible: bool = False
+    interruptible: bool = False
     recurs: bool = False
     host: Host | None = None
     unplaced: bool = False
@@ -566,10 +568,12 @@ class Port:
     Implements :class:`blazar_core.plugins.cloud_api.Cloud`.
 
     :ivar ending: called for each server that is deleted
+    :ivar evicting: called for each server that is evicted, with the action
     """
 
     def __init__(self, cloud: Cloud) -> None:
         self.ending: ty.Callable[[str], None] = lambda server_id: None
+        self.evicting: ty.Callable[[Server, str], None] = lambda *_of: None
         self._cloud = cloud
         self._baton = cloud.baton
 
@@ -701,10 +705,18 @@ class Port:
         if server is not None and server.is_there:
             check()
         if server is not None and not self.is_early(server):
+            self.evicts(server, 'delete')
             server.deletions.append(self._baton.now)
             server.asked[None, 'delete'] += 1
             self._cloud.delete(server)
         self.answer('deleted')
+
+    def evicts(self, server: Server, action: str) -> None:
+        """Tell of a request for a server, if it is an eviction."""
+        task = self._baton.current
+        if server.interruptible and task is not None and (
+                task.name.endswith('.evictions')):
+            self.evicting(server, action)
 
     def is_early(self, server: Server) -> bool:
         """Return whether a deletion requested by an end waits for another one.
@@ -721,6 +733,7 @@ class Port:
         check()
         server = self._cloud.servers[server_id]
         if self._cloud.set_resting_state(server, rest):
+            self.evicts(server, rest.value)
             server.asked[lease_id, rest.value] += 1
         self.answer('resting state set')
 

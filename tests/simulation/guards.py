@@ -155,6 +155,12 @@ GUARDS: dict[str, tuple[str, ty.Any]] = {
     'check': racer.GUARDS['check'],
     'cancelled': ('blazar_core.lifecycle.eviction._check_in_time',
                   lambda deadline: None),
+    'evicted': ('blazar_core.lifecycle.eviction.Evictions.plan',
+                lambda self: None),
+    'evictable': ('blazar_core.capacity.rule.evictable',
+                  lambda amounts, now: []),
+    'notice': ('blazar_core.lifecycle.eviction._time_of',
+               lambda row: row.lead_time),
     'own': ('tests.simulation.cloud.Port.is_early', _is_early),
     'held': ('blazar_core.capacity.assignments.assign', _hand_over),
     'within': ('blazar_core.capacity.scheduler_claims.Claims.is_within',
@@ -282,6 +288,12 @@ TESTS: dict[str, str] = {
              'test_before_a_request',
     'cancelled': 'blazar_core.test_interruptible.TestEvictions.'
                  'test_what_stood_still_in_the_cloud_evicts_nobody',
+    'evicted': 'blazar_core.test_interruptible.TestEvictions.'
+               'test_the_owner_is_notified_and_the_server_is_gone_in_time',
+    'evictable': 'blazar_core.test_interruptible.TestAdmission.'
+                 'test_a_lease_that_ends_before_that_is_refused',
+    'notice': 'blazar_core.test_interruptible.TestEvictions.'
+              'test_a_long_notice_is_kept',
     'deadline': 'blazar_core.test_lease_start.TestStart.'
                 'test_one_of_two_clocks_is_enough_to_be_too_late',
     'within': 'blazar_core.test_parts_of_hosts.TestWhoGetsIn.'

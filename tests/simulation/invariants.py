@@ -392,9 +392,12 @@ class Always:
         if known is None:
             return ty.cast(int, total - _read(usage).get('VCPU', 0))
         used = sum(takes.get('VCPU', 0) for one, (takes, _until)
-                   in known.items() if one in there)
+                   in known.items() if one in there and not (
+                       one in cloud.servers and
+                       cloud.servers[one].interruptible))
         coming = sum(takes.get('VCPU', 0) for one, (takes, until)
                      in known.items() if one not in there and until >= now and
+                     not cloud.servers[one].interruptible and
                      cloud.servers[one].state in (
                          clouds.State.READY, clouds.State.BUILDING))
         free = cloud.hosts[uuid].capacity.get('VCPU', 0) - sum(
@@ -489,6 +492,7 @@ def at_rest(world: worlds.World, core: worlds.Core) -> list[str]:
     wrong += away.left(world)
     wrong += world.switching.left() if world.switching else ()
     wrong += world.services.left() if world.services else ()
+    wrong += world.evicting.left() if world.evicting else ()
     for reservation_id in world.cloud.open:
         wrong.append(f'reservation {reservation_id[:8]} is still open')
     return wrong + [one.text for one in audit.Audit(

@@ -20,7 +20,9 @@ class Port(clouds.Port):
 
     :ivar migrating: called for each server that starts to migrate for a lease
     :ivar asked: called for each server that is asked to migrate, and the lease
-    :ivar unshelved: called for each server that was unshelved
+    :ivar unshelved: called for each server that was unshelved for a lease
+    :ivar migrations: the interruptible servers, by their consumers in
+        placement on the hosts that they leave
     """
 
     def __init__(self, cloud: clouds.Cloud) -> None:
@@ -30,6 +32,7 @@ class Port(clouds.Port):
         self.asked: ty.Callable[[clouds.Server, str], None] = (
             lambda *_of: None)
         self.unshelved: ty.Callable[[clouds.Server], None] = lambda _of: None
+        self.migrations: dict[str, str] = {}
         self._numbers = itertools.count(1)
 
     # -- moves -------------------------------------------------------------
@@ -67,6 +70,7 @@ class Port(clouds.Port):
             return 'it may no longer be moved'
         if host is not None:
             self.migrating(server)
+        self.evicts(server, 'migrate')
         self.answer('moved')
         return ''
 
@@ -119,6 +123,8 @@ class Port(clouds.Port):
         cloud, source = self._cloud, server.host
         assert source is not None
         migration = f'migration-{next(self._numbers):05}'
+        if server.interruptible:
+            self.migrations[migration] = server.id
         source.allocations[migration] = source.allocations.pop(
             server.id, dict(server.amounts))
         if server.leased:
@@ -164,7 +170,8 @@ class Port(clouds.Port):
         if (server.rest is cloud_api.RestingState.SHELVED and
                 self._cloud.engage(server, 'unshelve',
                                    lambda: self._unshelve(server))):
-            server.leased, server.released = True, False
+            server.leased = not server.interruptible
+            server.released = False
         self.answer('unshelved')
 
     def _unshelve(self, server: clouds.Server) -> None:
@@ -183,7 +190,8 @@ class Port(clouds.Port):
         else:
             server.rest, server.ran_at = None, cloud.baton.now
             cloud.baton.tell(f'{server.id} is back on {host.name}')
-            self.unshelved(server)
+            if not server.interruptible:
+                self.unshelved(server)
         cloud.notify(server.id, host.uuid if host else None)
 
 

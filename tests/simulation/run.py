@@ -44,7 +44,8 @@ class Run:
             seed, only, hosts=5 if relocates else 3, apis=apis,
             listeners=listeners, pool=POOL * (1 + switches),
             relocates=relocates, drifts=seed % 4 == 2, switches=switches,
-            serves=seed % 7 == 6 and not switches and days < 1)
+            serves=seed % 7 == 6 and not switches and days < 1,
+            evicts=seed % 2 == 1)
         if self.world.switching and days >= 1:
             self.world.switching.look_rarely()
         self._days = days
@@ -72,6 +73,10 @@ class Run:
             world.process('tenants', lambda core: core.process.spawn(
                 'tenants', functools.partial(
                     world.services.ask, core, end)))
+        if world.evicting is not None:
+            world.process('borrowers', lambda core: core.process.spawn(
+                'borrowers', functools.partial(
+                    world.evicting.ask, core, end)))
         pauses = sorted(baton.dice.uniform(baton.now, end)
                         for _time in range(baton.dice.choice([0, 0, 2, 8])))
         world.process('operator', lambda core: core.process.spawn(
@@ -172,6 +177,8 @@ class Run:
         power = '' if switching is None else (
             f'{switching.off_count} hosts switched off, '
             f'{switching.on_time} on at a start, ')
+        if world.evicting is not None:
+            power += f'evicted: {world.evicting.evicted}, '
         if world.services is not None:
             power += f'{world.services.used} networks and volumes, '
         return (f'{world.baton.points} points, {power}'

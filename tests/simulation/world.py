@@ -235,6 +235,7 @@ class World:
     :param drifts: whether clocks drift
     :param switches: whether idle hosts of the pool are switched off
     :param serves: whether there are neutron and cinder
+    :param evicts: whether there are interruptible servers
     """
 
     def __init__(self, seed: int, only: ty.Collection[str] | None = None,
@@ -242,7 +243,7 @@ class World:
                  vcpus: int = 8, compares: bool = True,
                  pool: int = 0, relocates: bool = False,
                  drifts: bool = False, switches: bool = False,
-                 serves: bool = False) -> None:
+                 serves: bool = False, evicts: bool = False) -> None:
         self.stack = contextlib.ExitStack()
         self.baton = batons.Baton(seed)
         self.faults = faults.Faults(self.baton, only, drifts)
@@ -299,6 +300,10 @@ class World:
         if serves:
             from tests.simulation import services
             self.services = services.Services(self)
+        self.evicting = None
+        if evicts:
+            from tests.simulation import evicting
+            self.evicting = evicting.Evicting(self)
         self.cores: dict[str, Core] = {}
         for number in range(hosts):
             self.cloud.add_host(f'host{number}', {'VCPU': vcpus})
@@ -529,6 +534,9 @@ class World:
         if self.services:
             core.process.spawn('pools', functools.partial(
                 self.services.sync, core))
+        if self.evicting:
+            core.process.spawn('evictions', functools.partial(
+                self.evicting.run, core))
         if self.relocates:
             core.process.spawn('relocating', lambda: self._relocate(core))
         if self.keystone.knows:
@@ -698,7 +706,7 @@ class World:
         self.port.call('facts')
         facts = model.HostFacts(host.uuid, host.name, host.name,
                                 dict(host.capacity))
-        allocations = {one: dict(takes)
+        allocations = {self.port.migrations.get(one, one): dict(takes)
                        for one, takes in host.allocations.items()}
         with core.database.writer() as session:
             inventory.report(session, now, facts, allocations, seen)

@@ -203,6 +203,31 @@ def _by_window(query: Query, windows: ty.Sequence[model.Window],
                         kinds[kind].items()) if amount} for kind in _Kind})
 
 
+def within(query: Query, window: model.Window, now: int) -> sa.Select[ty.Any]:
+    """Return the statement that selects the parts of usage records within a
+    window: their ``kind``, ``sign``, ``amounts`` as text, ``begins`` and
+    ``ends``.
+    """
+    start, end = window.start, window.end
+    until = sa.case((_RECORDS.kind == _Kind.USED, max(
+        start, min(end, now))), else_=end)
+    found = sa.select(
+        _RECORDS.kind, _RECORDS.sign,
+        sa.cast(_RECORDS.resources, sa.Text).label('amounts'),
+        sa.case((_RECORDS.start_date > start, _RECORDS.start_date),
+                else_=start).label('begins'),
+        sa.case((_RECORDS.end_date < until, _RECORDS.end_date),
+                else_=until).label('ends'),
+    ).where(_RECORDS.end_date > start, _RECORDS.start_date < until,
+            *filters(query))
+    for dialect in ('mysql', 'mariadb'):
+        # Otherwise they scan an index in its order, which takes twice as long.
+        found = found.with_hint(
+            models.UsageRecord.__table__, 'IGNORE INDEX FOR GROUP BY '
+            '(usage_records_project_idx, usage_records_lease_idx)', dialect)
+    return found
+
+
 def _sums(query: Query, windows: ty.Sequence[model.Window], now: int,
           after: tuple[str, ...] | None, limit: int) -> sa.Select[ty.Any]:
     """Return the statement that counts the records of each group, kind and
@@ -213,37 +238,25 @@ def _sums(query: Query, windows: ty.Sequence[model.Window], now: int,
     :param limit: maximum number of rows
     """
     keys = [_RECORDS[name] for name in query.group_by]
-    start, end = windows[0].start, windows[-1].end
-    until = sa.case((_RECORDS.kind == _Kind.USED, max(
-        start, min(end, now))), else_=end)
-    begins, ends = (
-        sa.case((_RECORDS.start_date > start, _RECORDS.start_date),
-                else_=start),
-        sa.case((_RECORDS.end_date < until, _RECORDS.end_date), else_=until))
-    part = sa.select(
-        *keys, _RECORDS.kind, _RECORDS.sign,
-        sa.cast(_RECORDS.resources, sa.Text).label('amounts'),
-        begins.label('begins'), ends.label('ends'),
-        # Earlier starts are in the first window.
-        _index(_RECORDS.start_date, windows).label('first'),
+    part = within(query, model.Window(
+        windows[0].start, windows[-1].end), now)
+    of = part.selected_columns
+    part = part.add_columns(
+        *keys, _index(of.begins, windows).label('first'),
         # The last second, as windows are half-open.
-        _index(ends - 1, windows).label('last'),
-    ).where(
-        _RECORDS.end_date > start, _RECORDS.start_date < until,
-        *filters(query), *([sa.tuple_(*keys) > after] if after else []))
-    for dialect in ('mysql', 'mariadb'):
-        # Otherwise they scan an index in its order, which takes twice as long.
-        part = part.with_hint(
-            models.UsageRecord.__table__, 'IGNORE INDEX FOR GROUP BY '
-            '(usage_records_project_idx, usage_records_lease_idx)', dialect)
+        _index(of.ends - 1, windows).label('last'))
+    if after:
+        part = part.where(sa.tuple_(*keys) > after)
     one = part.subquery().c
     groups = (*(one[name] for name in query.group_by), one.kind, one.amounts,
               one.first, one.last)
-    return sa.select(
-        *groups, sa.func.sum(one.sign).label('number'),
-        sa.func.sum(one.sign * one.begins).label('begins'),
-        sa.func.sum(one.sign * one.ends).label('ends'),
-    ).group_by(*groups).order_by(*groups[:len(keys)]).limit(limit)
+    sums = [sa.func.sum(one.sign), sa.func.sum(one.sign * one.begins),
+            sa.func.sum(one.sign * one.ends)]
+    # Servers that were deleted before are omitted.
+    return sa.select(*groups, *(of.label(name) for name, of in zip(
+        ('number', 'begins', 'ends'), sums))).group_by(*groups).having(
+            sa.or_(*(of != 0 for of in sums))).order_by(
+                *groups[:len(keys)]).limit(limit)
 
 
 def _index(time: sa.ColumnElement[int], windows: ty.Sequence[model.Window],

@@ -48,7 +48,8 @@ class UsageController:
             body: dict[str, ty.Any] = {'usage': rows}
             if rates is not None:
                 prices.add(
-                    connection, query, rates, found[:limit], rows, now)
+                    connection, query, rates, found[:limit], rows, now,
+                    prices.MOST)
                 body['rates'] = {'version': rates.version,
                                  'currency': rates.currency}
         if len(found) > limit:

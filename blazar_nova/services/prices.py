@@ -21,6 +21,7 @@ import typing as ty
 from oslo_config import cfg
 import sqlalchemy as sa
 
+from blazar_core.capacity import usage_records
 from blazar_core.common import errors
 from blazar_core.common import model
 from blazar_core.common import recurrences
@@ -31,7 +32,7 @@ __all__ = ['FLAT', 'Rates', 'add', 'costs', 'read']
 
 #: Key of the flat fee among the costs by resource class.
 FLAT = 'flat'
-#: Maximum number of usage records for which costs are computed.
+#: Maximum number of usage records for which a request computes costs.
 MOST = 500_000
 #: Maximum seconds for which premiums are computed day by day.
 _LONGEST = 3660 * 86400
@@ -40,13 +41,16 @@ _DAYS = ('mon', 'tue', 'wed', 'thu', 'fri', 'sat', 'sun')
 _DEFAULT = 'default'
 _NUMBERS = ('reserved', 'used')
 
+_Kind = usage_records.Kind
 _RECORDS = models.UsageRecord.__table__.c
 _Number: ty.TypeAlias = decimal.Decimal
-_Deltas: ty.TypeAlias = dict[int, collections.Counter[tuple[str, str]]]
+_ONE = decimal.Decimal(1)
+_Amounts: ty.TypeAlias = collections.defaultdict[str, _Number]
+#: By the start of a window and the keys of a group: by class, the costs.
+_Costs: ty.TypeAlias = dict[tuple[int, tuple[str, ...]], dict[str, str]]
 
 
-@dataclasses.dataclass(frozen=True)
-class _Premium:
+class _Premium(ty.NamedTuple):
     """A factor of all hourly costs at certain times of certain days."""
 
     days: frozenset[int]
@@ -55,12 +59,40 @@ class _Premium:
     factor: _Number
 
 
+class _Day:
+    """The factors of the hourly costs in the course of a day.
+
+    :param changes: seconds since its start, from which a factor applies; the
+        first is 0
+    """
+
+    def __init__(self, changes: ty.Iterable[tuple[int, _Number]]) -> None:
+        self._times, self._factors = [0], [_ONE]
+        self._sums = [decimal.Decimal(0)]
+        for time, factor in changes:
+            if factor != self._factors[-1]:
+                self._sums.append(self.until(time))
+                self._times.append(time)
+                self._factors.append(factor)
+
+    def until(self, seconds: int) -> _Number:
+        """Return the weighted seconds since its start."""
+        index = bisect.bisect_right(self._times, seconds) - 1
+        return self._sums[index] + self._factors[index] * (
+            seconds - self._times[index])
+
+    def at(self, seconds: int) -> _Number:
+        """Return the factor at a time."""
+        return self._factors[bisect.bisect_right(self._times, seconds) - 1]
+
+
 @dataclasses.dataclass(frozen=True)
 class Rates:
     """The prices.
 
     :ivar by_type: by resource type, the flat fee of a reservation and, by
         class, the prices of a reserved and of a used hour
+    :ivar days: the factors of each day of the week; empty: there are none
     :ivar released: the part of the price for capacity that was planned but
         is no longer reserved
     """
@@ -69,7 +101,7 @@ class Rates:
     currency: str
     zone: datetime.tzinfo
     by_type: ty.Mapping[str, ty.Mapping[str, ty.Any]]
-    premiums: tuple[_Premium, ...]
+    days: tuple[_Day, ...]
     released: _Number
 
     def of(self, resource_type: str) -> ty.Mapping[str, ty.Any]:
@@ -119,7 +151,7 @@ def _rates(values: dict[str, ty.Any]) -> Rates:
     return Rates(
         str(values['version']), str(values.get('currency', '')),
         recurrences.zone_of(values.get('timezone', 'UTC')), by_type,
-        tuple(_premium(one) for one in values.get('premium', ())),
+        _days([_premium(one) for one in values.get('premium', ())]),
         1 - discount)
 
 
@@ -143,148 +175,210 @@ def _number(value: ty.Any) -> _Number:
     return number
 
 
+def _days(premiums: ty.Sequence[_Premium]) -> tuple[_Day, ...]:
+    times = sorted({0, *(one.start for one in premiums),
+                    *(one.end for one in premiums)} - {86400})
+    return tuple(_Day((time, max((
+        one.factor for one in premiums
+        if day in one.days and one.start <= time < one.end), default=_ONE))
+        for time in times) for day in range(7)) if premiums else ()
+
+
 class _Clockwork:
     """The time of an interval, weighted by the premiums."""
 
     def __init__(self, rates: Rates, window: model.Window) -> None:
-        self._times, self._sums = [window.start], [decimal.Decimal(0)]
-        self._factors: list[_Number] = []
-        bounds = sorted({window.start, window.end, *(
-            time for time in _bounds(rates, window)
-            if window.start < time < window.end)})
-        for start, end in zip(bounds, bounds[1:]):
-            self._factors.append(_factor(rates, start))
-            self._times.append(end)
-            self._sums.append(
-                self._sums[-1] + (end - start) * self._factors[-1])
+        self._starts: list[int] = []
+        self._days: list[_Day] = []
+        self._sums = [decimal.Decimal(0)]
+        if not rates.days:
+            return
+        midnight = recurrences.wall(window.start, rates.zone).replace(
+            hour=0, minute=0, second=0, microsecond=0, fold=0)
+        start = recurrences.instant(midnight, rates.zone)
+        while start < window.end:
+            day = rates.days[midnight.weekday()]
+            midnight += datetime.timedelta(days=1)
+            end = recurrences.instant(midnight, rates.zone)
+            if end - start != 86400:
+                day = _changing(day, start, end, rates.zone)
+            self._starts.append(start)
+            self._days.append(day)
+            self._sums.append(self._sums[-1] + day.until(end - start))
+            start = end
 
     def until(self, time: int) -> _Number:
-        """Return the weighted seconds since the start of the interval."""
-        index = min(bisect.bisect_right(self._times, time) - 1,
-                    len(self._factors) - 1)
-        return self._sums[index] + self._factors[index] * (
-            time - self._times[index])
+        """Return the weighted seconds since some instant."""
+        if not self._days:
+            return decimal.Decimal(time)
+        index = bisect.bisect_right(self._starts, time) - 1
+        return self._sums[index] + self._days[index].until(
+            time - self._starts[index])
 
 
-def _bounds(rates: Rates, window: model.Window) -> ty.Iterator[int]:
-    """Yield the times at which factors may change."""
-    if not rates.premiums:
-        return
-    day = recurrences.wall(window.start, rates.zone).replace(
-        hour=0, minute=0, second=0, microsecond=0)
-    start = recurrences.instant(day, rates.zone)
-    while start < window.end:
-        for one in rates.premiums:
-            yield from (recurrences.instant(
-                day + datetime.timedelta(seconds=seconds), rates.zone)
-                for seconds in (one.start, one.end))
-        day += datetime.timedelta(days=1)
-        end = recurrences.instant(day, rates.zone)
-        # Local times may be there twice on days when clocks change.
-        yield from range(start, end, 86400 if end - start == 86400 else 60)
-        start = end
+def _changing(day: _Day, start: int, end: int, zone: datetime.tzinfo) -> _Day:
+    """Return the factors of a day on which clocks change."""
+    walls = ((time - start, recurrences.wall(time, zone))
+             for time in range(start, end, 60))
+    return _Day((seconds, day.at(wall.hour * 3600 + wall.minute * 60))
+                for seconds, wall in walls)
 
 
-def _factor(rates: Rates, time: int) -> _Number:
-    wall = recurrences.wall(time, rates.zone)
-    seconds = wall.hour * 3600 + wall.minute * 60 + wall.second
-    return max((one.factor for one in rates.premiums
-                if wall.weekday() in one.days and
-                one.start <= seconds < one.end), default=decimal.Decimal(1))
+def _amounts() -> _Amounts:
+    return collections.defaultdict(decimal.Decimal)
+
+
+class _Sums:
+    """The costs of groups in adjacent windows.
+
+    :param cuts: the start of each window, and the end of the last one
+    """
+
+    def __init__(self, rates: Rates, cuts: ty.Sequence[int]) -> None:
+        self._rates = rates
+        self._cuts = cuts
+        self._time = _Clockwork(rates, model.Window(cuts[0], cuts[-1]))
+        self._at = [self._time.until(cut) for cut in cuts]
+        #: By the keys of a group and the index of a window, by class: fees and
+        #: costs of parts of the window, and changes of the price of an hour
+        #: from the start of this window on, for all of it.
+        self._parts, self._changes = (collections.defaultdict[
+            tuple[tuple[str, ...], int], _Amounts](_amounts)
+            for _table in range(2))
+
+    def _index(self, time: int) -> int:
+        return bisect.bisect_right(self._cuts, time) - 1
+
+    def add(self, keys: tuple[str, ...], resource_type: str,
+            rows: ty.Iterable[ty.Any]) -> None:
+        """Add a reservation.
+
+        :param rows: of :func:`_records`
+        """
+        prices, fees = self._rates.of(resource_type), set[int]()
+        deltas: dict[int, collections.Counter[tuple[str, str]]] = (
+            collections.defaultdict(collections.Counter))
+        for row in rows:
+            if row.kind == _Kind.PLANNED and row.is_new:
+                fees.add(self._index(row.begins))
+            for rc, amount in json.loads(row.amounts).items():
+                # Planned capacity is reserved too, unless other records
+                # change that.
+                for kind in {row.kind, row.kind.replace(
+                        _Kind.PLANNED, _Kind.RESERVED)}:
+                    for time, sign in ((row.begins, 1), (row.ends, -1)):
+                        deltas[time][kind, rc] += (
+                            sign * int(row.number) * amount)
+        for index in fees:
+            self._parts[keys, index][FLAT] += prices.get(FLAT, 0)
+        level: collections.Counter[tuple[str, str]] = collections.Counter()
+        times = sorted(deltas)
+        for start, end in zip(times, times[1:]):
+            level.update(deltas[start])
+            for rc in {rc for _kind, rc in level} & prices.keys():
+                price = _price(level, rc, prices[rc], self._rates.released)
+                if price:
+                    self._spread(keys, rc, price, start, end)
+
+    def _spread(self, keys: tuple[str, ...], rc: str, price: _Number,
+                start: int, end: int) -> None:
+        """Add a price of an hour over an interval."""
+        first, last = self._index(start), self._index(end - 1)
+        begin, until = self._time.until(start), self._time.until(end)
+        if first == last:
+            self._parts[keys, first][rc] += price * (until - begin) / 3600
+            return
+        self._parts[keys, first][rc] += price * (
+            self._at[first + 1] - begin) / 3600
+        self._parts[keys, last][rc] += price * (until - self._at[last]) / 3600
+        self._changes[keys, first + 1][rc] += price
+        self._changes[keys, last][rc] -= price
+
+    def found(self) -> _Costs:
+        """Return the costs that are not zero."""
+        found: _Costs = {}
+        for keys in {keys for keys, _index in self._parts}:
+            level = _amounts()
+            for index, start in enumerate(self._cuts[:-1]):
+                for rc, change in self._changes[keys, index].items():
+                    level[rc] += change
+                of = self._parts[keys, index]
+                for rc, price in level.items():
+                    of[rc] += price * (
+                        self._at[index + 1] - self._at[index]) / 3600
+                found[start, keys] = {
+                    rc: str(_rounded(amount))
+                    for rc, amount in sorted(of.items()) if amount}
+        return found
+
+
+def _price(level: ty.Mapping[tuple[str, str], int], rc: str,
+           price: ty.Mapping[str, _Number], released: _Number) -> _Number:
+    """Return the price of an hour of what a reservation has of a class."""
+    reserved = level['reserved', rc]
+    return reserved * price['reserved'] + level['used', rc] * price['used'] + (
+        max(0, level['planned', rc] - reserved) * price['reserved'] * released)
 
 
 def costs(connection: sa.Connection, query: accounting.Query, rates: Rates,
-          window: model.Window, now: int,
+          windows: ty.Sequence[model.Window], now: int,
           groups: ty.Sequence[tuple[str, ...]] = (),
-          ) -> dict[tuple[str, ...], dict[str, str]]:
-    """Return the costs within a window, by the keys that a query groups by
-    and by resource class; :data:`FLAT` are the flat fees.
+          most: int | None = None) -> _Costs:
+    """Return the costs within some windows by their starts and by the keys
+    that a query groups by.
 
+    :param windows: what has usage between them, too
     :param groups: the first and the last of the groups, as the database sorts
         their keys; empty: all groups
+    :param most: maximum number of usage records; None: unlimited
     :raises InvalidLeaseParams: if the computation would take too long
     """
-    if rates.premiums and window.end - window.start > _LONGEST:
+    if rates.days and query.window.end - query.window.start > _LONGEST:
         raise errors.InvalidLeaseParams(
             'Costs by the time of the day cannot be computed for more than '
             'ten years. Write a shorter interval.')
-    # Each project that had a reservation pays for itself.
-    order = (_RECORDS.reservation_id, _RECORDS.project_id,
-             _RECORDS.resource_type)
-    rows = connection.execute(sa.select(
-        *order, _RECORDS.kind, _RECORDS.sign, _RECORDS.start_date,
-        _RECORDS.end_date, sa.cast(_RECORDS.resources, sa.Text).label(
-            'amounts'),
-        *(_RECORDS[name].label(f'key_{name}') for name in query.group_by),
-    ).where(
-        _RECORDS.end_date > window.start, _RECORDS.start_date < window.end,
-        *accounting.filters(query), *accounting.between(query, groups),
-    ).order_by(*order).limit(MOST + 1), execution_options={
-        'yield_per': 1000})
-    time = _Clockwork(rates, window)
-    found: dict[tuple[str, ...], collections.Counter[str]] = {}
+    sums = _Sums(rates, sorted({
+        time for one in windows for time in (one.start, one.end)}))
+    rows = connection.execute(_records(query, model.Window(
+        windows[0].start, windows[-1].end), now, groups).limit(
+            None if most is None else most + 1), execution_options={
+                'yield_per': 1000})
     for (_id, _project_id, resource_type, *keys), of in itertools.groupby(
-            _bounded(rows), lambda row: (*row[:3], *row[8:])):
-        deltas: _Deltas = {}
-        for row in of:
-            _add(deltas, row, window, now)
-        _cost(found.setdefault(tuple(keys), collections.Counter()), deltas,
-              rates.of(resource_type), rates.released, time)
-    return {keys: {rc: str(_rounded(amount)) for rc, amount in
-                   sorted(costs_of.items()) if amount}
-            for keys, costs_of in found.items()}
+            _bounded(rows, most), lambda row: row[:3 + len(
+                query.group_by)]):
+        sums.add(tuple(keys), resource_type, of)
+    return sums.found()
 
 
-def _bounded(rows: ty.Iterable[ty.Any]) -> ty.Iterator[ty.Any]:
+def _records(query: accounting.Query, window: model.Window, now: int,
+             groups: ty.Sequence[tuple[str, ...]]) -> sa.Select[ty.Any]:
+    """Return the statement that selects the usage records of each reservation
+    within a window; those that cancel each other are omitted.
+    """
+    # Each project that had a reservation pays for itself.
+    order = [_RECORDS.reservation_id, _RECORDS.project_id,
+             _RECORDS.resource_type]
+    part = accounting.within(query, window, now).add_columns(
+        *order, *(_RECORDS[name].label(f'key_{name}')
+                  for name in query.group_by),
+        (_RECORDS.start_date >= window.start).label('is_new'),
+    ).where(*accounting.between(query, groups)).subquery().c
+    by = [*(part[column.name] for column in order),
+          *(part[f'key_{name}'] for name in query.group_by),
+          part.kind, part.amounts, part.begins, part.ends, part.is_new]
+    number = sa.func.sum(part.sign)
+    return sa.select(*by, number.label('number')).group_by(*by).having(
+        number != 0).order_by(*by[:len(order)])
+
+
+def _bounded(rows: ty.Iterable[ty.Any], most: int | None,
+             ) -> ty.Iterator[ty.Any]:
     for number, row in enumerate(rows):
-        if number == MOST:
+        if number == most:
             raise errors.InvalidLeaseParams(
-                f'The costs of more than {MOST} usage records would take too '
+                f'The costs of more than {most} usage records would take too '
                 'long. Write a shorter interval, or one project.')
         yield row
-
-
-def _add(deltas: _Deltas, row: ty.Any, window: model.Window, now: int,
-         ) -> None:
-    """Add a usage record to the changes of amounts over time."""
-    if row.kind == 'planned' and row.start_date >= window.start:
-        deltas.setdefault(row.start_date, collections.Counter())[
-            FLAT, FLAT] += 1
-    used = row.kind == 'used'
-    start = max(row.start_date, window.start)
-    end = min(row.end_date, window.end, *((now,) if used else ()))
-    if start >= end:
-        return
-    for rc, amount in json.loads(row.amounts).items():
-        # Planned capacity is reserved too, unless other records change that.
-        for kind in (row.kind, *(
-                ('reserved',) if row.kind == 'planned' else ())):
-            for at, sign in ((start, row.sign), (end, -row.sign)):
-                deltas.setdefault(at, collections.Counter())[
-                    kind, rc] += sign * amount
-
-
-def _cost(found: collections.Counter[ty.Any], deltas: _Deltas,
-          prices: ty.Mapping[str, ty.Any], released: _Number,
-          time: _Clockwork) -> None:
-    """Add the costs of a reservation."""
-    if any(of[FLAT, FLAT] for of in deltas.values()) and prices.get(FLAT):
-        found[FLAT] += prices[FLAT]
-    level: collections.Counter[tuple[str, str]] = collections.Counter()
-    times = sorted(deltas)
-    for start, end in zip(times, times[1:]):
-        level.update(deltas[start])
-        seconds = time.until(end) - time.until(start)
-        for rc in {rc for _kind, rc in level}:
-            price = prices.get(rc)
-            if rc == FLAT or price is None:
-                continue
-            reserved = level['reserved', rc]
-            found[rc] += seconds / 3600 * (
-                reserved * price['reserved'] +
-                level['used', rc] * price['used'] +
-                max(0, level['planned', rc] - reserved) * (
-                    price['reserved'] * released))
 
 
 def _rounded(amount: ty.Any) -> _Number:
@@ -294,20 +388,23 @@ def _rounded(amount: ty.Any) -> _Number:
 
 def add(connection: sa.Connection, query: accounting.Query, rates: Rates,
         totals: ty.Sequence[accounting.Totals],
-        rows: ty.Sequence[dict[str, ty.Any]], now: int) -> None:
+        rows: ty.Sequence[dict[str, ty.Any]], now: int,
+        most: int | None = None) -> None:
     """Add the costs by class, and their sum, to rows of a usage answer.
 
     :param totals: those from which the rows were made, in the same order
+    :param most: maximum number of usage records; None: unlimited
     :raises InvalidLeaseParams: if the computation would take too long
     """
-    groups: dict[model.Window, list[tuple[str, ...]]] = {}
-    for one in totals:
-        groups.setdefault(one.window, []).append(one.keys)
-    by_window = {
-        window: costs(connection, query, rates, window, now, (
-            found[0], found[-1])) for window, found in groups.items()}
+    windows = [*dict.fromkeys(one.window for one in totals)]
+    found: _Costs = {}
+    # A page may lack groups of its first and its last window.
+    for part in (windows[:1], windows[1:-1], windows[1:][-1:]):
+        groups = [one.keys for one in totals if part == [one.window]]
+        if part:
+            found |= costs(connection, query, rates, part, now,
+                           groups and (groups[0], groups[-1]), most)
     for total, row in zip(totals, rows, strict=True):
-        costs_of = by_window[total.window].get(total.keys, {})
-        row['costs'] = costs_of
-        row['cost'] = str(sum(map(decimal.Decimal, costs_of.values()),
+        row['costs'] = found.get((total.window.start, total.keys), {})
+        row['cost'] = str(sum(map(decimal.Decimal, row['costs'].values()),
                               decimal.Decimal(0)))

@@ -288,11 +288,17 @@ class TestRecords(UsageTestCase):
                              [one.window.start // DAY for one in pages])
 
     def test_leases_of_former_times_are_omitted(self):
-        lease = self.running_lease(0, 300)
+        leases = [self.running_lease(0, 300) for _lease in range(4)]
         self.clock.advance(300)
-        self.gone(lease)
+        for lease in leases:
+            self.gone(lease)
         self.clock.advance(10 * DAY)
-        self.assertEqual([], self.totals(300, 9 * DAY, group_by=('lease_id',)))
+        asked = self.count_statements('usage_records')
+        with mock.patch.object(accounting, '_ROWS', 1):
+            self.assertEqual([], self.totals(
+                300, 9 * DAY, group_by=('lease_id',), unit='day'))
+        # They do not fill the answers of statements either.
+        self.assertEqual(1, len(asked))
 
     def test_totals_of_leases_by_their_tags(self):
         for tags in (('ci',), ('ci', 'dev'), ()):

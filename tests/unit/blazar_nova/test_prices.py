@@ -2,6 +2,7 @@
 
 """Costs of reserved and used capacity."""
 
+import dataclasses
 import datetime
 import decimal
 import os
@@ -11,16 +12,19 @@ import zoneinfo
 
 import fixtures
 from oslo_config import cfg
+import sqlalchemy as sa
 
 from blazar_core.capacity import usage_records
 from blazar_core.common import errors
 from blazar_core.common import model
 from blazar_core.common import opts
+from blazar_core.common import recurrences
 from blazar_core.db import models
 from blazar_core.leases import accounting
 from blazar_nova.schemas import usage_schema
 from blazar_nova.services import prices
 from tests import databases
+from tests import driven
 from tests.unit import base
 
 load_tests = databases.load_tests
@@ -63,20 +67,21 @@ class PricesTestCase(base.DatabaseTestCase):
         return prices.read(conf)
 
     def record(self, kind, start, end, amount, sign=1, reservation='r',
-               resource_type='virtual:instance', project='p'):
+               resource_type='virtual:instance', project='p', lease='l'):
         with self.database.begin() as connection:
             connection.execute(models.UsageRecord.__table__.insert().values(
-                reservation_id=reservation, lease_id='l', project_id=project,
+                reservation_id=reservation, lease_id=lease, project_id=project,
                 resource_type=resource_type, kind=kind, sign=sign,
                 start_date=NOW + start, end_date=NOW + end,
                 resources={'VCPU': amount}, hosts=[1], recorded_at=NOW))
 
-    def costs(self, start, end, rates=None, now=10 ** 6, **values):
+    def costs(self, start, end, rates=None, now=10 ** 6, most=None, **values):
         query = accounting.Query(
             model.Window(NOW + start, NOW + end), **values)
         with self.database.connection() as connection:
-            return prices.costs(connection, query, rates or self.rates(),
-                                query.window, NOW + now)
+            return {keys: of for (_start, keys), of in prices.costs(
+                connection, query, rates or self.rates(), [query.window],
+                NOW + now, most=most).items()}
 
 
 class TestCosts(PricesTestCase):
@@ -162,6 +167,14 @@ class TestCosts(PricesTestCase):
         self.record('reserved', 0, HOUR, 1, resource_type='physical:host')
         self.assertEqual('1.000000', self.costs(0, HOUR)[()]['VCPU'])
 
+    def test_types_and_classes_without_rates_are_free(self):
+        self.record('planned', 0, HOUR, 1, resource_type='physical:host')
+        some = RATES[:RATES.index('[rates.default]')]
+        self.assertEqual({(): {}}, self.costs(0, HOUR, self.rates(some)))
+        self.record('planned', 0, HOUR, 1)
+        self.assertEqual({(): {'flat': '0.250000'}}, self.costs(
+            0, HOUR, self.rates(some[:some.index('VCPU')])))
+
     def test_groups_and_filters_are_those_of_usage(self):
         for project in 'ab':
             self.record('reserved', 0, HOUR, 1, project=project,
@@ -198,6 +211,85 @@ class TestCosts(PricesTestCase):
                     for start, end in zip(parts, parts[1:]))
         self.assertAlmostEqual(wanted, found, delta=decimal.Decimal('0.0001'))
 
+    def rows(self, rates=None, limit=1000, **values):
+        """Return the rows of all pages of an answer."""
+        query, found = accounting.Query(model.Window(
+            NOW, NOW + 9 * 24 * HOUR), **values), []
+        with self.database.connection() as connection:
+            while True:
+                totals = accounting.totals(connection, query, NOW, limit)
+                rows = usage_schema.rows(connection, query, totals)
+                prices.add(connection, query, rates or self.rates(), totals,
+                           rows, NOW + 10 ** 6)
+                found += rows
+                if len(totals) < limit:
+                    return found
+                query = dataclasses.replace(query, after=(
+                    totals[-1].window.start, totals[-1].keys))
+
+    def test_pages_of_days_have_the_costs_of_each_day(self):
+        chance = random.Random(8)
+        for number in range(60):
+            start, end = sorted(chance.sample(range(9 * 24 * HOUR), 2))
+            project, lease = chance.choice('abc'), f'{number % 20:02}'
+            self.record('planned', start, end, 3, reservation=str(number),
+                        project=project, lease=lease)
+            middle = chance.randrange(start, end)
+            self.record('reserved', middle, end, 2, -1, project=project,
+                        reservation=str(number), lease=lease)
+            self.record('used', start + 5, model.FOREVER - NOW, 3,
+                        reservation=str(number), project=project, lease=lease)
+            self.record('used', middle, model.FOREVER - NOW, 3, -1,
+                        reservation=str(number), project=project, lease=lease)
+        for keys in ((), ('project_id',), ('lease_id', 'resource_type')):
+            whole = self.rows(unit='day', group_by=keys)
+            self.assertLess(8, len(whole))
+            for row in whole:
+                start, end = (driven.parse_iso(row[key]) - NOW for key in (
+                    'start_date', 'end_date'))
+                self.assertEqual(
+                    self.costs(start, end, group_by=keys)[
+                        tuple(row[key] for key in keys)], row['costs'])
+            for limit in (1, 7, 50):
+                self.assertEqual(whole, self.rows(
+                    unit='day', group_by=keys, limit=limit))
+
+    def test_many_days_are_one_statement(self):
+        for day in range(300):
+            self.record('reserved', day * 24 * HOUR, (day + 1) * 24 * HOUR, 1)
+        query = accounting.Query(model.Window(
+            NOW, NOW + 300 * 24 * HOUR), unit='day')
+        with self.database.connection() as connection:
+            totals = accounting.totals(connection, query, NOW, 1000)
+            asked = []
+            sa.event.listen(connection.engine, 'before_cursor_execute',
+                            lambda *args: asked.append(args[2]))
+            prices.add(connection, query, self.rates(), totals,
+                       [{} for _one in totals], NOW)
+        self.assertEqual((301, 3), (len(totals), len(asked)))
+
+    def test_servers_of_former_times_do_not_count(self):
+        """Otherwise no interval would be short enough after some years."""
+        for number in range(5):
+            for sign in (1, -1):
+                self.record('used', -number * HOUR, model.FOREVER - NOW, 1,
+                            sign, reservation=str(number))
+        self.record('planned', 0, HOUR, 1)
+        self.assertEqual({(): {'VCPU': '0.010000', 'flat': '0.250000'}},
+                         self.costs(0, HOUR, most=1))
+
+    def test_many_premiums_take_no_longer(self):
+        lines = ''.join(
+            f'[[premium]]\nfactor = 1.{minute}\n'
+            f'from = "{minute // 60:02}:{minute % 60:02}"\nto = "24:00"\n'
+            for minute in range(0, 1440, 3))
+        rates = self.rates(RATES + lines)
+        self.record('reserved', 0, HOUR, 1)
+        local = mock.Mock(side_effect=recurrences.instant)
+        with mock.patch.object(recurrences, 'instant', local):
+            self.costs(0, 3650 * 24 * HOUR, rates)
+        self.assertGreater(3660, local.call_count)
+
     def test_rows_of_an_answer_have_them(self):
         self.record('planned', 0, HOUR, 1)
         query = accounting.Query(model.Window(NOW, NOW + HOUR),
@@ -213,11 +305,11 @@ class TestCosts(PricesTestCase):
     def test_so_many_records_are_counted_and_no_more(self):
         for number in range(3):
             self.record('reserved', 0, HOUR, 1, reservation=str(number))
-        with mock.patch.object(prices, 'MOST', 3):
-            self.assertEqual({(): {'VCPU': '0.030000'}}, self.costs(0, HOUR))
-        with mock.patch.object(prices, 'MOST', 2):
-            error = self.assertRaises(
-                errors.InvalidLeaseParams, self.costs, 0, HOUR)
+        for most in (3, None):
+            self.assertEqual({(): {'VCPU': '0.030000'}},
+                             self.costs(0, HOUR, most=most))
+        error = self.assertRaises(
+            errors.InvalidLeaseParams, self.costs, 0, HOUR, most=2)
         self.assertIn('Write a shorter interval', str(error))
 
     def test_all_time_is_too_long_for_premiums(self):

@@ -24,6 +24,9 @@ __all__ = ['CSV', 'JSON', 'Listing', 'add_format', 'announced', 'dump',
 
 JSON = 'json'
 CSV = 'csv'
+#: Beginnings of texts that a spreadsheet takes for a formula, in some locales
+#: by their full-width forms.
+_FORMULA = tuple('=+-@\t\r\n\uff1d\uff0b\uff0d\uff20')
 
 
 class Listing(ty.NamedTuple):
@@ -80,8 +83,8 @@ def _inert(value: ty.Any) -> ty.Any:
     """Return a value for CSV: text that looks like a formula is quoted, as
     spreadsheets would evaluate it.
     """
-    return f"'{value}" if isinstance(value, str) and value[:1] in (
-        *'=+-@\t\r',) and value else value
+    return f"'{value}" if isinstance(value, str) and value.startswith(
+        _FORMULA) else value
 
 
 def _cell(value: ty.Any) -> ty.Any:
@@ -187,33 +190,34 @@ def healths(database: api.Database, now: int,
         database.check_clock()
     hosts, leases = _away_hosts(database), _degraded(database)
     counts = {f'hosts_{status.replace(" ", "_")}': sum(
-        one['status'] == status for one in hosts.rows) for status in _AWAY} | {
-        'leases_degraded': len([*leases.rows])} | {
-        f'reservations_{flag}': sum(one[flag] for one in leases.rows)
+        one['status'] == status for one in hosts) for status in _AWAY} | {
+        'leases_degraded': len(leases)} | {
+        f'reservations_{flag}': sum(one[flag] for one in leases)
         for flag in _FLAGS} | host_status.counts(database, now) | {
         'clock_skew': round(database.skew.seconds())}
-    return hosts, leases, Listing('counts', {
-        'name': 'What', 'count': 'How many'}, [
-            {'name': name, 'count': count} for name, count in counts.items()])
+    return (
+        Listing('hosts', {
+            'name': 'Host', 'status': 'Status',
+            'since': 'Unavailable since (UTC)',
+            'until': 'Expected back after (UTC)', 'reason': 'Reason'}, hosts),
+        Listing('leases', {
+            **{**_LEASE, 'id': 'Lease'}, 'status': 'Status',
+            'missing_resources': 'Missing', 'resources_changed': 'Changed',
+            'status_reason': 'Reason'}, leases),
+        Listing('counts', {'name': 'What', 'count': 'How many'}, [
+            {'name': name, 'count': count}
+            for name, count in counts.items()]))
 
 
-def _away_hosts(database: api.Database) -> Listing:
-    return Listing('hosts', {
-        'name': 'Host', 'status': 'Status', 'since': 'Unavailable since (UTC)',
-        'until': 'Expected back after (UTC)', 'reason': 'Reason'}, [
-            _away(host) for host in host_status.away(database)])
+def _away_hosts(database: api.Database) -> list[dict[str, ty.Any]]:
+    return [_away(host) for host in host_status.away(database)]
 
 
-def _degraded(database: api.Database) -> Listing:
-    return Listing('leases', {
-        **{**_LEASE, 'id': 'Lease'}, 'status': 'Status',
-        'missing_resources': 'Missing', 'resources_changed': 'Changed',
-        'status_reason': 'Reason'}, [
-        {**lease, **{flag: sum(
-            one[flag] for one in lease['reservations'])
-            for flag in _FLAGS}}
+def _degraded(database: api.Database) -> list[dict[str, ty.Any]]:
+    return [{**lease, **{flag: sum(
+        one[flag] for one in lease['reservations']) for flag in _FLAGS}}
         for lease in views.listed(database, ended=False)
-        if lease['degraded']])
+        if lease['degraded']]
 
 
 def _away(host: host_status.HostOutage) -> dict[str, ty.Any]:

@@ -291,9 +291,10 @@ def _health(conf: cfg.ConfigOpts, parsed: argparse.Namespace) -> None:
     listings.show(parsed.format, hosts, leases, counts)
     failed = sum(one['status'] in ('failed', 'coming back')
                  for one in hosts.rows)
+    degraded = sum(1 for _lease in leases.rows)
     if parsed.format != listings.JSON:
         print(f'Failed: {words.count(failed, "host")}. Degraded: '
-              f'{words.count(len([*leases.rows]), "lease")}.')
+              f'{words.count(degraded, "lease")}.')
 
 
 #: Loads Nova, which takes a while, so it is called after checking arguments.

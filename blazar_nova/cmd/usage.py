@@ -93,9 +93,14 @@ def run(conf: cfg.ConfigOpts, parsed: argparse.Namespace) -> None:
         name not in accounting.KEYS and (
             'lease_id' in query.group_by or name not in _OF_LEASE) and (
             rates is not None or name not in _OF_COSTS))]
-    listings.show(parsed.format, listings.Listing(
-        'usage', {name: _TITLES[name] for name in columns}, (
-            row for one in found for row in _rows(one, parsed.seconds))))
+    try:
+        listings.show(parsed.format, listings.Listing(
+            'usage', {name: _TITLES[name] for name in columns}, (
+                row for one in found for row in _rows(one, parsed.seconds))))
+    except errors.BlazarError as exc:
+        raise errors.BlazarError(
+            f'The output is incomplete, run the command again: {exc}',
+        ) from exc
 
 
 def _pages(database: api.Database, query: accounting.Query,

@@ -55,6 +55,9 @@ PAUSE = 5
 #: Exit code of a quote that does not fit. 1 is an error, 2 wrong arguments.
 DOES_NOT_FIT = 3
 
+#: Beginnings of texts that a spreadsheet takes for a formula, in some locales
+#: by their full-width forms.
+_FORMULA = tuple('=+-@\t\r\n\uff1d\uff0b\uff0d\uff20')
 _UNITS = {'w': 604800, 'd': 86400, 'h': 3600, 'm': 60, 's': 1}
 
 
@@ -250,7 +253,7 @@ class Lister(command.Lister):
                        data: ty.Iterable[ty.Sequence[ty.Any]]) -> int:
         if parsed_args.formatter == 'csv':
             data = [[f"'{cell}" if isinstance(cell, str) and (
-                cell.startswith(tuple('=+-@\t\r'))) else cell
+                cell.startswith(_FORMULA)) else cell
                 for cell in row] for row in data]
         return int(super().produce_output(parsed_args, column_names, data))
 

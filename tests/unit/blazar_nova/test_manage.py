@@ -27,6 +27,7 @@ from blazar_core.db import migration
 from blazar_core.db import models
 from blazar_core.healing import host_status
 from blazar_core.healing import maintenance
+from blazar_core.leases import accounting
 from blazar_core.leases import creation
 from blazar_core.leases import leases
 from blazar_core.leases import requests
@@ -38,6 +39,7 @@ from blazar_nova.cmd import forecast
 from blazar_nova.cmd import maintenance as maintain
 from blazar_nova.cmd import manage
 from blazar_nova.cmd import purge
+from blazar_nova.cmd import usage
 from blazar_nova.schemas import refused_demands
 from tests import databases
 from tests import driven
@@ -274,6 +276,34 @@ class ManageTest(base.TestCase):
             "2027-01-15T08:00:00,2027-01-15T09:00:00,project,flat,0.0,0.0,0.0,"
             "2.000000,EUR,'=7"]), (
                 (found := self.manage(*words))[0], found[1].splitlines()))
+
+    def test_output_that_ends_in_the_middle_says_so(self):
+        self.manage('db', 'sync')
+        with self.database().writer() as session:
+            for project in ('a', 'b'):
+                session.add(models.UsageRecord(
+                    lease_id=project, project_id=project, kind='planned',
+                    reservation_id=project, resource_type='x', sign=1,
+                    start_date=NOW, end_date=NOW + 60, resources={'VCPU': 1},
+                    hosts=[1], recorded_at=NOW))
+        words = ('usage', '--start', '2027-01-15T08:00Z', '--end',
+                 '2027-01-15T09:00Z', '--format', 'csv')
+        self.enterContext(mock.patch.object(
+            usage.usage_schema, 'MAX_LIMIT', 1))
+        code, text = self.manage(*words)
+        self.assertEqual((0, 3), (code, len(text.splitlines())))
+        totals = accounting.totals
+
+        def unavailable(connection, query, *rest):
+            if query.after:
+                raise errors.DatabaseUnavailable
+            return totals(connection, query, *rest)
+
+        self.enterContext(mock.patch.object(
+            accounting, 'totals', unavailable))
+        code, text = self.manage(*words)
+        self.assertEqual((1, 3), (code, len(text.splitlines())))
+        self.assertIn('The output is incomplete', text.splitlines()[2])
 
     def test_the_forecast(self):
         self.manage('db', 'sync')

@@ -80,13 +80,15 @@ class ListTest(osc_base.OscTestCase):
              'warnings'], out.splitlines()[1].replace('|', '').split())
 
     def test_names_are_no_formulas_in_csv(self):
-        self.cloud.sees('GET /leases', (200, {'leases': [
-            osc_base.a_lease(name='=1+2', description='a=b',
-                             reservations=[])]}))
-        _code, out, _error = self.openstack(
-            'reservation', 'list', '-f', 'csv', '-c', 'name', '-c',
-            'description')
-        self.assertEqual('"\'=1+2","a=b"', out.splitlines()[1])
+        # The full-width ones are formulas in some locales.
+        for name in ('=1+2', '-1', '\uff1d1', '\uff20SUM(A1)'):
+            self.cloud.sees('GET /leases', (200, {'leases': [
+                osc_base.a_lease(name=name, description='a=b',
+                                 reservations=[])]}))
+            _code, out, _error = self.openstack(
+                'reservation', 'list', '-f', 'csv', '-c', 'name', '-c',
+                'description')
+            self.assertEqual(f'"\'{name}","a=b"', out.splitlines()[1])
 
     def test_only_some_are_asked_for(self):
         self.listed('--name', 'lease1', '--status', 'PENDING', '--ended',

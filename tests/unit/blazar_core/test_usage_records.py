@@ -11,6 +11,7 @@ import zoneinfo
 
 from oslo_utils import uuidutils
 import sqlalchemy as sa
+from sqlalchemy import orm
 
 from blazar_core.capacity import inventory
 from blazar_core.capacity import usage_records
@@ -207,6 +208,17 @@ class TestRecords(UsageTestCase):
         self.lifecycle.lease_end.delete(lease['id'])
         self.assertEqual((900, 300, 0), self.vcpus())
         self.assertEqual(300, self.vcpus(0, 100)[1])
+
+    def test_what_is_added_in_time_that_passes_again_counts_in_it(self):
+        lease = self.reserve(0, 300, self.places(4, 3), active=True)
+        self.clock.advance(100)
+        self.change(lease, reservations={
+            lease['reservations'][0]['id']: self.places(1, 3)})
+        self.clock.step(-50)
+        self.change(lease, reservations={
+            lease['reservations'][0]['id']: self.places(4, 3)})
+        self.assertEqual([600, 600 + 450, 600], [
+            self.vcpus(*one)[1] for one in ((0, 50), (50, 100), (100, 150))])
 
     def test_intervals_that_follow_each_other_add_up(self):
         lease = self.running_lease(0, 3 * DAY, count=3)
@@ -406,7 +418,9 @@ class Observer:
         self._until = until
         with self._database.reader() as session:
             rows = {(row.reservation.lease_id, row.id): self._state(row)
-                    for row in session.scalars(sa.select(models.Booking))}
+                    for row in session.scalars(sa.select(models.Booking).options(
+                        orm.joinedload(models.Booking.reservation).joinedload(
+                            models.Reservation.lease)))}
         for key in {*self._there, *rows}:
             state, changes = rows.get(key), self._there.get(key)
             if changes is None and state is not None:

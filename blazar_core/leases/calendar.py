@@ -8,6 +8,7 @@ one of a few levels, which do not disclose what others have reserved.
 """
 
 import collections
+import heapq
 import json
 import typing as ty
 
@@ -19,13 +20,13 @@ from blazar_core.common import model
 from blazar_core.common import states
 from blazar_core.db import models
 
-__all__ = ['Bar', 'Free', 'LEVELS', 'MOST', 'MOST_BOOKINGS', 'Plan', 'bars',
-           'free', 'on_hosts', 'planned']
+__all__ = ['Bar', 'Change', 'Free', 'LEVELS', 'MOST', 'MOST_CHANGES', 'Plan',
+           'bars', 'free', 'on_hosts', 'planned']
 
 #: Maximum number of bars.
 MOST = 10_000
-#: Maximum number of groups of equal bookings to compute free capacity from.
-MOST_BOOKINGS = 100_000
+#: Maximum number of changes to compute free capacity from.
+MOST_CHANGES = 200_000
 #: Free capacity in quarters, rounded down: 0 is less than one, 4 is all.
 LEVELS = 4
 #: Maximum number of intervals for which free capacity is given.
@@ -61,21 +62,29 @@ class Free(ty.NamedTuple):
     levels: dict[str, int]
 
 
-_Changes: ty.TypeAlias = dict[int, collections.Counter[str]]
+class Change(ty.NamedTuple):
+    """A change of planned amounts, by class.
+
+    :ivar away: of what is on hosts that are down or in maintenance; false: of
+        what leases reserve
+    """
+
+    time: int
+    away: bool
+    amounts: dict[str, int]
 
 
 class Plan(ty.NamedTuple):
     """The capacity of all hosts, by class, and what is planned of it.
 
     :ivar usage: by servers without a lease, now
-    :ivar reserved: by leases: the changes at each time
-    :ivar away: on hosts that are down or in maintenance, likewise
+    :ivar changes: in the order of their times; read from the database while
+        they are iterated
     """
 
     capacity: collections.Counter[str]
     usage: collections.Counter[str]
-    reserved: _Changes
-    away: _Changes
+    changes: ty.Iterator[Change]
 
 
 def bars(connection: sa.Connection, window: model.Window,
@@ -139,53 +148,62 @@ def planned(connection: sa.Connection, window: model.Window,
     """Return what is planned on all hosts over a window. Hosts that are
     switched off are free.
 
-    :param most: maximum number of groups of equal bookings; None: unlimited
-    :raises InvalidLeaseParams: if there are more
+    :param most: maximum number of changes by leases; None: unlimited
     """
-    plan = Plan(collections.Counter(), collections.Counter(), {}, {})
+    capacity, usage = collections.Counter[str](), collections.Counter[str]()
     for row in connection.execute(sa.select(_HOST.capacity, _HOST.usage)):
         if row.capacity:
-            plan.capacity.update(model.plain(row.capacity))
-            plan.usage.update(model.plain(row.usage))
-    amounts = sa.cast(_BOOKING.resources, sa.Text)
-    within = (_BOOKING.host_id.is_not(None),
-              _BOOKING.start_date < window.end,
-              _BOOKING.end_date > window.start)
-    grouped = connection.execute(sa.select(
-        _BOOKING.start_date, _BOOKING.end_date, amounts.label('amounts'),
-        sa.func.count().label('number')).where(
-            _BOOKING.outage.is_(None), *within).group_by(
-                _BOOKING.start_date, _BOOKING.end_date, amounts).limit(
-                    None if most is None else most + 1)).all()
-    if most is not None and len(grouped) > most:
-        raise errors.InvalidLeaseParams(
-            f'There are more than {most} different reservations in that time. '
-            'Write a shorter time, by start_date and end_date.')
-    for row in grouped:
-        _change(plan.reserved, window, row, {
+            capacity.update(model.plain(row.capacity))
+            usage.update(model.plain(row.usage))
+    return Plan(capacity, usage, heapq.merge(
+        _away(connection, window), _reserved(connection, window, most),
+        key=lambda change: change.time))
+
+
+def _within(window: model.Window) -> tuple[sa.ColumnElement[bool], ...]:
+    return (_BOOKING.host_id.is_not(None), _BOOKING.start_date < window.end,
+            _BOOKING.end_date > window.start)
+
+
+def _reserved(connection: sa.Connection, window: model.Window,
+              most: int | None) -> ty.Iterator[Change]:
+    """Yield the changes of what leases reserve."""
+    amounts = sa.cast(_BOOKING.resources, sa.Text).label('amounts')
+    start = sa.case((_BOOKING.start_date > window.start, _BOOKING.start_date),
+                    else_=window.start)
+    both = sa.union_all(*(sa.select(
+        time.label('instant'), amounts,
+        (sign * sa.func.count()).label('number'),
+    ).where(_BOOKING.outage.is_(None), time < window.end, *_within(window),
+            ).group_by(sa.text('instant'), sa.text('amounts'))
+        for time, sign in ((start, 1), (_BOOKING.end_date, -1)))).subquery()
+    for row in connection.execute(
+            sa.select(both).order_by(both.c.instant).limit(most),
+            execution_options={'yield_per': 1000}):
+        yield Change(row.instant, False, {
             rc: amount * row.number for rc, amount in
             model.plain(json.loads(row.amounts)).items()})
+
+
+def _away(connection: sa.Connection, window: model.Window) -> list[Change]:
+    """Return the changes of what is on hosts that are down or in maintenance.
+    """
+    found = []
     for row in connection.execute(sa.select(
             _BOOKING.start_date, _BOOKING.end_date, _BOOKING.resources,
             _HOST.usage).join(
                 models.Host, _HOST.id == _BOOKING.host_id).where(
                     _BOOKING.outage.in_(
-                        [outages.FAILURE, outages.MAINTENANCE]), *within)):
-        # What its servers without a lease use counts already.
-        _change(plan.away, window, row, {
-            rc: max(0, amount - row.usage.get(rc, 0)) for rc, amount in
-            model.plain(row.resources).items()})
-    return plan
-
-
-def _change(changes: _Changes, window: model.Window, row: ty.Any,
-            amounts: ty.Mapping[str, int]) -> None:
-    """Add amounts over the part of a booking within a window."""
-    for time, sign in ((max(row.start_date, window.start), 1),
-                       (min(row.end_date, window.end), -1)):
-        at = changes.setdefault(time, collections.Counter())
-        for rc, amount in amounts.items():
-            at[rc] += sign * amount
+                        [outages.FAILURE, outages.MAINTENANCE]),
+                    *_within(window))):
+        for time, sign in ((max(row.start_date, window.start), 1),
+                           (row.end_date, -1)):
+            # What its servers without a lease use counts already.
+            found.append(Change(time, True, {
+                rc: sign * max(0, amount - row.usage.get(rc, 0))
+                for rc, amount in model.plain(row.resources).items()}))
+    return sorted((one for one in found if one.time < window.end),
+                  key=lambda one: one.time)
 
 
 def free(connection: sa.Connection, window: model.Window) -> list[Free]:
@@ -194,26 +212,31 @@ def free(connection: sa.Connection, window: model.Window) -> list[Free]:
 
     :raises InvalidLeaseParams: if there are too many bookings
     """
-    plan = planned(connection, window, MOST_BOOKINGS)
-    for time, change in plan.away.items():
-        _apply(plan.reserved.setdefault(time, collections.Counter()), change)
-    return _levels(window, plan.capacity, plan.usage, plan.reserved)
+    plan = planned(connection, window, MOST_CHANGES + 1)
+    changes = [*plan.changes]
+    if len(changes) > MOST_CHANGES:
+        raise errors.InvalidLeaseParams(
+            f'What is reserved changes more than {MOST_CHANGES} times in that '
+            'time. Write a shorter time, by start_date and end_date.')
+    return _levels(window, plan.capacity, plan.usage, changes)
 
 
 def _levels(window: model.Window, capacity: ty.Mapping[str, int],
-            taken: collections.Counter[str],
-            changes: ty.Mapping[int, ty.Mapping[str, int]]) -> list[Free]:
+            taken: collections.Counter[str], changes: ty.Iterable[Change],
+            ) -> list[Free]:
     parts = min(_PARTS, window.end - window.start)
     cuts = [window.start + (window.end - window.start) * part // parts
             for part in range(parts + 1)]
-    instants = collections.deque(sorted(changes))
+    coming = collections.deque(changes)
     found: list[Free] = []
     for start, end in zip(cuts, cuts[1:]):
-        while instants and instants[0] <= start:
-            _apply(taken, changes[instants.popleft()])
+        while coming and coming[0].time <= start:
+            taken.update(coming.popleft().amounts)
         most = dict(taken)
-        while instants and instants[0] < end:
-            _apply(taken, changes[instants.popleft()])
+        while coming and coming[0].time < end:
+            time = coming[0].time
+            while coming and coming[0].time == time:
+                taken.update(coming.popleft().amounts)
             most = {rc: max(most.get(rc, 0), taken[rc]) for rc in taken}
         levels = {rc: max(0, LEVELS * (whole - most.get(rc, 0)) // whole)
                   for rc, whole in sorted(capacity.items()) if whole}
@@ -222,9 +245,3 @@ def _levels(window: model.Window, capacity: ty.Mapping[str, int],
         else:
             found.append(Free(model.Window(start, end), levels))
     return found
-
-
-def _apply(taken: collections.Counter[str],
-           change: ty.Mapping[str, int]) -> None:
-    for rc, amount in change.items():
-        taken[rc] += amount

@@ -44,7 +44,7 @@ def add(nouns: ty.Any) -> argparse.ArgumentParser:
                       help='show the leases that were refused')
     what.add_argument(
         '--hosts', type=int, choices=range(1, 101), metavar='NUMBER',
-        help='show how many of these leases 1, 2, ... NUMBER more hosts of '
+        help='show how many of these leases up to NUMBER more hosts of '
              'the most frequent size would have admitted in addition to the '
              'real ones; at most 100')
     listings.add_format(parser, listings.CSV)

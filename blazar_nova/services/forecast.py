@@ -2,7 +2,10 @@
 
 """Reserved and free capacity of the next days, and of additional hosts."""
 
+import array
 import collections
+import heapq
+import itertools
 import typing as ty
 
 import numpy as np
@@ -17,14 +20,18 @@ from blazar_core.db import models
 from blazar_core.leases import calendar
 from blazar_nova.schemas import refused_demands
 
-__all__ = ['Day', 'MOST', 'Replay', 'days', 'replay']
+__all__ = ['Day', 'Replay', 'days', 'replay']
 
-#: Maximum number of demands in a replay: the latest.
-MOST = 5000
+#: Maximum number of hosts that are compared with demands in a replay, which
+#: takes a few minutes.
+_WORK = 50_000_000
+#: Maximum number of rows in addition to that of 0 hosts.
+_ROWS = 10
+#: Number of hosts whose reservations are loaded at once.
+_AT_ONCE = 1000
 _DAY = 86400
 _HOST = models.Host.__table__.c
 _RECORD = models.UsageRecord.__table__.c
-_NONE: collections.Counter[str] = collections.Counter()
 
 
 class Day(ty.NamedTuple):
@@ -50,33 +57,67 @@ class Day(ty.NamedTuple):
 
 def days(connection: sa.Connection, start: int, number: int) -> list[Day]:
     """Return the next days, for each resource class. They begin at midnight
-    (UTC), except the first one.
+    (UTC), except the first one. Memory does not depend on the number of
+    reservations.
     """
     cuts = [start, *(start - start % _DAY + one * _DAY
                      for one in range(1, number + 1))]
     plan = calendar.planned(connection, model.Window(start, cuts[-1]))
-    return sorted(day for rc, whole in plan.capacity.items() if whole
-                  for day in _days_of(rc, plan, cuts))
+    levels = {rc: _Level(rc, whole, plan.usage[rc], start)
+              for rc, whole in plan.capacity.items() if whole}
+    found = []
+    # The midnights are changes of nothing.
+    for time, changes in itertools.groupby(heapq.merge(
+            plan.changes, (calendar.Change(cut, False, {})
+                           for cut in cuts[1:]),
+            key=lambda one: one.time), key=lambda one: one.time):
+        sums = collections.Counter[str](), collections.Counter[str]()
+        for one in changes:
+            sums[one.away].update(one.amounts)
+        found += [level.end(time) for level in levels.values()
+                  if time in cuts[1:]]
+        for rc in sums[False].keys() | sums[True].keys():
+            if rc in levels:
+                levels[rc].change(time, sums[False][rc], sums[True][rc])
+    return sorted(found)
 
 
-def _days_of(rc: str, plan: calendar.Plan, cuts: ty.Sequence[int],
-             ) -> ty.Iterator[Day]:
-    bounds = sorted({*plan.reserved, *plan.away, *cuts})
-    reserved = away = 0
-    sums, taken = [0] * (len(cuts) - 1), [0] * (len(cuts) - 1)
-    peaks: list[tuple[int, int]] = [(-1, 0)] * len(sums)
-    for time, until in zip(bounds, bounds[1:]):
-        reserved += plan.reserved.get(time, _NONE)[rc]
-        away += plan.away.get(time, _NONE)[rc]
-        day = time // _DAY - cuts[0] // _DAY
-        sums[day] += reserved * (until - time)
-        taken[day] = max(taken[day], reserved + away)
-        if reserved > peaks[day][0]:
-            peaks[day] = reserved, time
-    for day, (peak, at) in enumerate(peaks):
-        yield Day(cuts[day], rc, plan.capacity[rc], plan.usage[rc],
-                  round(sums[day] / (cuts[day + 1] - cuts[day]), 2), peak, at,
-                  max(0, plan.capacity[rc] - plan.usage[rc] - taken[day]))
+class _Level:
+    """What is planned of a resource class, on the present day."""
+
+    def __init__(self, rc: str, capacity: int, usage: int, start: int,
+                 ) -> None:
+        self._class, self._capacity, self._usage = rc, capacity, usage
+        self._reserved = self._away = 0
+        self._begin(start)
+
+    def _begin(self, start: int) -> None:
+        self._start = self._since = self._peak_at = start
+        self._sum, self._peak = 0, self._reserved
+        self._taken = self._reserved + self._away
+
+    def change(self, time: int, reserved: int, away: int) -> None:
+        """Change what is reserved, and what is on hosts that are down."""
+        self._sum += self._reserved * (time - self._since)
+        self._since = time
+        self._reserved += reserved
+        self._away += away
+        if time == self._start:
+            self._begin(time)
+        if self._reserved > self._peak:
+            self._peak, self._peak_at = self._reserved, time
+        self._taken = max(self._taken, self._reserved + self._away)
+
+    def end(self, time: int) -> Day:
+        """Return the day that ends at a time, and begin the next one."""
+        self.change(time, 0, 0)
+        day = Day(
+            self._start, self._class, self._capacity, self._usage,
+            round(self._sum / (time - self._start), 2), self._peak,
+            self._peak_at,
+            max(0, self._capacity - self._usage - self._taken))
+        self._begin(time)
+        return day
 
 
 class Replay(ty.NamedTuple):
@@ -114,13 +155,15 @@ def replay(connection: sa.Connection, hosts: int) -> list[Replay]:
         if one.window is not None and one.parts:
             asked.setdefault((one.window, f'{one.project_id} {one.parts}'),
                              [*one.parts])
-    demands = [(window, parts) for (window, _text), parts in asked.items()
-               ][-MOST:]
+    demands = [(window, parts) for (window, _text), parts in asked.items()]
     world = _World(connection, hosts, [window for window, _parts in demands])
     if not world.sizes:
         return []
     found = []
-    for number in range(hosts + 1):
+    numbers = sorted({hosts * row // _ROWS for row in range(_ROWS + 1)})
+    demands = demands[-max(1, _WORK // len(numbers) // (
+        world.sizes.total() + hosts)):]
+    for number in numbers:
         placed = [parts for window, parts in demands
                   if world.place(window, parts, number)]
         world.undo()
@@ -169,37 +212,41 @@ class _World:
 
     def _reserved(self, connection: sa.Connection, window: model.Window,
                   ) -> ty.Iterator[timelines.Block]:
-        """Yield the reservations of each host as a block."""
-        changes: dict[int, dict[int, collections.Counter[str]]] = (
-            collections.defaultdict(lambda: collections.defaultdict(
-                collections.Counter)))
-        known = {*self._timeline.ids}
-        capacity = self._timeline.capacity
+        """Yield the reservations as blocks, those of a host in one of them."""
+        capacity, known = self._timeline.capacity, {*self._timeline.ids}
+        columns = {name: array.array('q') for name in (
+            'host', 'start', 'end', *capacity)}
         for row in connection.execute(sa.select(
                 _RECORD.sign, _RECORD.start_date, _RECORD.end_date,
                 _RECORD.resources, _RECORD.hosts).where(
                     _RECORD.kind != usage_records.Kind.USED,
                     _RECORD.end_date > window.start,
-                    _RECORD.start_date < window.end)):
+                    _RECORD.start_date < window.end),
+                execution_options={'yield_per': 1000}):
             for host_id in known.intersection(row.hosts):
-                of_host, count = changes[host_id], row.hosts.count(host_id)
-                for rc, amount in row.resources.items():
+                count = row.hosts.count(host_id)
+                for name, value in (('host', host_id),
+                                    ('start', row.start_date),
+                                    ('end', row.end_date)):
+                    columns[name].append(value)
+                for rc, of in capacity.items():
                     # Only whole hosts differ from each other in a record.
-                    amount = (
-                        int(capacity[rc][self._timeline.index(host_id)])
-                        if model.HOST in row.resources and rc in capacity
-                        else amount * count // len(row.hosts))
-                    of_host[row.start_date][rc] += row.sign * amount
-                    of_host[row.end_date][rc] -= row.sign * amount
-        for host_id, of_host in changes.items():
-            times, level = sorted(of_host), collections.Counter[str]()
-            levels = []
-            for time in times[:-1]:
-                level.update(of_host[time])
-                levels.append(dict(level))
-            yield timelines.Block(
-                [host_id] * len(levels), times[:-1], times[1:], {
-                    rc: [one.get(rc, 0) for one in levels] for rc in level})
+                    amount = row.resources.get(rc, 0)
+                    columns[rc].append(row.sign * int(
+                        of[self._timeline.index(host_id)]
+                        if amount and model.HOST in row.resources
+                        else amount * count // len(row.hosts)))
+        arrays = {name: np.frombuffer(of, np.int64) for name, of in
+                  columns.items() if of}
+        if arrays:
+            order = np.argsort(arrays['host'], kind='stable')
+            hosts = arrays['host'][order]
+            for part in np.split(order, np.searchsorted(
+                    hosts, np.unique(hosts)[_AT_ONCE::_AT_ONCE])):
+                host, start, end, *amounts = (
+                    of[part] for of in arrays.values())
+                yield timelines.Block(host, start, end, dict(zip(
+                    capacity, amounts, strict=True)))
 
     def place(self, window: model.Window, parts: ty.Sequence[_Part],
               more: int) -> bool:

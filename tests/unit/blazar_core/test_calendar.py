@@ -81,9 +81,10 @@ class TestCalendar(base.LeaseTestCase):
         for number in range(3):
             # Equal bookings are one row.
             self.lease(50 + number, 100, count=2)
-        with mock.patch.object(calendar, 'MOST_BOOKINGS', 2):
+        with mock.patch.object(calendar, 'MOST_CHANGES', 3):
             error = self.assertRaises(
                 errors.InvalidLeaseParams, self.ask, calendar.free)
             self.assertIn('Write a shorter time', str(error))
             self.assertEqual(2, len(self.ask(calendar.free, 0, 52)))
-            self.assertEqual(3, len(self.ask(calendar.planned).reserved) - 1)
+            self.assertEqual(4, len(self.ask(
+                lambda *args: [*calendar.planned(*args).changes])))

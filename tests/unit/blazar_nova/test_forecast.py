@@ -2,6 +2,9 @@
 
 """The planned usage, the refused demands, and the effect of more hosts."""
 
+import random
+from unittest import mock
+
 import sqlalchemy as sa
 
 from blazar_core.capacity import inventory
@@ -9,6 +12,7 @@ from blazar_core.capacity import outages
 from blazar_core.common import errors
 from blazar_core.common import model
 from blazar_core.common import refusals
+from blazar_core.common import states
 from blazar_core.db import counters
 from blazar_core.db import models
 from blazar_core.leases import calendar
@@ -60,6 +64,29 @@ class TestDays(ForecastTestCase):
         self.assertEqual(forecast.Day(
             NOW + midnight, 'VCPU', 16, 1, 1.5, 6, NOW + midnight, 9), second)
         self.assertEqual(NOW + midnight + DAY, third.start)
+
+    def test_days_are_those_of_a_count_by_the_minute(self):
+        chance = random.Random(3)
+        minutes = 3 * 1440 - 480
+        level = [0] * (minutes + 1440)
+        for _lease in range(25):
+            start, end = sorted(chance.sample(range(minutes + 1440), 2))
+            try:
+                self.reserve(start * 60, end * 60, self.places(1, 1))
+            except errors.Refused:
+                continue
+            for minute in range(start, end):
+                level[minute] += 1
+        self.clock.advance(1)
+        with self.database.connection() as connection:
+            found = forecast.days(connection, NOW, 3)
+        for day, (first, last) in zip(found, ((0, 960), (960, 2400),
+                                              (2400, minutes)), strict=True):
+            of = level[first:last]
+            self.assertEqual(
+                (NOW + first * 60, round(sum(of) / len(of), 2), max(of),
+                 NOW + 60 * (first + of.index(max(of))), 15 - max(of)),
+                (day.start, day.reserved, day.peak, day.peak_at, day.free))
 
     def test_hosts_in_maintenance_are_not_free_and_those_that_are_off(self):
         for name, kind in (('one', outages.MAINTENANCE),
@@ -173,10 +200,13 @@ class TestRefused(ForecastTestCase):
 
 class TestReplay(ForecastTestCase):
 
-    def replayed(self, hosts):
+    def rows(self, hosts):
         self.database.counters.flush()
         with self.database.connection() as connection:
-            return [one[1:] for one in forecast.replay(connection, hosts)]
+            return forecast.replay(connection, hosts)
+
+    def replayed(self, hosts):
+        return [one[1:] for one in self.rows(hosts)]
 
     def test_so_many_of_the_refused_fit_on_more_hosts(self):
         self.refuse(0, 100, self.places(5, 8))
@@ -217,6 +247,36 @@ class TestReplay(ForecastTestCase):
         # The real hosts serve servers, not leases of whole hosts.
         self.assertEqual([(3, 0, 0), (3, 1, 1), (3, 2, 18), (3, 3, 19)],
                          self.replayed(3))
+
+    def test_reserved_whole_hosts_are_taken(self):
+        with self.database.writer() as session:
+            hosts = session.scalars(sa.select(models.Host)).all()
+            for host in hosts:
+                host.enrollment, host.reservable, host.usage = (
+                    states.Enrollment.ENROLLED, True, {})
+                host.capacity = {**host.capacity, model.HOST: 1}
+            session.add(models.UsageRecord(
+                lease_id='l', reservation_id='r', project_id='p', sign=1,
+                kind='planned', resource_type='physical:host',
+                start_date=NOW, end_date=NOW + 100, recorded_at=NOW,
+                resources={model.HOST: 1, 'VCPU': 8}, hosts=[hosts[0].id]))
+        for number, start in ((1, 50), (2, 60), (2, 100)):
+            refused_demands.count(self.database, errors.Refused(
+                refusals.Refusal(refusals.Reason.NO_ROOM, 1, 0, None), (
+                    [model.Demand({model.HOST: 1}, number)],
+                    model.Window(NOW + start, NOW + start + 10))), 'p', NOW)
+        self.assertEqual([(3, 2, 3), (3, 3, 5)], self.replayed(1))
+
+    def test_many_demands_and_hosts_are_bounded(self):
+        for start in range(10):
+            self.refuse(start * 100, start * 100 + 50, self.places(3, 8))
+        # 0, 10, 20, ... 100 hosts, each with the latest demands.
+        with mock.patch.object(forecast, '_WORK', 11 * 102 * 4):
+            found = self.rows(100)
+        self.assertEqual([*range(0, 101, 10)], [one.hosts for one in found])
+        self.assertEqual((4, 4, 12), found[-1][1:])
+        self.assertEqual([0, 1, 2, 3], [
+            one.hosts for one in self.rows(3)])
 
     def test_demands_one_after_the_other_use_the_same_hosts(self):
         for start in (0, 100, 200):

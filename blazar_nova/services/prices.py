@@ -259,7 +259,7 @@ class _Sums:
         deltas: dict[int, collections.Counter[tuple[str, str]]] = (
             collections.defaultdict(collections.Counter))
         for row in rows:
-            if row.kind == _Kind.PLANNED and row.is_new:
+            if row.is_first:
                 fees.add(self._index(row.begins))
             for rc, amount in json.loads(row.amounts).items():
                 # Planned capacity is reserved too, unless other records
@@ -361,14 +361,29 @@ def _records(query: accounting.Query, window: model.Window, now: int,
     part = accounting.within(query, window, now).add_columns(
         *order, *(_RECORDS[name].label(f'key_{name}')
                   for name in query.group_by),
-        (_RECORDS.start_date >= window.start).label('is_new'),
+        _is_first(window.start).label('is_first'),
     ).where(*accounting.between(query, groups)).subquery().c
     by = [*(part[column.name] for column in order),
           *(part[f'key_{name}'] for name in query.group_by),
-          part.kind, part.amounts, part.begins, part.ends, part.is_new]
+          part.kind, part.amounts, part.begins, part.ends, part.is_first]
     number = sa.func.sum(part.sign)
     return sa.select(*by, number.label('number')).group_by(*by).having(
         number != 0).order_by(*by[:len(order)])
+
+
+def _is_first(start: int) -> sa.ColumnElement[bool]:
+    """Return the condition that a usage record has the earliest window of its
+    reservation, and begins at an instant or later.
+    """
+    other = sa.alias(models.UsageRecord.__table__).c
+    return sa.and_(
+        _RECORDS.kind != _Kind.USED, _RECORDS.sign == 1,
+        _RECORDS.start_date >= start, ~sa.exists().where(
+            other.lease_id == _RECORDS.lease_id,
+            other.reservation_id == _RECORDS.reservation_id,
+            other.kind != _Kind.USED, other.sign == 1,
+            sa.tuple_(other.start_date, other.id) < sa.tuple_(
+                _RECORDS.start_date, _RECORDS.id)))
 
 
 def _bounded(rows: ty.Iterable[ty.Any], most: int | None,

@@ -167,23 +167,38 @@ class TestCosts(PricesTestCase):
         self.record('reserved', 0, HOUR, 1, resource_type='physical:host')
         self.assertEqual('1.000000', self.costs(0, HOUR)[()]['VCPU'])
 
+    def test_a_fee_is_paid_once_when_the_first_window_begins(self):
+        """Also if a lease is moved there from far away."""
+        self.record('planned', 10 * HOUR, 11 * HOUR, 1)
+        self.record('planned', 10 * HOUR, 11 * HOUR, 2)
+        self.record('reserved', 10 * HOUR, 11 * HOUR, 3, sign=-1)
+        self.record('reserved', HOUR, 2 * HOUR, 3)
+        # The new owner pays none.
+        self.record('reserved', HOUR, 2 * HOUR, 3, sign=-1)
+        self.record('reserved', HOUR, 2 * HOUR, 3, project='new')
+        self.assertEqual(['0.250000', None, None], [
+            self.costs(*window)[()].get('flat') for window in (
+                (0, 2 * HOUR), (3 * HOUR // 2, 2 * HOUR),
+                (9 * HOUR, 11 * HOUR))])
+        self.assertEqual(['VCPU'], [*self.costs(
+            0, 2 * HOUR, project_id='new')[()]])
+
     def test_types_and_classes_without_rates_are_free(self):
         self.record('planned', 0, HOUR, 1, resource_type='physical:host')
         some = RATES[:RATES.index('[rates.default]')]
         self.assertEqual({(): {}}, self.costs(0, HOUR, self.rates(some)))
-        self.record('planned', 0, HOUR, 1)
+        self.record('planned', 0, HOUR, 1, reservation='other')
         self.assertEqual({(): {'flat': '0.250000'}}, self.costs(
             0, HOUR, self.rates(some[:some.index('VCPU')])))
 
     def test_groups_and_filters_are_those_of_usage(self):
         for project in 'ab':
-            self.record('reserved', 0, HOUR, 1, project=project,
+            self.record('planned', 0, HOUR, 1, project=project,
                         reservation=project)
-        self.assertEqual(
-            {('a',): {'VCPU': '0.010000'}, ('b',): {'VCPU': '0.010000'}},
-            self.costs(0, HOUR, group_by=('project_id',)))
-        self.assertEqual({(): {'VCPU': '0.010000'}}, self.costs(
-            0, HOUR, project_id='a'))
+        costs = {'VCPU': '0.010000', 'flat': '0.250000'}
+        self.assertEqual({('a',): costs, ('b',): costs},
+                         self.costs(0, HOUR, group_by=('project_id',)))
+        self.assertEqual({(): costs}, self.costs(0, HOUR, project_id='a'))
 
     def test_intervals_add_up_to_a_count_by_the_minute(self):
         chance = random.Random(7)
@@ -304,9 +319,9 @@ class TestCosts(PricesTestCase):
 
     def test_so_many_records_are_counted_and_no_more(self):
         for number in range(3):
-            self.record('reserved', 0, HOUR, 1, reservation=str(number))
+            self.record('planned', 0, HOUR, 1, reservation=str(number))
         for most in (3, None):
-            self.assertEqual({(): {'VCPU': '0.030000'}},
+            self.assertEqual({(): {'VCPU': '0.030000', 'flat': '0.750000'}},
                              self.costs(0, HOUR, most=most))
         error = self.assertRaises(
             errors.InvalidLeaseParams, self.costs, 0, HOUR, most=2)

@@ -14,6 +14,7 @@ import sqlalchemy as sa
 from sqlalchemy import orm
 
 from blazar_core.capacity import inventory
+from blazar_core.capacity import ledger
 from blazar_core.capacity import usage_records
 from blazar_core.common import errors
 from blazar_core.common import model
@@ -152,6 +153,21 @@ class TestRecords(UsageTestCase):
             lease['id'], seen, transfer.Owner('new', 'other'), None, False)
         self.assertEqual((600, 200, 0), self.vcpus(project_id='project'))
         self.assertEqual((0, 400, 0), self.vcpus(project_id='new'))
+
+    def test_a_booking_without_a_host_reserves_nothing(self):
+        self.reserve(0, 300, self.places(1, 2), active=True)
+        (first,) = self.scalars(models.Booking.host_id)
+        for host_id in (None, 2, 3):
+            self.clock.advance(50)
+            with self.database.writer() as session:
+                (row,) = session.scalars(sa.select(models.Booking))
+                ledger.amend(session, self.clock.now(), [ledger.Edit(
+                    row, ledger.new_of(row, host_id=host_id))])
+        self.assertEqual((600, 500, 0), self.vcpus())
+        self.assertEqual([100, 0, 100, 100, 100], [
+            self.vcpus(time, time + 50)[1] for time in range(0, 250, 50)])
+        self.assertEqual([[first], [first], [2], [2], [3]],
+                         self.scalars(models.UsageRecord.hosts))
 
     def used_now(self):
         with self.database.connection() as connection:
@@ -475,6 +491,9 @@ class TestStories(UsageTestCase):
             uuidutils, 'generate_uuid',
             lambda: str(uuid.UUID(int=ids.getrandbits(128)))))
         super().setUp()
+        asked = self.count_statements('usage_records')
+        self.addCleanup(lambda: self.assertEqual(set(), {
+            one.split()[0] for one in asked} - {'INSERT', 'SELECT'}))
 
     def test_records_are_what_was_so_at_each_second(self):
         for number in range(STORIES):

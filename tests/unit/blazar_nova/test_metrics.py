@@ -175,6 +175,38 @@ class TestMetrics(MetricsTestCase):
                 'blazar_refusals', {'reason': 'limit'}, 1)],
                 counters.read(connection, 'blazar_'))
 
+    def test_counts_are_written_every_ten_seconds_by_another_thread(self):
+        counter, statements = self.database.counters, []
+
+        class Clock(driven.ManualClock):
+            pauses = ()
+
+            def wait(clock, _event, until):
+                clock.pauses += (until - clock.now(),)
+                statements.append('pause')
+                for _time in range(50):
+                    counter.add('blazar_refusals', reason='limit')
+                clock.advance(until - clock.now())
+                if len(clock.pauses) == 4:
+                    ended.set()
+                    raise SystemExit
+
+        with self.database.connection() as connection:
+            sa.event.listen(connection.engine, 'before_cursor_execute', (
+                lambda *args: statements.append(
+                    threading.current_thread().name)))
+        clock, ended = Clock(base.NOW), threading.Event()
+        counter.follow(clock)
+        counter.follow(clock)
+        self.assertTrue(ended.wait(60))
+        self.assertEqual((10,) * 4, clock.pauses)
+        # This thread, which counts, never waits for the database.
+        self.assertEqual({'pause', 'counters'}, {*statements})
+        self.assertEqual(4, statements.count('pause'))
+        with self.database.connection() as connection:
+            self.assertEqual([150], [one.value for one in counters.read(
+                connection, 'blazar_refusals')])
+
     def test_how_events_went_and_how_late_they_were(self):
         self.lease(100, 200)
         self.clock.advance(107)

@@ -10,8 +10,12 @@ import re
 import types
 from urllib import parse
 
+import fixtures
+from oslo_policy import policy as oslo_policy
+
 from blazar_core.common import states
 from blazar_nova.osc import calendar
+from blazar_nova.schemas import policy
 from tests import driven
 from tests.functional import api_base
 from tests import imports
@@ -136,6 +140,25 @@ class TestWhoMaySee(AccountsTestCase):
                              project_id=self.bob.who.project)
         self.assertEqual([self.bob.who.project], [
             one['row'] for one in bars['calendar']['bars']])
+
+
+class TestPolicy(AccountsTestCase):
+
+    def setUp(self):
+        name = 'blazar:usage:costs'
+        rules = [*(one for one in policy.list_rules() if one.name != name),
+                 oslo_policy.RuleDefault(name, policy.ADMIN)]
+        self.useFixture(fixtures.MonkeyPatch(
+            'blazar_nova.schemas.policy.list_rules', lambda: rules))
+        super().setUp()
+
+    def test_it_decides_who_sees_costs(self):
+        for client, code in ((self.alice, 403), (self.admin, 200)):
+            self.ask('GET', '/usage', client=client, code=code, costs='true',
+                     **self.time)
+            (row,) = self.ask('GET', '/usage', client=client, code=200,
+                              **self.time)['usage']
+            self.assertNotIn('cost', row)
 
 
 class TestLimitNear(api_base.ApiTestCase):

@@ -432,11 +432,11 @@ class Observer:
     def watch(self, since, until):
         """Count while nothing changes."""
         self._until = until
+        bookings = sa.select(models.Booking).options(orm.joinedload(
+            models.Booking.reservation).joinedload(models.Reservation.lease))
         with self._database.reader() as session:
             rows = {(row.reservation.lease_id, row.id): self._state(row)
-                    for row in session.scalars(sa.select(models.Booking).options(
-                        orm.joinedload(models.Booking.reservation).joinedload(
-                            models.Reservation.lease)))}
+                    for row in session.scalars(bookings)}
         for key in {*self._there, *rows}:
             state, changes = rows.get(key), self._there.get(key)
             if changes is None and state is not None:

@@ -26,10 +26,10 @@ from blazar_core.common import model
 from blazar_core.db import api
 from blazar_core.db import models
 from blazar_core.leases import accounting
-from blazar_core.leases import calendar
 from blazar_nova.compat import aggregates
 from blazar_nova.listener import metrics
 from blazar_nova.osc import calendar as drawings
+from blazar_nova.services import calendar
 from tests import databases
 from tests import driven
 

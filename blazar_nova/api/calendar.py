@@ -9,10 +9,10 @@ from blazar_core.common import clocks
 from blazar_core.common import errors
 from blazar_core.common import inputs
 from blazar_core.common import model
-from blazar_core.leases import calendar
 from blazar_nova.schemas import dates
 from blazar_nova.schemas import policy
 from blazar_nova.schemas import web_requests
+from blazar_nova.services import calendar
 from blazar_nova.services import wiring
 
 __all__ = ['CalendarController']

@@ -17,8 +17,8 @@ from blazar_core.capacity import usage_records
 from blazar_core.common import model
 from blazar_core.common import states
 from blazar_core.db import models
-from blazar_core.leases import calendar
 from blazar_nova.schemas import refused_demands
+from blazar_nova.services import calendar
 
 __all__ = ['Day', 'Replay', 'days', 'replay']
 

@@ -15,10 +15,10 @@ from blazar_core.common import refusals
 from blazar_core.common import states
 from blazar_core.db import counters
 from blazar_core.db import models
-from blazar_core.leases import calendar
 from blazar_core.leases import creation
 from blazar_nova.schemas import error_answers
 from blazar_nova.schemas import refused_demands
+from blazar_nova.services import calendar
 from blazar_nova.services import forecast
 from tests import databases
 from tests.unit import base

@@ -6,7 +6,7 @@ from unittest import mock
 
 from blazar_core.common import errors
 from blazar_core.common import model
-from blazar_core.leases import calendar
+from blazar_nova.services import calendar
 from tests import databases
 from tests.unit import base
 

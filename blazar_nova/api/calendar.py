@@ -53,15 +53,13 @@ class CalendarController:
                     'Write rows=lease or rows=type, and leave project_id out.')
             project_id = context.project_id
         with self._parts.database.connection() as connection:
-            found = calendar.on_hosts(connection, window) if (
-                rows == 'host') else calendar.bars(
-                    connection, window, project_id)
+            found = (calendar.on_hosts if rows == 'host' else calendar.bars)(
+                connection, window, project_id)
             free = calendar.free(connection, window)
         return 200, {'calendar': {
             'start_date': clocks.iso(window.start),
             'end_date': clocks.iso(window.end),
             'bars': [{**_bar(one), 'row': row} for one in found
-                     if project_id in (None, one.project_id)
                      for row in _rows(one, rows)],
             'free': [{**_dates(one.window), 'levels': one.levels}
                      for one in free]}}

@@ -99,8 +99,8 @@ def bars(connection: sa.Connection, window: model.Window,
         # Leases that were deleted before their start are empty.
         _LEASE.start_date < _LEASE.end_date,
         # So that an index on the state and the end is used.
-        _LEASE.status.in_({*states.Lease} - {*states.SEEKING}), *(
-            () if project_id is None else (_LEASE.project_id == project_id,)),
+        _LEASE.status.in_({*states.Lease} - {*states.SEEKING}),
+        *_of(project_id),
     ).order_by(_LEASE.start_date, _LEASE.id).limit(MOST + 1)
     found = connection.execute(chosen).all()
     _check(found)
@@ -115,9 +115,11 @@ def bars(connection: sa.Connection, window: model.Window,
                 tuple(sorted(types[row.lease_id]))) for row in found]
 
 
-def on_hosts(connection: sa.Connection, window: model.Window) -> list[Bar]:
+def on_hosts(connection: sa.Connection, window: model.Window,
+             project_id: str | None) -> list[Bar]:
     """Return the bookings of leases on hosts, by host and start.
 
+    :param project_id: None: of all projects
     :raises InvalidLeaseParams: if there are too many
     """
     found = connection.execute(sa.select(
@@ -128,12 +130,16 @@ def on_hosts(connection: sa.Connection, window: model.Window) -> list[Bar]:
             models.Lease, _LEASE.id == _RESERVATION.lease_id).join(
                 models.Host, _HOST.id == _BOOKING.host_id).where(
         _BOOKING.start_date < window.end, _BOOKING.end_date > window.start,
-    ).distinct().order_by(
+        *_of(project_id)).distinct().order_by(
         _HOST.name, _BOOKING.start_date, _LEASE.id).limit(MOST + 1)).all()
     _check(found)
     return [Bar(row.lease_id, row.name, row.project_id, row.status,
                 row.start_date, row.end_date, row.host,
                 (row.resource_type,)) for row in found]
+
+
+def _of(project_id: str | None) -> list[sa.ColumnElement[bool]]:
+    return [] if project_id is None else [_LEASE.project_id == project_id]
 
 
 def _check(found: ty.Sequence[ty.Any]) -> None:

@@ -51,8 +51,13 @@ class TestCalendar(base.LeaseTestCase):
         self.assertEqual([
             ('one', 50, 100, lease['id']), ('two', 50, 100, lease['id'])], [
             (one.host, one.start - NOW, one.end - NOW, one.lease_id)
-            for one in self.ask(calendar.on_hosts)])
-        self.assertEqual([], self.ask(calendar.on_hosts, 100, 200))
+            for one in self.ask(calendar.on_hosts, 0, 400, None)])
+        self.assertEqual([], self.ask(calendar.on_hosts, 100, 200, None))
+        other = self.lease(50, 100, project='other')
+        # The bars of others do not count.
+        with mock.patch.object(calendar, 'MOST', 1):
+            (bar,) = self.ask(calendar.on_hosts, 0, 400, 'other')
+        self.assertEqual(other['id'], bar.lease_id)
 
     def test_how_much_is_free_as_levels(self):
         self.lease(100, 200, count=8)
@@ -72,10 +77,9 @@ class TestCalendar(base.LeaseTestCase):
     def test_more_bars_than_can_be_drawn_are_refused(self):
         self.lease(50, 100, count=2)
         with mock.patch.object(calendar, 'MOST', 0):
-            for what, args in ((calendar.bars, (None,)),
-                               (calendar.on_hosts, ())):
+            for what in (calendar.bars, calendar.on_hosts):
                 self.assertRaises(errors.InvalidLeaseParams, self.ask, what,
-                                  0, 400, *args)
+                                  0, 400, None)
 
     def test_more_bookings_than_can_be_added_up_are_refused(self):
         for number in range(3):

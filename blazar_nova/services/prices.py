@@ -300,15 +300,17 @@ class _Sums:
         for keys in {keys for keys, _index in self._parts}:
             level = _amounts()
             for index, start in enumerate(self._cuts[:-1]):
-                for rc, change in self._changes[keys, index].items():
+                for rc, change in self._changes.get(
+                        (keys, index), _amounts()).items():
                     level[rc] += change
-                of = self._parts[keys, index]
+                of = self._parts.get((keys, index), _amounts())
                 for rc, price in level.items():
                     of[rc] += price * (
                         self._at[index + 1] - self._at[index]) / 3600
-                found[start, keys] = {
-                    rc: str(_rounded(amount))
-                    for rc, amount in sorted(of.items()) if amount}
+                if of:
+                    found[start, keys] = {
+                        rc: str(_rounded(amount))
+                        for rc, amount in sorted(of.items()) if amount}
         return found
 
 

@@ -261,14 +261,15 @@ class _Sums:
         for row in rows:
             if row.is_first:
                 fees.add(self._index(row.begins))
+            # Planned capacity is reserved too, unless other records change
+            # that.
+            kinds = ('planned', 'reserved') if row.kind == 'planned' else (
+                row.kind,)
+            begins, ends = deltas[row.begins], deltas[row.ends]
             for rc, amount in json.loads(row.amounts).items():
-                # Planned capacity is reserved too, unless other records
-                # change that.
-                for kind in {row.kind, row.kind.replace(
-                        _Kind.PLANNED, _Kind.RESERVED)}:
-                    for time, sign in ((row.begins, 1), (row.ends, -1)):
-                        deltas[time][kind, rc] += (
-                            sign * int(row.number) * amount)
+                for kind in kinds:
+                    begins[kind, rc] += int(row.number) * amount
+                    ends[kind, rc] -= int(row.number) * amount
         for index in fees:
             self._parts[keys, index][FLAT] += prices.get(FLAT, 0)
         level: collections.Counter[tuple[str, str]] = collections.Counter()

@@ -250,13 +250,16 @@ def _sums(query: Query, windows: ty.Sequence[model.Window], now: int,
     one = part.subquery().c
     groups = (*(one[name] for name in query.group_by), one.kind, one.amounts,
               one.first, one.last)
-    sums = [sa.func.sum(one.sign), sa.func.sum(one.sign * one.begins),
-            sa.func.sum(one.sign * one.ends)]
-    # Servers that were deleted before are omitted.
-    return sa.select(*groups, *(of.label(name) for name, of in zip(
-        ('number', 'begins', 'ends'), sums))).group_by(*groups).having(
-            sa.or_(*(of != 0 for of in sums))).order_by(
-                *groups[:len(keys)]).limit(limit)
+    total = sa.select(
+        *groups, sa.func.sum(one.sign).label('number'),
+        sa.func.sum(one.sign * one.begins).label('begins'),
+        sa.func.sum(one.sign * one.ends).label('ends'),
+    ).group_by(*groups).subquery().c
+    # Servers that were deleted before are omitted. With HAVING, databases
+    # compute the sums twice.
+    return sa.select(*total).where(
+        (total.number != 0) | (total.begins != 0) | (total.ends != 0),
+    ).order_by(*[*total][:len(keys)]).limit(limit)
 
 
 def _index(time: sa.ColumnElement[int], windows: ty.Sequence[model.Window],

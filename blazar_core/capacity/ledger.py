@@ -41,8 +41,8 @@ from blazar_core.db import api
 from blazar_core.db import models
 
 __all__ = ['Edit', 'OverCapacity', 'NewBooking', 'RESERVABLE', 'SEEN',
-           'HostLoad', 'TAKES', 'add', 'amend', 'decide', 'follow', 'hold',
-           'new_of', 'overfull']
+           'HostLoad', 'TAKES', 'add', 'amend', 'awaited', 'decide', 'follow',
+           'hold', 'new_of']
 
 
 class OverCapacity(api.LostRace):
@@ -437,8 +437,6 @@ _WITH_BOOKINGS = _ALONE.add_columns(
     _BOOKINGS.c.start_date < sa.bindparam('until'),
     sa.or_(_BOOKINGS.c.end_date > sa.bindparam('since'),
            _BOOKINGS.c.claimed_at.is_not(None))))
-#: Only bookings of reservations.
-_WITH_RESERVED = _WITH_BOOKINGS.where(_BOOKINGS.c.outage.is_(None))
 
 
 def _check(host: HostLoad, now: int, others: ty.Iterable[_Delta],
@@ -455,22 +453,35 @@ def _check(host: HostLoad, now: int, others: ty.Iterable[_Delta],
         raise OverCapacity(host.id)
 
 
-def overfull(connection: sa.Connection, host_ids: ty.Collection[int],
-             now: int) -> set[int]:
-    """Return the hosts on which bookings take more than there is now, because
-    servers past their end are still there. Outages are not counted.
+def awaited(connection: sa.Connection, host_ids: ty.Collection[int],
+            late: ty.Container[int], now: int) -> set[int]:
+    """Return the bookings past their end, by id, that take what the bookings
+    of now need on a host: the oldest ends, and no more than that takes.
+
+    :param late: hosts of which all are returned that take what is needed
     """
     if not host_ids:
         return set()
-    hosts: dict[int, HostLoad] = {}
-    taken = collections.defaultdict[int, list[rule.Taken]](list)
-    for row in connection.execute(_WITH_RESERVED, {
+    hosts: dict[int, tuple[HostLoad, list[sa.Row[ty.Any]]]] = {}
+    for row in connection.execute(_WITH_BOOKINGS, {
             'hosts': sorted(host_ids), 'since': now, 'until': now + 1}):
-        hosts[row.id] = HostLoad(*row[:len(SEEN)])
+        _load, rows = hosts.setdefault(
+            row.id, (HostLoad(*row[:len(SEEN)]), []))
         if row.booking_id is not None:
-            taken[row.id].append((model.Window(now, now + 1), row.resources))
-    return {one.id for one in hosts.values() if rule.lacking(
-        one.capacity, one.usage, rule.peaks((), taken[one.id]))}
+            rows.append(row)
+    found = set()
+    for load, rows in hosts.values():
+        taken = rule.peaks((), ((model.Window(now, now + 1), one.resources)
+                                for one in rows))
+        for one in sorted(rows, key=lambda one: (
+                one.end_date, one.booking_id)):
+            if one.end_date <= now and not one.resources.keys().isdisjoint(
+                    rule.lacking(load.capacity, load.usage, taken)):
+                found.add(one.booking_id)
+                if load.id not in late:
+                    taken = {rc: amount - one.resources.get(rc, 0)
+                             for rc, amount in taken.items()}
+    return found
 
 
 def add(connection: sa.Connection, now: int, edits: ty.Iterable[Edit],

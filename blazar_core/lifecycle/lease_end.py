@@ -197,11 +197,16 @@ def _is_blocked(its: end_policies.Steps, todo: end_policies.EndPolicy | None,
         seen.blocked and todo is not None and todo.keeps))
 
 
+_OUTAGES = orm.aliased(models.Booking)
 #: Those of some hosts where another lease should have started at a date, and
-#: has not. By the bookings of these hosts: without statistics, databases would
-#: read all bookings.
+#: has not, although the host is available. By the bookings of these hosts:
+#: without statistics, databases would read all bookings.
 _AWAITED = sa.select(models.Host.id, models.Host.uuid).where(
     models.Host.id.in_(sa.bindparam('hosts', expanding=True)),
+    ~sa.select(_OUTAGES.id).where(
+        _OUTAGES.host_id == models.Host.id, _OUTAGES.outage.is_not(None),
+        _OUTAGES.start_date <= sa.bindparam('now'),
+        _OUTAGES.end_date > sa.bindparam('now')).exists(),
     sa.select(models.Booking.id).join(models.Booking.reservation).join(
         models.Reservation.lease).where(
             models.Booking.host_id == models.Host.id,
@@ -235,7 +240,8 @@ class _Begun(ty.NamedTuple):
     :ivar servers: the steps of servers that have bookings
     :ivar others: the steps of servers that have none
     :ivar grace: seconds that are left of the grace period
-    :ivar awaited: the uuids of the hosts for whose capacity other leases wait
+    :ivar awaited: the servers for whose capacity other leases wait, each with
+        the uuid of its host; without a server: a whole host
     """
 
     servers: dict[str, end_policies.Steps]
@@ -243,7 +249,7 @@ class _Begun(ty.NamedTuple):
     name: str = ''
     project_id: str = ''
     grace: int = 0
-    awaited: frozenset[str] = frozenset()
+    awaited: ty.Collection[tuple[str | None, str]] = ()
 
 
 class LeaseEnd:
@@ -357,12 +363,9 @@ class LeaseEnd:
             one.needs_owner for its in ends_of.values() for one in its)
         ) if ends_of else None
         waiting = {server_id: why for server_id, its in ends_of.items() if (
-            why := self._server_ends.apply_policy(end_policies.EndedServer(
-                server_id, lease_id, begun.name, begun.project_id, credential,
-                begun.awaited, functools.partial(
-                    self._check_in, lease_id, server_id,
-                    server_id in begun.servers)), its, functools.partial(
-                        self._replace, lease_id))) is not None}
+            why := self._server_ends.apply_policy(
+                self._ended(lease_id, server_id, begun, credential), its,
+                functools.partial(self._replace, lease_id))) is not None}
         if waiting:
             why = next(filter(None, waiting.values()), '')
             if closed.hosted_servers or why:
@@ -392,6 +395,15 @@ class LeaseEnd:
             return retries.RetryAfter(retries.AGAIN,
                                       'a server was added')
         return None
+
+    def _ended(self, lease_id: str, server_id: str, begun: _Begun,
+               credential: str | None) -> end_policies.EndedServer:
+        booked = server_id in begun.servers
+        return end_policies.EndedServer(
+            server_id, lease_id, begun.name, begun.project_id, credential,
+            frozenset(host for one, host in begun.awaited
+                      if one == (server_id if booked else None)),
+            functools.partial(self._check_in, lease_id, server_id, booked))
 
     def _check_in(self, lease_id: str, server_id: str, booked: bool) -> None:
         """Check that a server is still in a lease whose end is in progress.
@@ -505,26 +517,34 @@ class LeaseEnd:
                         lease.ending_at or 0))
 
     def _awaited(self, session: orm.Session, lease: models.Lease, now: int,
-                 its: end_policies.Steps) -> frozenset[str]:
-        """Return the hosts of a lease for whose capacity other leases have
-        waited since half of the time for which they wait at all.
+                 its: end_policies.Steps) -> set[tuple[str | None, str]]:
+        """Return the servers of a lease, each with its host, for whose
+        capacity other leases have waited since half of the time for which they
+        wait at all. A whole host, without a server, must be empty.
 
-        Not those that have enough for both: the others start there when they
-        no longer wait for the host to be empty. A whole host must be empty.
+        Of several that have ended there, the oldest come first, and those that
+        are enough for the others: these start when they no longer wait for the
+        host to be empty. Since three quarters of the time, all of them: the
+        first ones may not be to blame.
         """
         patience = self._start_timeout // 2
-        if not self._limit or not self._lasts(lease, now, its, patience):
-            return frozenset()
-        hosts = {one.host_id for one in lease.bookings
-                 if one.host_id is not None}
-        whole = {one.host_id for one in lease.bookings if one.whole}
-        waited = session.execute(_AWAITED, {
-            'hosts': [*hosts], 'lease': lease.id, 'since': now - patience,
-            'now': now}).all() if hosts else []
-        full = ledger.overfull(session.connection(), {
-            one.id for one in waited if one.id not in whole}, now)
-        return frozenset(one.uuid for one in waited
-                         if one.id in whole or one.id in full)
+        booked = {one.host_id for one in lease.bookings} - {None}
+        if not booked or not self._limit or not self._lasts(
+                lease, now, its, patience):
+            return set()
+
+        def since(seconds: int) -> dict[int, str]:
+            return {host_id: uuid for host_id, uuid in session.execute(
+                _AWAITED, {'hosts': [*booked], 'lease': lease.id,
+                           'since': now - seconds, 'now': now}).tuples()}
+
+        hosts = since(patience)
+        which = ledger.awaited(
+            session.connection(), hosts.keys() - {
+                one.host_id for one in lease.bookings if one.whole},
+            since(patience * 3 // 2) if hosts else (), now)
+        return {(one.server_id, hosts[one.host_id]) for one in lease.bookings
+                if one.host_id in hosts and (one.whole or one.id in which)}
 
     def _is_late(self, session: orm.Session, lease: models.Lease, now: int,
                  its: end_policies.Steps) -> bool:

@@ -850,6 +850,51 @@ class TestAwaited(StepsTestCase):
         self.run_at(3800)
         self.assertEqual(one | two, {*self.cloud.deleted})
 
+    def assert_early(self, *servers):
+        """Refuse each image; these servers are deleted early, no others."""
+        self.cloud.broken['create_image'] = self.refused
+        for time in (90, 95, 100):
+            self.run_at(time)
+        # Deletions take longer than until the next attempt.
+        self.cloud.stubborn.update(self.cloud.servers)
+        self.run_at(260)
+        self.cloud.stubborn.clear()
+        for time in (320, 380, 440):
+            self.run_at(time)
+        self.assertEqual({*servers}, {*self.cloud.deleted})
+
+    def test_so_have_those_that_ended_after_enough_others(self):
+        ends = (100, 90, 100, 95)
+        servers = [server for end in ends for server in base.servers_of(
+            self.running_lease(0, end, request=self.request(
+                0, end, on_end='snapshot,delete')))]
+        self.lease(100, 9000, count=2)
+        self.assert_early(servers[1], servers[3])
+
+    def test_so_have_other_servers_of_a_lease(self):
+        lease, servers = self.ending('snapshot,delete', count=3)
+        self.lease(100, 9000, count=2)
+        self.assert_early(servers[0])
+
+    def test_so_has_what_takes_nothing_that_the_other_one_needs(self):
+        self.host('two', VCPU=4, MEMORY_MB=4)
+        on_two = frozenset([self.uuid_of('two')])
+        self.ending('snapshot,delete', resources={'MEMORY_MB': 1},
+                    hosts=on_two)
+        _lease, (server,) = self.ending('snapshot,delete', hosts=on_two)
+        self.lease(100, 9000, resources={'VCPU': 4}, hosts=on_two)
+        self.assert_early(server)
+
+    def test_nobody_waits_for_those_before_it_for_too_long(self):
+        """They may be complete any moment, or not within the limit."""
+        _slow, (server,) = self.ending('snapshot,delete')
+        _stuck, (other,) = self.ending('stop')
+        self.lease(100, 9000, count=3)
+        self.cloud.slow.add(server)
+        self.cloud.broken['set_resting_state'] = self.refused
+        self.run_at(100)
+        self.assert_deleted_at(325, other)
+
     def test_so_has_a_slot_of_several(self):
         """Each unused slot has a booking as well, without a server."""
         for amount in (1, 2):

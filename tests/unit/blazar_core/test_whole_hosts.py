@@ -294,7 +294,10 @@ class TestHolding(whole_hosts_base.WholeHostsTestCase):
         self.assertEqual({}, self.machines.doors)
         self.assertEqual(['TERMINATED'], self.scalars(models.Lease.status))
 
-    def test_what_is_on_a_host_that_others_wait_for_is_deleted_early(self):
+    def awaited(self):
+        """Return the server on each of two hosts of a lease whose end is
+        refused, and the host that another lease has reserved from then on.
+        """
         self.host('two', VCPU=4)
         self.lifecycle.lease_end._limit = 3600
         lease = self.reserve(0, 100, self.machines_of(2, 2))
@@ -310,11 +313,26 @@ class TestHolding(whole_hosts_base.WholeHostsTestCase):
         second = self.reserve_machines(100, 2000)
         wanted, = self.bookings_of(second)
         self.cloud.broken['set_resting_state'] = errors.CloudRefusal('No.')
+        return hosted, wanted
+
+    def run_until_awaited(self):
         for elapsed in (100, 160, 30):
             self.clock.advance(elapsed)
             driven.run_due(self.engine)
+
+    def test_what_is_on_a_host_that_others_wait_for_is_deleted_early(self):
+        hosted, wanted = self.awaited()
+        self.run_until_awaited()
         self.assertEqual([hosted[wanted]], self.cloud.deleted[:1])
         self.assertEqual({hosted[wanted]}, {*self.cloud.deleted})
+
+    def test_not_while_the_host_is_unavailable(self):
+        """The other lease cannot start there anyway."""
+        _hosted, wanted = self.awaited()
+        self.new_maintenance().announce(
+            wanted, model.Window(NOW + 90, NOW + 9000), 'firmware')
+        self.run_until_awaited()
+        self.assertEqual([], self.cloud.deleted)
 
     def test_a_server_is_left_alone_once_the_lease_is_over(self):
         """A process stands still while another one completes the end."""

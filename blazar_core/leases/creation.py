@@ -243,7 +243,8 @@ class LeaseCreation:
               ) -> list[dict[str, ty.Any]]:
         """Write leases of one project and their bookings.
 
-        :raises Conflict: if a lease was concurrently created with the key
+        :raises Conflict: if a lease was concurrently created with the key, or
+            it is too late to create them
         :raises LimitExceeded: if concurrent leases have used up a limit
         """
         granted = planned[0].new.granted
@@ -266,6 +267,11 @@ class LeaseCreation:
             # Inserting many takes time, so do it before hosts are locked.
             new_leases.insert(connection, rows_of_all)
         now = self._clock.now()
+        if now > (planned[0].new.create_by or now):
+            raise errors.Conflict(
+                'This request took too long in nova-api, which gives up its '
+                'servers after some minutes. Nothing was reserved and no '
+                'server was created. Send it again.')
         edits = ledger.decide(connection, now, [
             edit for some in each for edit in some])
         if len(planned) == 1:

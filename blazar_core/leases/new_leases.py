@@ -60,6 +60,8 @@ class NewLease:
     :ivar recurrence_id: the series that it is an occurrence of; None: none
     :ivar lease_id: the id under which the budget service has committed it;
         None: it has not
+    :ivar create_by: the latest instant at which it may be created, as its
+        servers may be deleted afterwards; None: there is none
     """
 
     project_id: str
@@ -71,6 +73,7 @@ class NewLease:
     granted: limits.Granted | None = None
     recurrence_id: str | None = None
     lease_id: str | None = None
+    create_by: int | None = None
 
     @property
     def cleaning_time(self) -> int:

@@ -35,14 +35,17 @@ from blazar_nova.compat import attachments
 from blazar_nova.compat import bound_servers
 from blazar_nova.compat import reserved_state
 
-__all__ = ['BuildCall', 'Interceptor', 'in_name_of', 'intercepting', 'load',
-           'unwired']
+__all__ = ['BuildCall', 'Interceptor', 'ORPHAN_AGE', 'in_name_of',
+           'intercepting', 'load', 'unwired']
 
 LOG = logging.getLogger(__name__)
 
 _KEPT = ('image', 'admin_password', 'injected_files', 'requested_networks',
          'block_device_mapping', 'tags')
 
+#: Seconds after its boot at which a server that is RESERVED and has no
+#: lease is deleted: its nova-api died.
+ORPHAN_AGE = 600
 #: Prefixes of extra specs that use secrets of a key manager or accelerators.
 #: The properties of images have an underscore instead of the colon.
 _OF_THE_USER = ('hw:tpm_', 'hw:ephemeral_encryption', 'accel:')
@@ -167,6 +170,15 @@ class BuildCall:
         :param access: keystoneauth1's AccessInfo of the new token
         """
         self.context = in_name_of(self.context, access)
+
+    @property
+    def reserve_by(self) -> int:
+        """When its servers must have a lease: early enough before they would
+        be deleted as those of a process that has died, whatever a transaction
+        takes. By the same clocks as their deletion.
+        """
+        return ORPHAN_AGE // 2 + min(
+            int(one.created_at.timestamp()) for one in self.build_requests)
 
     def mark_reserved(self, unless_changed: bool = False) -> None:
         """Show its servers as RESERVED from now on.

@@ -23,6 +23,7 @@ from blazar_core.db import models
 from blazar_core.leases import idempotency
 from blazar_core.leases import lease_purge
 from blazar_core.plugins import cloud_api
+from blazar_nova.compat import build_calls
 from blazar_nova.compat import bulk_state
 from blazar_nova.compat import process
 from blazar_nova.listener import batches
@@ -37,11 +38,9 @@ LOG = logging.getLogger(__name__)
 
 P = ty.ParamSpec('P')
 
-#: Seconds after which a server shown as RESERVED must have its lease, and the
-#: most servers without a lease that are deleted at a time: those that a
+#: The most servers without a lease that are deleted at a time: those that a
 #: nova-api was creating when it died. If there are more, the reservation
 #: database is wrong.
-_ORPHAN_AGE = 600
 _MOST_ORPHANS = 10
 
 
@@ -225,7 +224,7 @@ class ServerSync:
         nova-api died between marking them and recording their lease: the user
         got no answer, and nothing would ever build them.
         """
-        before = self._parts.clock.now() - _ORPHAN_AGE
+        before = self._parts.clock.now() - build_calls.ORPHAN_AGE
         orphans = [server_id for server_id, waits in nova.waiting.items()
                    if waits.reserved and waits.since < before and
                    server_id not in books]

@@ -305,8 +305,9 @@ class LeaseAdmission:
         fault_points.fault_point(fault_points.FaultPoint.CREATE_DELEGATED,
                                  servers)
         with lease_trusts.unless_reserved(self._parts, trust):
-            lease = self._leases.creation.create(
-                lease_trusts.with_trust(self._parts, new, trust), encrypted)
+            lease = self._leases.creation.create(dataclasses.replace(
+                lease_trusts.with_trust(self._parts, new, trust),
+                create_by=call.reserve_by), encrypted)
         fault_points.fault_point(fault_points.FaultPoint.CREATE_BOOKED,
                                  servers)
         return lease, functools.partial(

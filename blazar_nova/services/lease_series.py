@@ -26,6 +26,7 @@ from blazar_core.leases import exclusive
 from blazar_core.leases import requests
 from blazar_core.leases import series
 from blazar_core.leases import updates
+from blazar_core.lifecycle import fault_points
 from blazar_nova.compat import bound_servers
 from blazar_nova.compat import build_calls
 from blazar_nova.compat import server_demand
@@ -87,8 +88,11 @@ class LeaseSeries:
             (creation.NewReservation(demand, parts[0].server_ids, spec=(
                 exclusive.spec(None, dict.fromkeys(
                     parts[0].server_ids, call.exclusive))),
-                warnings=booted_servers.unreserved(call, demand, request)),))
+                warnings=booted_servers.unreserved(call, demand, request)),),
+            create_by=call.reserve_by)
         call.mark_reserved()
+        fault_points.fault_point(fault_points.FaultPoint.CREATE_MARKED,
+                                 ', '.join(ids))
         fits, left_out = self._fitting(new, asked, ids)
         # The servers of the first occurrence come first: the boot answers one
         # of them. Kept servers are only in the first until the next starts.

@@ -22,6 +22,7 @@ from blazar_core.common import clocks
 from blazar_core.common import errors
 from blazar_core.leases import creation
 from blazar_core.lifecycle import dispatch
+from blazar_core.lifecycle import fault_points
 from blazar_nova.services import wiring
 from tests.functional import base
 from tests.functional import leased
@@ -536,6 +537,65 @@ class BehindTheCastTest(leased.LeasedTestCase):
         self.alice.delete_server(server_id)
         self.wait_until_gone(server_id)
         self.fill_books()
+
+
+class StoodStillTest(leased.LeasedTestCase):
+    """A nova-api stands still after it has marked servers as RESERVED, while
+    they have no lease yet.
+    """
+
+    def setUp(self):
+        super().setUp()
+        for name in ('one', 'two'):
+            self.hold(name, flavor='4')
+
+    def boot_for(self, seconds, boot=FROM_VOLUME, start_in=7200, **how):
+        """Boot by a nova-api that stands still for so many seconds."""
+        steps = []
+        self.before = self.boot_rows(), self.book_rows()
+
+        def stand_still(step, _servers):
+            if step is fault_points.FaultPoint.CREATE_MARKED:
+                steps.append(step)
+                self.clock.advance(seconds)
+                self.fill_books()
+                self.useFixture(fixtures.MockPatchObject(
+                    clocks.SystemClock, 'now', self.clock.now))
+
+        with mock.patch.object(fault_points, 'fault_point', stand_still):
+            try:
+                return self.boot('vm1', hints=self.lease_hints(
+                    'vm1', start_in, **how), **boot)
+            finally:
+                self.assertEqual(1, len(steps))
+
+    def assert_undone(self, *args, **kwargs):
+        said = self.refused(409, self.boot_for, *args, **kwargs)
+        self.assertIn('took too long', said)
+        self.assertIn('Send it again', said)
+        self.assertEqual(self.before, (self.boot_rows(), self.book_rows()))
+        self.assertEqual({}, self.cinder.volume_to_attachment.get(VOLUME, {}))
+        self.assert_verified()
+
+    def test_until_its_servers_were_deleted(self):
+        self.assert_undone(700)
+
+    def test_until_they_are_about_to_be_deleted(self):
+        self.assert_undone(500)
+
+    def test_while_their_lease_waits_for_capacity(self):
+        self.assert_undone(
+            700, {'flavor': '4'}, 3600, duration='1h', lease_type='retry',
+            retries=10, retry_interval='5m')
+
+    def test_while_the_lease_recurs(self):
+        self.assert_undone(700, {}, recurrence={'rule': 'FREQ=DAILY;COUNT=2'})
+
+    def test_for_less(self):
+        server = self.boot_for(200)
+        self.assertEqual('RESERVED', self.alice.get_server(
+            server['id'])['status'])
+        self.assertEqual('PENDING', self.lease('vm1')['status'])
 
 
 class SecretsTest(leased.LeasedTestCase):

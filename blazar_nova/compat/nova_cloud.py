@@ -15,6 +15,7 @@ from nova import objects
 from nova.scheduler import rpcapi as scheduler_rpcapi
 from oslo_log import log as logging
 
+from blazar_core.common import clocks
 from blazar_core.common import errors
 from blazar_core.plugins import cloud_api
 from blazar_nova.compat import accelerators
@@ -56,8 +57,9 @@ class NovaCloud(server_deletion.ServerDeletion, end_actions.EndActions,
     :param trusts: creates tokens of users
     """
 
-    def __init__(self, trusts: request_context.Trusts) -> None:
-        super().__init__(trusts)
+    def __init__(self, trusts: request_context.Trusts,
+                 clock: clocks.Clock) -> None:
+        super().__init__(trusts, clock)
         #: The service hosts of hosts, by uuid of the host.
         self._services: dict[str, str] = {}
 

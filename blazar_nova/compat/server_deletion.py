@@ -38,9 +38,9 @@ _ASK_AGAIN = 60
 #: The most seconds between two attempts.
 _LONGEST = 600
 
-#: Attempts to get a token from keystone before a server is deleted without
-#: one: for a minute or two.
-_TRIES = 30
+#: Seconds for which keystone may issue no token before a server is deleted
+#: without one: other leases wait for its capacity for a limited time.
+_PATIENCE = 90
 
 #: The prefix of the request ids of our deletions. Nova creates those of users'
 #: requests itself, with a uuid after "req-".
@@ -76,10 +76,12 @@ class ServerDeletion(request_context.Acting):
     :param trusts: creates tokens of users
     """
 
-    def __init__(self, trusts: request_context.Trusts) -> None:
+    def __init__(self, trusts: request_context.Trusts,
+                 clock: clocks.Clock) -> None:
         super().__init__(trusts)
-        #: Failed attempts to get the token of an owner, by server.
-        self._waited: dict[str, int] = {}
+        self._clock = clock
+        #: When the token of an owner was first not issued, by server.
+        self._waits: dict[str, float] = {}
 
     def delete(self, server_id: str, credential: str | None,
                check: cloud_api.Check = cloud_api.always) -> None:
@@ -111,6 +113,7 @@ class ServerDeletion(request_context.Acting):
                 self._ask(self._itself(instance), server_id, check)
         except exception.InstanceNotFound:
             # Deleted, or almost.
+            self._waits.pop(server_id, None)
             unbuilt_servers.finish(server_id)
         except exception.InstanceInvalidState:
             # Being deleted: the caller checks again.
@@ -132,14 +135,15 @@ class ServerDeletion(request_context.Acting):
                         'owner: %s', server_id, exc)
             return None
         except Exception as exc:
-            self._waited[server_id] = self._waited.get(server_id, 0) + 1
-            if self._waited[server_id] < _TRIES:
+            now = self._clock.elapsed()
+            waits = now - self._waits.setdefault(server_id, now)
+            if waits < _PATIENCE:
                 raise errors.CloudUnavailable(str(exc)) from exc
             LOG.warning('Server %s is not deleted in the name of its owner, '
-                        'after %s attempts: %s', server_id,
-                        self._waited.pop(server_id), exc)
+                        'for whom there was no token for %s s: %s',
+                        server_id, round(waits), exc)
             return None
-        self._waited.pop(server_id, None)
+        self._waits.pop(server_id, None)
         return build_calls.in_name_of(nova_context.RequestContext(
             user_id=access.user_id, project_id=access.project_id), access,
         ).elevated()

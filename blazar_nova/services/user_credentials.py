@@ -12,10 +12,13 @@ cannot create a trust the service user acts itself, if the operator allows it
 (:mod:`.service_user`).
 """
 
+import collections.abc
+import contextlib
 import copy
 import datetime
 import functools
 import random
+import threading
 import typing as ty
 
 from keystoneauth1 import exceptions
@@ -123,6 +126,42 @@ class LeaseOwners:
             credential, as_owner=True).auth_token)
 
 
+class _Silence:
+    """Lets one thread at a time wait for keystone while it does not answer.
+
+    Each call may take as long as its time limit, and thousands of leases may
+    end in a second.
+    """
+
+    def __init__(self) -> None:
+        self._silent = False
+        self._asking = threading.Lock()
+
+    @contextlib.contextmanager
+    def asking(self) -> collections.abc.Iterator[None]:
+        """Call keystone within this block.
+
+        :raises ConnectFailure: if another thread already waits for keystone,
+            which does not answer
+        """
+        alone = self._silent
+        if alone and not self._asking.acquire(blocking=False):
+            raise exceptions.ConnectFailure('an earlier call still waits.')
+        try:
+            yield
+        except exceptions.ConnectionError:
+            self._silent = True
+            raise
+        except exceptions.ClientException:
+            self._silent = False
+            raise
+        else:
+            self._silent = False
+        finally:
+            if alone:
+                self._asking.release()
+
+
 class Credentials:
     """Trusts from users to the service user of ``[blazar_keystone]``.
 
@@ -131,6 +170,7 @@ class Credentials:
 
     def __init__(self, conf: ty.Any) -> None:
         self._conf = conf
+        self._silence = _Silence()
         conf.register_opts(_options(), group=GROUP)
         loading.register_auth_conf_options(
             conf, conf[GROUP].auth_section or GROUP)
@@ -183,7 +223,8 @@ class Credentials:
         if not self.is_configured():
             return None
         try:
-            return self._make(context, until)
+            with self._silence.asking():
+                return self._make(context, until)
         except (exceptions.Forbidden, exceptions.Unauthorized) as exc:
             # 401: keystone does not know the token (or no longer).
             if self._conf[GROUP].without_trust == SERVICE and not (
@@ -195,6 +236,13 @@ class Credentials:
                         _NO_TRUST.format(why=f'{why}.')) from why
             raise errors.TrustUnavailable(
                 _NO_TRUST.format(why=exc.message)) from exc
+        except exceptions.ConnectionError as exc:
+            LOG.warning('User %s: no trust was created: %s',
+                        context.user_id, exc)
+            raise errors.CloudUnavailable(
+                'The identity service does not answer, and a lease which '
+                'starts later needs a trust; try again in a minute, or let '
+                'the lease start now.') from exc
         except (exceptions.ClientException, KeyError, TypeError,
                 ValueError) as exc:
             # A proxy in front of keystone may have answered.
@@ -280,10 +328,10 @@ class Credentials:
             user.check(self._keystone(self._session))
             return user.access(self.service())
         try:
-            return self._access(credential)
+            with self._silence.asking():
+                return self._access(credential)
         except exceptions.ClientException as exc:
-            raise errors.CloudUnavailable(
-                f'Keystone issues no token: {exc}') from exc
+            raise errors.CloudUnavailable(_unavailable(exc)) from exc
 
     def _access(self, trust_id: str) -> ty.Any:
         session = self._by_trust(trust_id)
@@ -350,10 +398,10 @@ class Credentials:
         if not self.is_configured():
             return None
         try:
-            return self._session.auth.get_access(self._session)
+            with self._silence.asking():
+                return self._session.auth.get_access(self._session)
         except exceptions.ClientException as exc:
-            raise errors.CloudUnavailable(
-                f'Keystone rejects the service user: {exc}') from exc
+            raise errors.CloudUnavailable(_unavailable(exc)) from exc
 
     def exists(self, path: str) -> bool | None:
         """Return whether keystone shows something to the service user.
@@ -372,6 +420,12 @@ class Credentials:
             raise errors.CloudUnavailable(
                 f'Keystone does not answer: {exc}') from exc
         return True
+
+
+def _unavailable(exc: exceptions.ClientException) -> str:
+    return f'Keystone does not answer: {exc}' if isinstance(
+        exc, exceptions.ConnectionError) else (
+            f'Keystone issues no token: {exc}')
 
 
 def _is_keystones(response: ty.Any) -> bool:

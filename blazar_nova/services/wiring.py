@@ -125,7 +125,7 @@ def assemble(conf: ty.Any, clock: clocks.Clock | None = None) -> Parts:
     books = database(conf, clock)
     secrets = encryption.Encryption(conf.blazar.encryption_keys)
     trusts = user_credentials.Credentials(conf)
-    cloud = nova_cloud.NovaCloud(trusts)
+    cloud = nova_cloud.NovaCloud(trusts, clock)
     types = registry.types(lookup.Lookup(books, clock))
     host_cleaning.command_of(conf.blazar)
     interruptible_params.check_actions(conf.blazar.eviction_actions)

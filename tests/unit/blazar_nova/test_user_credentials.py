@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 
 import datetime
+import functools
 import os
 import types
 
@@ -295,6 +296,50 @@ class TestAccess(CredentialsTestCase):
         self.web.post(f'{URL}/auth/tokens', exc=requests.ConnectionError)
         self.assertRaises(errors.CloudUnavailable, self.trusts.access,
                           'the-trust')
+
+    def test_while_it_does_not_answer_one_thread_waits_for_it(self):
+        """Thousands of leases may end in a second."""
+        asked = []
+
+        def answer(_request, _context):
+            asked.append(None)
+            for work in (functools.partial(self.trusts.access, 'another'),
+                         self.trusts.service, self.delegate):
+                self.assertIn('does not answer', str(self.assertRaises(
+                    errors.CloudUnavailable, work)))
+            raise requests.Timeout
+
+        self.web.post(f'{URL}/auth/tokens', exc=requests.Timeout)
+        self.assertRaises(errors.CloudUnavailable, self.trusts.access,
+                          'the-trust')
+        self.web.post(f'{URL}/auth/tokens', json=answer)
+        for _attempt in range(2):
+            self.assertRaises(errors.CloudUnavailable, self.trusts.access,
+                              'the-trust')
+        self.assertEqual(2, len(asked))
+        self.web.post(f'{URL}/auth/tokens', json=self.token)
+        for _attempt in range(2):
+            self.trusts.access('the-trust')
+        self.trusts.service()
+
+    def test_one_that_refuses_has_answered(self):
+        self.web.post(f'{URL}/auth/tokens', exc=requests.Timeout)
+        self.assertRaises(errors.CloudUnavailable, self.trusts.access,
+                          'the-trust')
+        self.refused['trust'] = 503
+        self.web.post(f'{URL}/auth/tokens', json=self.token)
+        self.assertRaises(errors.CloudUnavailable, self.trusts.access,
+                          'the-trust')
+        seen = []
+        self.web.post(f'{URL}/auth/tokens', json=lambda request, context: (
+            seen.append(None), len(seen) < 2 and self.trusts.access('another'),
+            self.token(request, context))[-1])
+        self.refused.clear()
+        self.trusts.access('the-trust')
+        self.assertEqual(2, len(seen))
+
+    def delegate(self):
+        return self.trusts.delegate(self.user, END, False)
 
 
 class TestRevoke(CredentialsTestCase):

@@ -77,10 +77,7 @@ class ServerEnds:
                 return self._carry_out(ended, self._last)
         except (_Stuck, errors.CloudUnavailable,
                 errors.TrustUnavailable) as exc:
-            LOG.warning('Lease %s: server %s: its end policy is not complete '
-                        'yet: %s',
-                        ended.lease_id, ended.server_id, exc)
-            return f'server {ended.server_id}: {exc}'
+            return str(exc)
         except _Left:
             LOG.warning('Lease %s: server %s has left the lease meanwhile; '
                         'nothing is requested',
@@ -89,7 +86,7 @@ class ServerEnds:
         except Exception:
             LOG.exception('Lease %s: server %s: its end policy failed',
                           ended.lease_id, ended.server_id)
-            return f'server {ended.server_id} failed; see the log.'
+            return 'it failed; see the log.'
 
     @property
     def _last(self) -> end_policies.Steps:
@@ -369,7 +366,7 @@ class LeaseEnd:
                 self._ended(lease_id, server_id, begun, credential), its,
                 functools.partial(self._replace, lease_id))) is not None}
         if waiting:
-            why = next(filter(None, waiting.values()), '')
+            why = self._log_waiting(lease_id, waiting)
             if closed.hosted_servers or why:
                 self._database.retried(self._explain, lease_id,
                                        lease_conditions.refused(why) if why
@@ -397,6 +394,26 @@ class LeaseEnd:
             return retries.RetryAfter(retries.AGAIN,
                                       'a server was added')
         return None
+
+    def _log_waiting(self, lease_id: str, waiting: ty.Mapping[str, str],
+                     ) -> str:
+        """Log why end policies are not complete, each reason once, as a
+        service that does not answer concerns many servers.
+
+        :param waiting: why, by server; empty: in progress
+        :returns: why the first one is not, with its server
+        """
+        reasons: dict[str, list[str]] = {}
+        for server_id, why in waiting.items():
+            if why:
+                reasons.setdefault(why, []).append(server_id)
+        for why, ids in reasons.items():
+            LOG.warning('Lease %s: the end policy of %s is not complete yet '
+                        '(%s): %s',
+                        lease_id, words.count(len(ids), 'server'), ', '.join(
+                            ids[:_SHOWN]), why)
+        return next((f'server {ids[0]}: {why}'
+                     for why, ids in reasons.items()), '')
 
     def _ended(self, lease_id: str, server_id: str, begun: _Begun,
                credential: str | None) -> end_policies.EndedServer:
@@ -542,9 +559,10 @@ class LeaseEnd:
                            'since': now - seconds, 'now': now}).tuples()}
 
         hosts = since(patience)
-        for host_id in session.scalars(_UNAVAILABLE, {
-                'hosts': [*hosts], 'now': now}) if hosts else ():
-            hosts.pop(host_id, None)
+        unavailable = {*session.scalars(_UNAVAILABLE, {
+            'hosts': [*hosts], 'now': now})} if hosts else set()
+        hosts = {one: uuid for one, uuid in hosts.items()
+                 if one not in unavailable}
         which = ledger.awaited(
             session.connection(), hosts.keys() - {
                 one.host_id for one in lease.bookings if one.whole},

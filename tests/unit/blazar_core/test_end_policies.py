@@ -557,6 +557,20 @@ class TestLimit(StepsTestCase):
         self.assertEqual(1, log.output.count(why))
         self.assertEqual(why, self.reason(lease))
 
+    def test_a_service_that_is_away_is_one_line_for_a_lease(self):
+        lease, servers = self.ending('snapshot,delete', count=4)
+        self.cloud.broken['create_image'] = errors.CloudUnavailable('Glance.')
+        log = self.useFixture(fixtures.FakeLogger())
+        self.run_at(100)
+        line, = [one for one in log.output.splitlines() if 'Glance' in one]
+        self.assertEqual(
+            f'Lease {lease["id"]}: the end policy of 4 servers is not '
+            f'complete yet ({", ".join(servers)}): Glance.', line)
+        self.assertEqual(
+            f'The end is retried: server {servers[0]}: Glance.',
+            conditions.find(self.scalars(models.Lease.conditions)[0],
+                            conditions.Type.END_DELAYED)['message'])
+
     def test_what_is_in_the_way_of_that_has_its_age(self):
         log = self.useFixture(fixtures.FakeLogger())
         lease, (server,) = self.ending('snapshot,delete')

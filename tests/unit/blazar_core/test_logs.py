@@ -193,7 +193,7 @@ class TestLives(LivesMixin, base.LeaseTestCase):
         self.cloud.broken['revoke'] = ZeroDivisionError()
         self.advance(600)
         self.lifecycle.lease_close.revoke_over()
-        self.assert_named('start_lease failed', 'policy is not complete yet',
+        self.assert_named('start_lease failed', 'is not complete yet',
                           'its end policy failed', 'could not be revoked yet')
 
     def test_one_that_gets_lost(self):

@@ -34,7 +34,7 @@ from blazar_core.lifecycle import fault_points
 from blazar_core.lifecycle import lease_status
 
 __all__ = ['HostOutage', 'Down', 'HostStatus', 'LATE', 'Thresholds', 'Report',
-           'away', 'counts', 'late_events']
+           'away', 'counts', 'deferred_events', 'late_events']
 
 LOG = logging.getLogger(__name__)
 
@@ -285,7 +285,8 @@ def away(database: api.Database) -> list[HostOutage]:
 
 def counts(database: api.Database, now: int) -> dict[str, int]:
     """Return the number of leases in each status but the last one, and the
-    number of pending events that were due more than :data:`LATE` seconds ago.
+    numbers of pending events that were due more than :data:`LATE` seconds ago:
+    those of which no worker has taken care, and those that are retried later.
     """
     lease = models.Lease.__table__.c
     with database.connection() as connection:
@@ -293,8 +294,10 @@ def counts(database: api.Database, now: int) -> dict[str, int]:
             sa.select(lease.status, sa.func.count().label('number')).where(
                 lease.status.in_(states.GOING_ON)).group_by(lease.status))}
         late = late_events(connection, now)
+        deferred = deferred_events(connection, now)
     return {f'leases_{one.lower()}': found.get(one, 0)
-            for one in states.GOING_ON} | {'events_late': late}
+            for one in states.GOING_ON} | {
+                'events_late': late, 'events_deferred': deferred}
 
 
 def late_events(connection: sa.Connection, now: int) -> int:
@@ -304,6 +307,16 @@ def late_events(connection: sa.Connection, now: int) -> int:
     event = models.Event.__table__.c
     return connection.scalar(sa.select(sa.func.count()).where(
         event.status == states.Event.UNDONE, event.run_at < now - LATE)) or 0
+
+
+def deferred_events(connection: sa.Connection, now: int) -> int:
+    """Return the number of events of more than :data:`LATE` seconds ago that
+    could not be carried out yet and are retried.
+    """
+    event = models.Event.__table__.c
+    return connection.scalar(sa.select(sa.func.count()).where(
+        event.status == states.Event.UNDONE, event.time < now - LATE,
+        event.run_at >= now - LATE, event.run_at < model.FOREVER)) or 0
 
 
 def _described(session: orm.Session, lease_ids: ty.Iterable[str],

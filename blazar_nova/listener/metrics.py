@@ -140,8 +140,13 @@ class Metrics:
         late = core.GaugeMetricFamily(
             'blazar_events_late', 'Events that were due more than a minute '
             'ago.')
+        deferred = core.GaugeMetricFamily(
+            'blazar_events_deferred', 'Events of more than a minute ago that '
+            'are retried.')
         with self._parts.database.connection() as connection:
             late.add_metric([], host_status.late_events(connection, now))
+            deferred.add_metric([], host_status.deferred_events(
+                connection, now))
             for row in connection.execute(sa.select(
                     lease.status, lease.lease_type,
                     sa.func.count().label('number')).where(
@@ -156,7 +161,7 @@ class Metrics:
                 one.kind for one in host_status.away(
                     self._parts.database)).items()):
             away.add_metric([kind], number)
-        yield from (leases, late, away)
+        yield from (leases, late, deferred, away)
 
     def _of_capacity(self, now: int) -> ty.Iterator[_Family]:
         host = models.Host.__table__.c

@@ -419,6 +419,26 @@ class ManageTest(base.TestCase):
         self.assertEqual((1, 1), tuple(self.counts(self.json('health')).get(
             name) for name in ('events_late', 'hosts_coming_back')))
 
+    def test_health_says_what_is_retried(self):
+        self.manage('db', 'sync')
+        database = self.database()
+        with database.writer() as session:
+            inventory.report(session, NOW, model.HostFacts(
+                'uuid', 'compute7', 'compute7', {'VCPU': 2}), {})
+        self.hold(database)
+        for run_at, counted in ((NOW + 50, {'events_deferred': 1}),
+                                (model.FOREVER, {})):
+            with database.writer() as session:
+                session.execute(sa.update(models.Event).where(
+                    models.Event.event_type == 'start_lease').values(
+                        time=NOW - 100, run_at=run_at))
+            with mock.patch.object(clocks.SystemClock, 'now',
+                                   lambda _self: NOW):
+                found = self.counts(self.json('health'))
+            self.assertEqual(counted, {
+                name: number for name, number in found.items()
+                if name.startswith('events')})
+
     def test_health_says_how_wrong_the_clock_is(self):
         self.url = self.useFixture(databases.Books('mariadb')).url
         self.assertNotIn('clock_skew', self.counts(self.json('health')))

@@ -8,6 +8,7 @@ no server of any cell may be a guest whose server was deleted.
 """
 
 import dataclasses
+import datetime
 import typing as ty
 
 from nova import context as nova_context
@@ -18,6 +19,7 @@ from nova.db.main import models as main_models
 from nova import exception
 from nova import objects
 from oslo_log import log as logging
+from oslo_utils import timeutils
 import sqlalchemy as sa
 
 from blazar_core.common import errors
@@ -28,6 +30,9 @@ from blazar_nova.compat import unbuilt_servers
 __all__ = ['Unmapped', 'of_migrations', 'restore', 'strangers', 'unmapped']
 
 LOG = logging.getLogger(__name__)
+
+#: Seconds after which allocations of a deleted server are leaked for certain.
+_LEAKED = 600
 
 _MAPPINGS = api_models.InstanceMapping
 _REQUESTS = api_models.BuildRequest
@@ -96,7 +101,7 @@ def restore(one: Unmapped) -> None:
 
 def strangers(consumers: ty.Collection[str], silent: set[str]) -> set[str]:
     """Return the consumers in placement that Nova does not know: neither
-    servers, deleted or not, nor migrations.
+    servers, nor deleted ones of the last minutes, nor migrations.
 
     :param silent: the names of cells that do not answer are added to this;
         then no consumer is known to be a stranger
@@ -155,10 +160,13 @@ def _servers(context: ty.Any) -> list[tuple[str, str | None]]:
 
 def _known(context: ty.Any, consumers: list[str]) -> set[str]:
     """:param context: of a cell"""
+    leaked = timeutils.utcnow() - datetime.timedelta(seconds=_LEAKED)
     with main_db.get_context_manager(context).reader.using(context):
-        return {one for table in (_INSTANCES, _MIGRATIONS)
-                for one in context.session.scalars(sa.select(
-                    table.uuid).where(table.uuid.in_(consumers)))}
+        return {*context.session.scalars(sa.select(_INSTANCES.uuid).where(
+            _INSTANCES.uuid.in_(consumers), sa.or_(
+                _INSTANCES.deleted == 0, _INSTANCES.deleted_at > leaked))
+        ), *context.session.scalars(sa.select(_MIGRATIONS.uuid).where(
+            _MIGRATIONS.uuid.in_(consumers)))}
 
 
 def _migrations(context: ty.Any, consumers: list[str]) -> ty.Any:

@@ -251,7 +251,8 @@ class LeasedServers:
                 ('stranger', consumer),
                 f'Placement has an allocation of consumer {consumer} on host '
                 f'{hosts[consumer]}, but no cell has a server or migration '
-                'with that ID: Nova may have lost track of a guest there.',
+                'with that ID, unless the server is deleted: Nova may have '
+                'lost track of a guest there, or has leaked the allocation.',
                 'check the hypervisor for a guest with that ID, and destroy '
                 'it; then remove the allocation with "nova-manage placement '
                 'audit --delete"')

@@ -20,11 +20,13 @@ from nova import objects
 from oslo_utils import uuidutils
 import sqlalchemy as sa
 
+from blazar_core.capacity import pending
 from blazar_core.db import models
 from blazar_core.plugins import resource_types
 from blazar_nova.cmd import manage
 from blazar_nova.compat import compute_hosts
 from blazar_nova.compat import reserved_state
+from blazar_nova.compat import unmapped_servers
 from blazar_nova.listener import host_sync
 from blazar_nova.verify import verification
 from tests import driven
@@ -293,6 +295,21 @@ class ServersTest(VerifyTestCase):
         held = self.placement.get(
             f'/allocations/{server_id}', version='1.28').body
         consumer = uuidutils.generate_uuid()
+        self.check_leaked(consumer, held)
+
+    def test_an_allocation_of_a_deleted_server(self):
+        """Nova leaks it if the server is deleted while it is resized."""
+        server_id = self.boot_active('plain')['id']
+        held = self.placement.get(
+            f'/allocations/{server_id}', version='1.28').body
+        self.alice.delete_server(server_id)
+        self.wait_until_gone(server_id)
+        self.wait_for(lambda: not self.allocations(server_id))
+        self.useFixture(fixtures.MockPatchObject(
+            unmapped_servers, '_LEAKED', 0))
+        self.check_leaked(server_id, held)
+
+    def check_leaked(self, consumer, held):
         for allocation in held['allocations'].values():
             allocation.pop('generation', None)
         held |= {'consumer_generation': None}
@@ -303,6 +320,8 @@ class ServersTest(VerifyTestCase):
         report = self.assert_left(f'an allocation of consumer {consumer}')
         self.assertIn('placement audit', report.left[0].remedy)
         self.placement.delete(f'/allocations/{consumer}')
+        # A server that is resized may come back.
+        self.clock.advance(pending.BACK_SECONDS + 1)
         self.fill_books()
         self.assert_nothing()
 

@@ -144,8 +144,8 @@ _RECORDS = entry.subject(
             'names that others have')),
     entry.of(
         'nova.db.main.models.Instance',
-        entry.columns(
-            'uuid host deleted hidden', 'servers without a mapping')),
+        entry.columns('uuid host deleted deleted_at hidden',
+                      'servers without a mapping')),
     entry.of(
         'nova.db.main.models.Migration',
         entry.columns('uuid', 'servers without a mapping'),

@@ -3,17 +3,22 @@
 
 """Ends of leases of servers in each state, on the real Nova."""
 
+import functools
+import threading
 import types
 import typing as ty
 from unittest import mock
 
+import fixtures
 from nova.api.openstack.compute import routes
+from nova.compute import manager
 from nova import context as nova_context
 from nova import exception
 from nova import objects
 from nova.tests.functional.api import client as nova_client
 from oslo_serialization import jsonutils
 
+from blazar_nova.compat import server_state
 from tests import driven
 from tests.functional import base
 from tests.functional import nova_box
@@ -65,8 +70,8 @@ for _of in _ENDS.values():
     _of['SOFT_DELETED'] = _GONE
 
 
-class TestEachState(test_ends.EndsTestCase):
-    """A lease of servers of each state."""
+class EachStateTestCase(test_ends.EndsTestCase):
+    """A lease of several servers."""
 
     more_conf = (
         '[DEFAULT]\nreclaim_instance_interval = 3600\n'
@@ -75,33 +80,6 @@ class TestEachState(test_ends.EndsTestCase):
     hosts = {name: nova_box.Capacity(
         vcpus=40, memory_mb=1 << 16, disk_gb=1024)
         for name in ('host1', 'host2')}
-
-    def boot_each(self, on_end):
-        """Return the ids of active servers by state, none of which has it."""
-        self.boot('vm', count=len(_TO), hints=self.lease_hints(
-            'mine', length=HOUR, on_end=on_end))
-        servers = dict(zip(_TO, (
-            one['id'] for one in self.alice.get_servers()), strict=True))
-        for server_id in servers.values():
-            self.wait_for_status(server_id, 'ACTIVE')
-        self.fill_books()
-        return servers
-
-    def bring(self, servers):
-        """Bring each server to its state."""
-        for step in range(max(map(len, _TO.values()))):
-            todo = {server_id: _TO[state][step] for state, server_id
-                    in servers.items() if step < len(_TO[state])}
-            for server_id, (client, action, _status) in todo.items():
-                if 'delete' in action:
-                    self.alice.delete_server(server_id)
-                else:
-                    self.act({'id': server_id}, action, getattr(self, client))
-            for server_id, (_client, _action, status) in todo.items():
-                self.wait_for(
-                    lambda server_id=server_id, status=status: status ==
-                    self.admin.get_server(server_id)['status'],
-                    what=f'{server_id} is {status}')
 
     def end_within(self, seconds):
         """Carry out due events until the lease has ended, or so many seconds
@@ -132,6 +110,37 @@ class TestEachState(test_ends.EndsTestCase):
                 for one in self.glance.images.values()) else _GONE
         return answer.json()['server']['status']
 
+
+class TestEachState(EachStateTestCase):
+    """A lease of servers of each state."""
+
+    def boot_each(self, on_end):
+        """Return the ids of active servers by state, none of which has it."""
+        self.boot('vm', count=len(_TO), hints=self.lease_hints(
+            'mine', length=HOUR, on_end=on_end))
+        servers = dict(zip(_TO, (
+            one['id'] for one in self.alice.get_servers()), strict=True))
+        for server_id in servers.values():
+            self.wait_for_status(server_id, 'ACTIVE')
+        self.fill_books()
+        return servers
+
+    def bring(self, servers):
+        """Bring each server to its state."""
+        for step in range(max(map(len, _TO.values()))):
+            todo = {server_id: _TO[state][step] for state, server_id
+                    in servers.items() if step < len(_TO[state])}
+            for server_id, (client, action, _status) in todo.items():
+                if 'delete' in action:
+                    self.alice.delete_server(server_id)
+                else:
+                    self.act({'id': server_id}, action, getattr(self, client))
+            for server_id, (_client, _action, status) in todo.items():
+                self.wait_for(
+                    lambda server_id=server_id, status=status: status ==
+                    self.admin.get_server(server_id)['status'],
+                    what=f'{server_id} is {status}')
+
     def check(self, on_end):
         servers = self.boot_each(on_end)
         self.bring(servers)
@@ -160,6 +169,90 @@ class TestEachState(test_ends.EndsTestCase):
 
     def test_release(self):
         self.check('release')
+
+
+class TestActionsInProgress(EachStateTestCase):
+    """Actions of users that are in progress on a compute host when the lease
+    of the server ends.
+    """
+
+    more_conf = EachStateTestCase.more_conf.replace(
+        'shelved_offload_time = -1', 'shelved_offload_time = 0')
+    #: By method of nova-compute, the action that comes there.
+    STEPS: ty.ClassVar[dict[str, dict[str, ty.Any]]] = {
+        'prep_resize': {'resize': {'flavorRef': '2'}},
+        'resize_instance': {'resize': {'flavorRef': '2'}},
+        'finish_resize': {'resize': {'flavorRef': '2'}},
+        'shelve_instance': {'shelve': None},
+        '_shelve_offload_instance': {'shelve': None}}
+
+    def setUp(self):
+        super().setUp()
+        self.stops, self.reached = {}, set()
+        # Nova leaks the allocations of some servers that are deleted then.
+        self.useFixture(fixtures.MockPatchObject(
+            server_state, '_LEAKED', 0))
+        self.go_on = threading.Event()
+        self.addCleanup(self.go_on.set)
+        for name in self.STEPS:
+            self.useFixture(fixtures.MockPatchObject(
+                manager.ComputeManager, name, self.stopping(
+                    name, getattr(manager.ComputeManager, name))))
+
+    def stopping(self, name, real):
+        @functools.wraps(real)
+        def method(*args, **kwargs):
+            server_id, = (one.uuid for one in (*args, *kwargs.values())
+                          if isinstance(one, objects.Instance))
+            if self.stops.get(server_id) == name:
+                self.reached.add(server_id)
+                self.go_on.wait(60)
+            return real(*args, **kwargs)
+        return method
+
+    def check(self, on_end, **states):
+        """Let the lease of servers end while each is at a step.
+
+        :param states: what becomes of them, if not that of the first state
+        """
+        self.boot('vm', count=len(self.STEPS), hints=self.lease_hints(
+            'mine', length=HOUR, on_end=on_end))
+        servers = [one['id'] for one in self.alice.get_servers()]
+        for server_id in servers:
+            self.wait_for_status(server_id, 'ACTIVE')
+        self.fill_books()
+        self.stops.update(zip(servers, self.STEPS, strict=True))
+        for server_id, step in self.stops.items():
+            self.act({'id': server_id}, self.STEPS[step])
+        self.wait_for(lambda: self.reached == {*servers},
+                      what='all are at their steps')
+        self.clock.advance(self.over - self.clock.now())
+        driven.run_due(self.listener.engine)
+        self.assertEqual('TERMINATING', self.lease('mine')['status'])
+        self.go_on.set()
+        self.assertEqual([], self.end_within(120))
+        self.assertEqual(states, {
+            self.stops[one].strip('_'): self.shown(one) for one in servers})
+        self.assert_verified()
+
+    def test_delete(self):
+        self.check('delete', **dict.fromkeys(
+            (one.strip('_') for one in self.STEPS), _GONE))
+
+    def test_snapshot(self):
+        self.check('snapshot', prep_resize=_IMAGE, resize_instance=_IMAGE,
+                   finish_resize=_IMAGE, shelve_instance='SHELVED_OFFLOADED',
+                   shelve_offload_instance='SHELVED_OFFLOADED')
+
+    def test_stop(self):
+        self.check('stop', prep_resize='SHUTOFF', resize_instance='SHUTOFF',
+                   finish_resize='SHUTOFF',
+                   shelve_instance='SHELVED_OFFLOADED',
+                   shelve_offload_instance='SHELVED_OFFLOADED')
+
+    def test_shelve(self):
+        self.check('shelve', **dict.fromkeys(
+            (one.strip('_') for one in self.STEPS), 'SHELVED_OFFLOADED'))
 
 
 class TestAfterTheEnd(test_ends.EndsTestCase):

@@ -122,6 +122,7 @@ class Server:
     :ivar abandoned: whether its failure is recorded although a conductor may
         still build it
     :ivar soft_deleted: whether its user has deleted it, and may restore it
+    :ivar is_rescued: whether its user has rescued it
     :ivar deletions: when its deletion was requested, by any user
     """
 
@@ -157,6 +158,7 @@ class Server:
     tried: int = 0
     abandoned: bool = False
     soft_deleted: bool = False
+    is_rescued: bool = False
     deletions: list[float] = dataclasses.field(default_factory=list)
 
     @property
@@ -458,6 +460,26 @@ class Cloud:
             self.baton.tell(f'{server.id} is restored')
             self.notify(server.id, None)
 
+    def rescue(self, server: Server) -> bool:
+        """Rescue a server for its user; return False if Nova refuses that."""
+        if server.state is not State.RUNNING or server.rest is not None or (
+                server.deleting or server.busy or server.soft_deleted or
+                server.is_rescued or server.host is None or
+                server.host.down):
+            return False
+        server.is_rescued = True
+        self.baton.tell(f'{server.id} is rescued')
+        self.notify(server.id, None)
+        return True
+
+    def unrescue(self, server: Server) -> bool:
+        """Unrescue a server for its lease; return whether that was started.
+        """
+        def work() -> None:
+            server.is_rescued = False
+
+        return server.is_rescued and self._do(server, 'unrescued', work)
+
     def _go(self, server: Server) -> None:
         self.baton.let_pass(self.faults.pause('delete'))
         host = server.host
@@ -695,7 +717,8 @@ class Port:
                      State.READY: cloud_api.ServerState.BUILDING,
                      State.BUILDING: cloud_api.ServerState.BUILDING,
                      }.get(server.state, cloud_api.ServerState.RUNNING), host,
-                    rest=server.rest, busy=server.busy)
+                    rest=server.rest, busy=server.busy,
+                    blocked=server.is_rescued)
 
     def delete(self, server_id: str, credential: str | None,
                check: cloud_api.Check = cloud_api.always) -> None:
@@ -732,6 +755,7 @@ class Port:
         self.call('set_resting_state')
         check()
         server = self._cloud.servers[server_id]
+        _refuse_rescued(server)
         if self._cloud.set_resting_state(server, rest):
             self.evicts(server, rest.value)
             server.asked[lease_id, rest.value] += 1
@@ -743,9 +767,19 @@ class Port:
         self.call('create_image')
         check()
         server = self._cloud.servers[server_id]
+        _refuse_rescued(server)
         if self._cloud.create_image(server, lease_id, event) and not event:
             server.asked[lease_id, 'image'] += 1
         self.answer('copied')
+
+    def unblock(self, server_id: str, lease_id: str,
+                check: cloud_api.Check = cloud_api.always) -> None:
+        self.call('unblock')
+        check()
+        server = self._cloud.servers[server_id]
+        if self._cloud.unrescue(server):
+            server.asked[lease_id, 'unrescue'] += 1
+        self.answer('unblocked')
 
     def requests(self, server_id: str, lease_id: str) -> dict[str, int]:
         self.call('requests')
@@ -772,3 +806,8 @@ class Port:
 
     def forget(self, server_id: str) -> None:
         self.call('forget')
+
+
+def _refuse_rescued(server: Server) -> None:
+    if server.is_rescued:
+        raise errors.CloudRefusal('Nova refuses: it is rescued.')

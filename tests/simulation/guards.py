@@ -173,6 +173,8 @@ GUARDS: dict[str, tuple[str, ty.Any]] = {
              lambda self, session, booking: True),
     'image': ('blazar_core.plugins.end_policies.Snapshot.is_over',
               lambda self, cloud, ended, seen: True),
+    'blocked': ('blazar_core.lifecycle.lease_end._is_blocked',
+                lambda its, todo, seen: False),
     'copied': ('blazar_core.lifecycle.event_snapshots.EventSnapshots.'
                '_create_image',
                lambda self, event, server_id: None),
@@ -239,6 +241,8 @@ TESTS: dict[str, str] = {
             'test_none_leaves_what_is_promised',
     'image': 'blazar_core.test_end_policies.TestSteps.'
              'test_an_image_comes_before_the_deletion',
+    'blocked': 'blazar_core.test_end_policies.TestStoodStill.'
+               'test_when_it_has_unblocked_a_server',
     'copied': 'blazar_core.test_event_snapshots.TestImages.'
               'test_an_end_before_gives_it_up',
     'used': 'blazar_core.test_no_show_check.TestNoShows.'

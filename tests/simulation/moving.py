@@ -112,7 +112,7 @@ class Port(clouds.Port):
         else:
             cloud.act_against(source, server.amounts)
             source.left.add(server.id)
-            server.host = host
+            server.host, server.is_rescued = host, False
             cloud.baton.tell(f'{server.id} is evacuated to {host.name}')
         for one in (source, host):
             cloud.notify(server.id, one and one.uuid)
@@ -199,5 +199,5 @@ def _is_free(server: clouds.Server) -> bool:
     """Return whether a server runs and may be migrated."""
     return server.state is State.RUNNING and server.host is not None and not (
         server.busy or server.deleting or server.rest or server.within or
-        server.soft_deleted or
+        server.soft_deleted or server.is_rescued or
         server.kept)

@@ -13,6 +13,7 @@ import typing as ty
 from tests.simulation import away
 from tests.simulation import guards
 from tests.simulation import invariants
+from tests.simulation import rescuing
 from tests.simulation import users
 from tests.simulation import whole
 from tests.simulation import world as worlds
@@ -22,6 +23,8 @@ __all__ = ['Run', 'simulate']
 HOUR, DAY = 3600, 86400
 #: The number of enrolled hosts; twice as many where they are switched off.
 POOL = 2
+#: The remainder of the seeds with users who rescue servers, by 13.
+RESCUES = 11
 #: The number of times that the indexes of all processes are compared.
 LOOKS = 3
 #: Seconds after which all consequences of faults are repaired.
@@ -49,6 +52,8 @@ class Run:
         if self.world.switching and days >= 1:
             self.world.switching.look_rarely()
         self._days = days
+        self.rescuers = rescuing.Rescuers(
+            self.world) if seed % 13 == RESCUES else None
 
     def go(self) -> list[str]:
         """Return what was wrong."""

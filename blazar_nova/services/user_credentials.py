@@ -152,7 +152,7 @@ class _Silence:
         except exceptions.ConnectionError:
             self._silent = True
             raise
-        except exceptions.ClientException:
+        except Exception:
             self._silent = False
             raise
         else:

@@ -323,13 +323,17 @@ class TestAccess(CredentialsTestCase):
         self.trusts.service()
 
     def test_one_that_refuses_has_answered(self):
-        self.web.post(f'{URL}/auth/tokens', exc=requests.Timeout)
-        self.assertRaises(errors.CloudUnavailable, self.trusts.access,
-                          'the-trust')
-        self.refused['trust'] = 503
-        self.web.post(f'{URL}/auth/tokens', json=self.token)
-        self.assertRaises(errors.CloudUnavailable, self.trusts.access,
-                          'the-trust')
+        for code, error in ((503, errors.CloudUnavailable),
+                            (403, errors.TrustUnavailable)):
+            self.web.post(f'{URL}/auth/tokens', exc=requests.Timeout)
+            self.assertRaises(errors.CloudUnavailable, self.trusts.access,
+                              'the-trust')
+            self.refused['trust'] = code
+            self.web.post(f'{URL}/auth/tokens', json=self.token)
+            self.assertRaises(error, self.trusts.access, 'the-trust')
+            self.assert_several_wait()
+
+    def assert_several_wait(self):
         seen = []
         self.web.post(f'{URL}/auth/tokens', json=lambda request, context: (
             seen.append(None), len(seen) < 2 and self.trusts.access('another'),

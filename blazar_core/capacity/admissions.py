@@ -157,7 +157,8 @@ class Admission:
 
     def admit(self, demands: ty.Sequence[model.Demand], window: model.Window,
               write: ty.Callable[[sa.Connection, selection.Picked], R],
-              host_bound: _HostBound = _no_bound, wakes: bool = False) -> R:
+              host_bound: _HostBound = _no_bound,
+              after_end: int | None = None) -> R:
         """Find hosts and write the decision; repeat both after a lost race.
 
         :param demands: admitted all or nothing
@@ -165,7 +166,7 @@ class Admission:
             :func:`blazar_core.capacity.ledger.decide`, about the hosts that
             it is given, one for each server of each demand
         :param host_bound: the hosts of the project, read before each attempt
-        :param wakes: see :meth:`pick_now`
+        :param after_end: see :meth:`pick_now`
         :returns: what ``write`` returned, after its commit
         :raises Refused: when there is no capacity, with the reason and the
             next start
@@ -174,12 +175,13 @@ class Admission:
         return self.admit_all(
             [(demands, window)],
             lambda connection, picked: write(connection, picked[0]),
-            host_bound, wakes)
+            host_bound, after_end)
 
     def admit_all(self, wanted: ty.Sequence[tuple[
             ty.Sequence[model.Demand], model.Window]],
             write: ty.Callable[[sa.Connection, list[selection.Picked]], R],
-            host_bound: _HostBound = _no_bound, wakes: bool = False) -> R:
+            host_bound: _HostBound = _no_bound,
+            after_end: int | None = None) -> R:
         """As :meth:`admit`, for windows that do not overlap: all or nothing.
 
         :param wanted: windows of which no two overlap, with the demands of
@@ -196,7 +198,7 @@ class Admission:
             picked, woken = [], []
             for demands, window in wanted:
                 found, off = self.pick_now(
-                    demands, window, wakes, last=crowded, lag=lag,
+                    demands, window, after_end, last=crowded, lag=lag,
                     host_bound=bound, own=own, gather=gather)
                 picked.append(found)
                 woken += [(row, window.start) for row in off]
@@ -301,19 +303,21 @@ class Admission:
         raise errors.Refused(refusal, (demands, window))
 
     def pick_now(self, demands: ty.Sequence[model.Demand],
-                 window: model.Window, wakes: bool = True, **how: ty.Any,
+                 window: model.Window, after_end: int | None, **how: ty.Any,
                  ) -> tuple[selection.Picked, list[sa.Row[ty.Any]]]:
         """As :meth:`pick_all`, where a lease that starts now may also have
         hosts that are switched off, if they are back in time.
 
-        :param wakes: false: it may not
+        :param after_end: seconds at the end of the window that follow the end
+            of the lease; None: it may not
         :returns: the bookings of these hosts as well, see
             :func:`outages.wake`
         """
         try:
             return self.pick_all(demands, window, **how), []
         except errors.Refused:
-            off = self.off_hosts(window) if wakes else []
+            off = [] if after_end is None else self.off_hosts(
+                window, after_end)
             if not off:
                 raise
             # Without them, the refusal says when there is capacity.
@@ -324,13 +328,16 @@ class Admission:
                 return picked, [row for row in off if row.host_id in used]
             raise
 
-    def off_hosts(self, window: model.Window) -> list[sa.Row[ty.Any]]:
+    def off_hosts(self, window: model.Window, after_end: int,
+                  ) -> list[sa.Row[ty.Any]]:
         """Return the bookings of the hosts that are switched off, but which a
         lease can have that starts now.
+
+        :param after_end: see :meth:`pick_now`
         """
         now = self._clock.now()
         # Before the lease ends, too.
-        within = min(self._start_timeout, window.end - now - 1)
+        within = min(self._start_timeout, window.end - after_end - now - 1)
         if window.start > now or within <= 0 or (
                 not self.index.apart().off.any()):
             return []
@@ -428,13 +435,13 @@ class Admission:
         return True
 
     def quote(self, demands: ty.Sequence[model.Demand], window: model.Window,
-              host_bound: ProjectHosts | None = None, wakes: bool = False,
-              ) -> refusals.Refusal | None:
+              host_bound: ProjectHosts | None = None,
+              after_end: int | None = None) -> refusals.Refusal | None:
         """Return the refusal that :meth:`pick_now` would raise; None: there
         is capacity.
         """
         try:
-            self.pick_now(demands, window, wakes, host_bound=host_bound)
+            self.pick_now(demands, window, after_end, host_bound=host_bound)
         except errors.Refused as exc:
             return exc.refusal
         return None

@@ -63,7 +63,8 @@ class LeaseCreation:
         """
         try:
             self._admission.pick_now(
-                new.demands, new.booked, host_bound=new.host_bound())
+                new.demands, new.booked, new.after_end,
+                host_bound=new.host_bound())
         except errors.Refused as exc:
             if self.after_evictions(new, exc.refusal) is None:
                 raise
@@ -105,12 +106,13 @@ class LeaseCreation:
         """Return whether a lease from now on may have to wait for hosts that
         are switched on for it.
         """
-        return bool(self._admission.off_hosts(new.booked))
+        return bool(self._admission.off_hosts(
+            new.booked, new.after_end))
 
     def quote(self, new: NewLease) -> refusals.Refusal | None:
         """Return why a lease does not fit, or None."""
         return self._admission.quote(
-            new.demands, new.booked, new.host_bound(), wakes=True)
+            new.demands, new.booked, new.host_bound(), new.after_end)
 
     def availability(self, demand: model.Demand, window: model.Window,
                      duration: int, most: int,
@@ -160,7 +162,8 @@ class LeaseCreation:
                     new.demands, new.booked,
                     lambda connection, picked: self.write(
                         connection, [(new, encrypted, picked)], head_start)[0],
-                    new.host_bound, wakes=head_start is None)
+                    new.host_bound,
+                    new.after_end if head_start is None else None)
             except errors.Refused as exc:
                 later = None if head_start is not None else (
                     self.after_evictions(new, exc.refusal))

@@ -85,8 +85,12 @@ class NewLease:
     def booked(self) -> model.Window:
         """The window over which its capacity is reserved."""
         window = self.request.window
-        return model.Window(window.start, window.end + (
-            self.request.grace_period + self.cleaning_time))
+        return model.Window(window.start, window.end + self.after_end)
+
+    @property
+    def after_end(self) -> int:
+        """Seconds for which its capacity stays reserved after its end."""
+        return self.request.grace_period + self.cleaning_time
 
     @property
     def span(self) -> model.Window:

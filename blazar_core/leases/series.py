@@ -117,7 +117,7 @@ class Series:
         with self._commits.committed(leases) as committed:
             made = self._admission.admit_all(
                 [(new.demands, new.booked) for new in leases], write,
-                leases[0].host_bound, wakes=True)
+                leases[0].host_bound, leases[0].after_end)
         LOG.info('Lease %s (%s) of project %s: from %s on, %s times (%s), '
                  'leases %s', recurrence_id, made[0]['name'],
                  made[0]['project_id'], clocks.iso(made[0]['start_date']),

@@ -463,6 +463,29 @@ class TestNow(PowerTestCase):
         self.assertTrue(LEAD <= ahead <= LEAD + 180, ahead)
         self.now(end=LEAD + 1)
 
+    def test_nor_if_only_its_grace_period_or_cleaning_is_longer(self):
+        """It would end before it has started."""
+        start = self.clock.now() - NOW
+        for end, grace_period, cleaning_time in (
+                (LEAD, 600, 0), (LEAD, 0, 600), (60, 600, 600)):
+            new = creation.NewLease('project', 'user', self.request(
+                start, start + end, starts_now=True,
+                grace_period=grace_period), (self.places(
+                    vcpus=4, among=model.HostPool.ENROLLED,
+                    cleaning_time=cleaning_time),))
+            for each in (self.leases.creation.check,
+                         lambda new: self.leases.creation.create(new, None)):
+                exc = self.assertRaises(errors.Refused, each, new)
+                ahead = exc.refusal.next_start - self.clock.now()
+                self.assertTrue(LEAD <= ahead <= LEAD + 180, ahead)
+            self.assertIsNotNone(self.leases.creation.quote(new))
+            self.assertFalse(self.leases.creation.waits_for_boot(new))
+            self.assertRaises(
+                errors.Refused, self.leases.series.fitting, [new], False)
+        self.pass_(20, 10)
+        self.assertEqual(['off', 'off'], self.machines.commands())
+        self.now(end=LEAD + 1, grace_period=600)
+
     def test_after_the_lease_that_woke_it_another_is_not_late(self):
         """Wherever the first one is deleted."""
         for seconds in 0, 20:

@@ -248,9 +248,12 @@ class HostStatus:
                          model.Window(outage.began_at, until))
 
 
-#: The uuids of the hosts that are switched off.
+#: The uuids of the hosts that are switched off. One that has failed and is
+#: switched on again is not: it recovers when it reports.
 _OFF = sa.select(models.Host.uuid).where(
-    models.Host.power_state.in_(states.POWERED_OFF))
+    models.Host.power_state.in_(states.POWERED_OFF), sa.not_(sa.and_(
+        models.Host.power_state == states.Power.BOOTING,
+        outages.has_failed(models.Host.id))))
 
 
 class HostOutage(ty.NamedTuple):

@@ -362,12 +362,8 @@ class Power:
         try:
             with self._database.writer() as session:
                 host = outages.locked(session, row.uuid)
-                outage = session.get(models.Outage, (row.id, outages.POWER))
-                if host is not None and outage is not None and (
-                        host.power_state == row.power_state):
-                    outages.last(session, self._clock.now(), outage,
-                                 model.Window(outage.began_at or 0, until),
-                                 force)
+                if host is not None and host.power_state == row.power_state:
+                    _keep_off(session, host, self._clock.now(), until, force)
                     session.execute(sa.update(models.Host).where(
                         models.Host.id == row.id).values(power_lead=lead))
         except ledger.OverCapacity:
@@ -465,12 +461,10 @@ class Power:
             if host is None or host.power_claimed_until != work.token:
                 return False
             now = self._clock.now()
-            outage = session.get(models.Outage, (host.id, outages.POWER))
-            if outage is not None and until is None:
-                outages.end(session, now, outage)
-            elif outage is not None and until is not None:
-                outages.last(session, now, outage, model.Window(
-                    outage.began_at or now, until))
+            if until is None:
+                _end_off(session, host, now)
+            else:
+                _keep_off(session, host, now, until)
             session.flush()
             session.refresh(host)
             host_generations.advance(
@@ -500,18 +494,12 @@ class Power:
                     any(host.usage.values())):
                 return None
             now, lead = self._clock.now(), seen.host.lead
-            if left := session.get(models.Outage, (host.id, outages.POWER)):
-                outages.end(session, now, left)
-                session.flush()
-            outage = models.Outage(
-                host_id=host.id, kind=outages.POWER, seen_at=now,
-                reason='It is switched off, as no lease needs it.')
-            session.add(outage)
+            _end_off(session, host, now)
             session.flush()
-            outages.plan(session, now, outage, model.Window(
-                now, now + lead + self._policy.minimum_off), force=False)
-            outages.last(session, now, outage, model.Window(
-                now, now + lead + self._policy.shutdown_timeout))
+            _keep_off(session, host, now,
+                      now + lead + self._policy.minimum_off, force=False)
+            _keep_off(session, host, now,
+                      now + lead + self._policy.shutdown_timeout)
             return self._take(session, host, now, _State.STOPPING, token)
         return None
 
@@ -591,11 +579,8 @@ class Power:
             if host is None or host.power_claimed_until != work.token:
                 return False
             now = self._clock.now()
-            outage = session.get(models.Outage, (host.id, outages.POWER))
-            if outage is not None:
-                outages.last(session, now, outage, model.Window(
-                    outage.began_at or now, max(now, until) + work.lead),
-                    force=False)
+            _keep_off(session, host, now, max(now, until) + work.lead,
+                      force=False)
             session.execute(_MINE.values(power_until=until), {
                 'host': host.id, 'token': work.token})
             return True
@@ -640,13 +625,9 @@ class Power:
             if host is None:
                 return None
             now = self._clock.now()
-            outage = session.get(models.Outage, (host.id, outages.POWER))
             # The lease that needs it waits for it; no other gets it before.
-            if outage is not None:
-                since = outage.began_at or 0
-                outages.last(session, now, outage, model.Window(since, max(
-                    since + 1, min(now + seen.host.lead, (
-                        seen.host.needed_at or model.FOREVER)))))
+            _keep_off(session, host, now, min(
+                now + seen.host.lead, seen.host.needed_at or model.FOREVER))
             if host.power_state == _State.OFF:
                 self._database.counters.add(
                     OFF_SECONDS, max(0, now - (host.power_at or now)))
@@ -721,6 +702,36 @@ class Power:
             self._arrive(work)
         else:
             self._computes.enable(work.row.service_host, work.row.uuid)
+
+
+def _keep_off(session: orm.Session, host: models.Host, now: int, until: int,
+              force: bool = True) -> None:
+    """Book the outage of a host that is not on until an instant, whether it
+    had one or not.
+
+    :param force: true: whatever is booked there
+    :raises OverCapacity: when the host has bookings
+    :raises LostRace: when another process decided about it meanwhile
+    """
+    outage = session.get(models.Outage, (host.id, outages.POWER))
+    since = now if outage is None else outage.began_at or 0
+    window = model.Window(since, max(since + 1, until))
+    if outage is not None:
+        outages.last(session, now, outage, window, force)
+        return
+    outage = models.Outage(
+        host_id=host.id, kind=outages.POWER, seen_at=now,
+        reason='It is switched off, as no lease needs it.')
+    session.add(outage)
+    session.flush()
+    outages.plan(session, now, outage, window, force=force)
+
+
+def _end_off(session: orm.Session, host: models.Host, now: int) -> None:
+    """End the outage of a host, if it has one."""
+    outage = session.get(models.Outage, (host.id, outages.POWER))
+    if outage is not None:
+        outages.end(session, now, outage)
 
 
 def of_parts(parts: wiring.Parts) -> Power:

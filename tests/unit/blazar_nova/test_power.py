@@ -968,6 +968,58 @@ class TestFailing(PowerTestCase):
         self.assertTrue(self.machines.get('one')['on'])
         self.assertIsNone(self.machines.get('one')['reason'])
 
+    def fail_to_boot(self):
+        """Let the host be one that was not switched on for a lease."""
+        self.pass_(20, 10)
+        self.machines.change('one', lies=True)
+        lease = self.wants(7200)
+        self.pass_(7400)
+        self.lifecycle.lease_end.delete(lease['id'])
+        self.assertEqual({'one': State.FAILED}, self.states())
+        self.machines.change('one', lies=False)
+
+    def test_one_that_is_tried_again_has_not_recovered_before_it_reports(self):
+        told = []
+        status = host_status.HostStatus(
+            self.database, self.clock, host_status.Thresholds(30, 120, 3600),
+            lambda event, host: told.append(event))
+        self.fail_to_boot()
+        power.retry(self.database, 'one')
+        self.machines.boots = 600
+        for _look in range(60):
+            self.look()
+            self.assertEqual(State.BOOTING, self.states()['one'])
+            status.update({self.uuid_of('one'): host_status.Down('Silent.')})
+            exc = self.assertRaises(
+                errors.Refused, self.wants, self.clock.now() - NOW + 60)
+            self.assertGreater(
+                exc.refusal.next_start, self.clock.now() + 660)
+        self.assertEqual([], told)
+        for _look in range(14):
+            self.look()
+            status.update({self.uuid_of('one'): None})
+        self.assertEqual({'one': None}, self.states())
+        self.assertEqual(['host.recovered'], told)
+
+    def test_one_that_is_tried_again_is_not_offered_before_it_is_on(self):
+        """Nor is it when no monitor has seen that it is silent."""
+        self.fail_to_boot()
+        with self.database.writer() as session:
+            for outage in outages.failures(session).values():
+                outages.end(session, self.clock.now(), outage)
+        power.retry(self.database, 'one')
+        self.look()
+        self.assertEqual({'one': State.BOOTING}, self.states())
+        exc = self.assertRaises(
+            errors.Refused, self.wants, self.clock.now() - NOW + 60)
+        self.assertGreaterEqual(
+            exc.refusal.next_start, self.clock.now() + LEAD)
+        before = self.everything()
+        self.look()
+        after = self.everything()
+        del before['leaders'], after['leaders']
+        self.assertEqual(before, after)
+
     def test_one_that_is_late_is_taken_back_and_known_to_be_slow(self):
         self.pass_(20, 10)
         self.wants(7200)

@@ -559,8 +559,8 @@ class World:
             self.baton.let_pass(overbooking.PAUSE)
             self.baton.wait(
                 lambda: self._promises() != seen,
-                # A maintenance ends as time passes.
-                COMPARISON if self.look(
+                # A maintenance ends as time passes, which is checked at rest.
+                POLL if self.look(
                     "SELECT 1 FROM outages WHERE kind = 'maintenance' LIMIT 1")
                 else REST)
 

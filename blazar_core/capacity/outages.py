@@ -209,9 +209,12 @@ _ROWS = models.Booking.__table__.c
 _WAKEABLE = sa.select(*_ROWS).join(_HOSTS, _HOSTS.c.id == _ROWS.host_id).where(
     _ROWS.outage == POWER, _ROWS.start_date < sa.bindparam('start'),
     _ROWS.end_date > sa.bindparam('start'), sa.or_(
-        sa.and_(_HOSTS.c.power_state == states.Power.OFF,
-                _HOSTS.c.power_lead <= sa.bindparam('within')),
+        sa.and_(_HOSTS.c.power_state.in_(
+            (states.Power.OFF, states.Power.BOOTING)),
+            _HOSTS.c.power_lead <= sa.bindparam('within')),
+        # Its BMC has accepted the boot at power_at.
         sa.and_(_HOSTS.c.power_state == states.Power.BOOTING,
+                _HOSTS.c.power_until.is_not(None),
                 _HOSTS.c.power_at + _HOSTS.c.power_lead <=
                 sa.bindparam('now') + sa.bindparam('within'))),
 ).order_by(_ROWS.host_id)

@@ -281,10 +281,11 @@ class Host(Base):
 
     ``power_state`` is whether it is switched off because it is not needed
     (None: it is on), ``power_at`` since when, ``power_until`` until when the
-    switch is waited for, ``power_lead`` the seconds until it can be used once
-    it is switched on, and ``power_error`` why the switch failed. A process
-    works on that while ``power_claimed_until`` is in the future.
-    ``boot_times`` are the durations of its last boots, in seconds.
+    switch is waited for (None: its BMC has not accepted it), ``power_lead``
+    the seconds until it can be used once it is switched on, and
+    ``power_error`` why the switch failed. A process works on that while
+    ``power_claimed_until`` is in the future. ``boot_times`` are the durations
+    of its last boots, in seconds.
     """
 
     __tablename__ = 'hosts'

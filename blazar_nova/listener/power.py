@@ -64,8 +64,9 @@ _SILENT = 120
 #: The claim of a host lasts for so many requests to its BMC; no process works
 #: on it for longer.
 _REQUESTS = 12
-#: The number of boots whose durations are kept.
-_KEPT = 10
+#: The number of boots whose durations are kept. A host that reports later than
+#: so many seconds after it was to be switched on was repaired.
+_KEPT, _LONGEST = 10, 3600
 
 _HOST, _BOOKING = models.Host.__table__.c, models.Booking.__table__.c
 _COMPUTES = _HOST.pool == model.COMPUTE
@@ -121,11 +122,13 @@ class _Seen(ty.NamedTuple):
 class _Work(ty.NamedTuple):
     """A host that this process has claimed.
 
+    :ivar needed_at: when a lease needs it; None: none does soon
     :ivar token: the end of the claim, which no other process has written
     """
 
     row: ty.Any
     lead: int
+    needed_at: int | None
     token: int
     deadline: cloud_api.Deadline
 
@@ -152,7 +155,7 @@ class Power:
         self._policy = policy
         self._notify = notify
         self._later = later
-        self._rounds = 0
+        self._rounds = self._last = 0
 
     def look(self, leader: leader_election.Leader) -> None:
         """Switch the hosts that have to be, unless another process does.
@@ -200,15 +203,25 @@ class Power:
         """Return the hosts whose boot could not be requested yet, and is now.
         They have each second round, and each of them its turn: BMCs that do
         not answer keep no other host off, and there are no more at once when
-        all of them answer again.
+        all of them answer again. Those come first that are too late for their
+        lease, so that it gets others.
         """
         self._rounds += 1
-        unsent = [seen for seen in under_way if self._is_unsent(seen)]
+        unsent = sorted(
+            (seen for seen in under_way if self._is_unsent(seen)),
+            key=lambda seen: (not self._is_late(seen), seen.row.id <=
+                              self._last, seen.row.id))
         if not unsent or others and not self._rounds % 2:
             return []
-        most = self._policy.max_switching
-        first = self._rounds // 2 * most % len(unsent)
-        return [*unsent[first:], *unsent[:first]][:most]
+        chosen = unsent[:self._policy.max_switching]
+        self._last = chosen[-1].row.id
+        return chosen
+
+    def _is_late(self, seen: _Seen) -> bool:
+        """Whether a lease needs a host that could not be on by now."""
+        now, needed_at = self._clock.now(), seen.host.needed_at
+        return needed_at is not None and needed_at <= now and (
+            now - seen.row.power_at > seen.host.lead)
 
     def _is_unsent(self, seen: _Seen) -> bool:
         """Whether a host is to boot, but its BMC was not asked for that, and
@@ -310,6 +323,7 @@ class Power:
         up = service is not None and service.up
         if row.power_state == _State.BOOTING:
             return bool(row.power_until is None or up or
+                        now > row.power_until or
                         now - row.power_at > seen.host.lead // 2)
         return row.power_state == _State.STOPPING or bool(
             service is not None and up and service.ours and
@@ -329,13 +343,16 @@ class Power:
 
     def _renew(self, seen: _Seen) -> None:
         """Book the outage of a host that boots again which was ended for a
-        lease, if that does not need the host any longer.
+        lease, if that does not need the host any longer; and extend it as long
+        as its boot could not be requested.
         """
-        until = min(seen.row.power_at + seen.host.lead,
-                    seen.host.needed_at or model.FOREVER)
-        if max(self._clock.now(), seen.off_until) < until and not (
+        row, now, lead = seen.row, self._clock.now(), seen.host.lead
+        needed_at = seen.host.needed_at or model.FOREVER
+        until, step = (now + lead, _STEP) if row.power_until is None else (
+            row.power_at + lead, 0)
+        if max(now, seen.off_until) < min(until, needed_at) and not (
                 seen.away_until):
-            self._extend(seen.row, seen.host.lead, until, False)
+            self._extend(row, lead, min(until + step, needed_at), False)
 
     def _move_on(self, seen: _Seen, wait: int) -> None:
         """Extend the outage of a host that is off, or about to be, for as long
@@ -403,7 +420,7 @@ class Power:
 
     def _start(self, row: ty.Any, seen: _Seen, token: int) -> None:
         work = _Work(
-            row, seen.host.lead, token,
+            row, seen.host.lead, seen.host.needed_at, token,
             cloud_api.Deadline(self._clock, self._policy.claim // 2))
         self._later(lambda: self._carry_out(work))
 
@@ -439,11 +456,6 @@ class Power:
                     'host': work.row.id, 'token': work.token}).rowcount == 1
 
         return self._database.retried(attempt)
-
-    def _may_send(self, work: _Work, until: int) -> bool:
-        """Return whether a command may be sent; if so, that is recorded."""
-        return not work.deadline.passed() and self._write(
-            work, power_until=until) and not work.deadline.passed()
 
     def _enter(self, work: _Work, state: str | None, until: int | None,
                **values: ty.Any) -> bool:
@@ -635,33 +647,44 @@ class Power:
 
     def _boot(self, work: _Work) -> None:
         """Carry out the next step of switching a host on."""
-        row, now = work.row, self._clock.now()
-        late = now - row.power_at > work.lead
+        row = work.row
         fault_points.fault_point(_Point.POWER_ON_RECORDED, row.name)
         service = self._computes.service(row.service_host)
         if service is not None and service.up and (
                 service.seen_at > row.power_at):
             self._arrive(work, self._doubt(work))
-        elif (late and row.power_until is not None or
-              self._is_on_requested(work)) and late:
+            return
+        until = row.power_until
+        if until is None or self._clock.now() <= until:
+            until = self._request_on(work)
+        now = self._clock.now()
+        if until is not None and now > until:
             # When it reports after all, it is used again.
             self._fail_boot(work, f'It does not report {now - row.power_at} s '
                                   'after it was to be switched on.')
 
-    def _is_on_requested(self, work: _Work) -> bool:
-        """Request a boot unless the host is on; return whether it is, or that
-        was requested.
+    def _request_on(self, work: _Work) -> int | None:
+        """Request a boot, unless the host is on by other means, or is booting.
+
+        :returns: until when it has to report: its time counts from when its
+            BMC has accepted the boot, but for a lease that was to have it
+            earlier; None: the boot could not be requested
         """
-        until = work.row.power_at + work.lead
-        if self._switches.is_on(*work.names):
-            # It was switched on by other means, or is booting.
-            return work.row.power_until is not None or self._write(
-                work, power_until=until)
-        if not self._may_send(work, until):
-            return False
-        self._switches.on(*work.names)
-        fault_points.fault_point(_Point.POWER_ON_SENT, work.row.name)
-        return True
+        row = work.row
+        if not self._switches.is_on(*work.names):
+            # This requires the claim.
+            if work.deadline.passed() or not self._write(
+                    work, power_error=None) or work.deadline.passed():
+                return None
+            self._switches.on(*work.names)
+            fault_points.fault_point(_Point.POWER_ON_SENT, row.name)
+        now, until = self._clock.now(), row.power_until
+        if until is not None:
+            return int(until)
+        until = min(now + work.lead, max(
+            row.power_at + work.lead, work.needed_at or model.FOREVER))
+        return until if self._write(work, power_at=now, power_until=until,
+                                    power_lead=work.lead) else None
 
     def _doubt(self, work: _Work) -> str:
         """Return what is wrong with the BMC of a host that reports."""
@@ -678,8 +701,10 @@ class Power:
         row, took = work.row, self._clock.now() - work.row.power_at
         self._computes.enable(row.service_host, row.uuid)
         fault_points.fault_point(_Point.POWER_ON_ENABLED, row.name)
-        times = [*(row.boot_times or ()), *([took] if row.power_until or (
-            row.power_state == _State.FAILED) else [])][-_KEPT:]
+        # While no listener runs, it may have been on for long.
+        known = took <= _LONGEST if row.power_state == _State.FAILED else (
+            row.power_until is not None and took <= work.lead)
+        times = [*(row.boot_times or ()), *([took] if known else ())][-_KEPT:]
         if self._enter(work, _State.FAILED if wrong else None, None,
                        power_error=wrong or None, boot_times=times):
             LOG.info('Host %s is back after %s s', row.name, took)

@@ -2,6 +2,7 @@
 
 """Hosts are off while no lease needs them, and on before one starts."""
 
+import collections
 import dataclasses
 import json
 import os
@@ -628,6 +629,25 @@ class TestMany(ManyTestCase):
         self.assertEqual(dict.fromkeys(self.names), self.states())
         self.assertEqual(2, self.at_once('on'))
 
+    def test_each_that_does_not_answer_is_asked_as_often_as_may_be(self):
+        self.all_off()
+        for name in self.names:
+            self.machines.change(name, excluded='x')
+        asked = []
+
+        def hangs(host, service):
+            asked.append(host)
+            raise machines.Error('It hangs.')
+
+        self.machines.is_on = hangs
+        self.pass_(80, 10)
+        self.assertEqual(
+            dict.fromkeys(self.names, State.BOOTING), self.states())
+        del asked[:]
+        self.pass_(70, 10)
+        self.assertEqual(dict.fromkeys(self.names, 2),
+                         dict(collections.Counter(asked)))
+
     def test_bmcs_that_never_answer_keep_no_other_off(self):
         self.all_off()
         self.hang(*self.names[:5])
@@ -648,6 +668,24 @@ class TestDead(ManyTestCase):
         self.hang(*self.names[:16])
         self.pass_(2 * 3600)
         self.assertEqual(State.OFF, self.states()[self.names[16]])
+
+    def test_those_that_are_late_for_a_lease_fail_before_others_are_asked(
+            self):
+        """There may be more than can be asked in time."""
+        self.pass_(200, 10)
+        self.assertEqual(dict.fromkeys(self.names, State.OFF), self.states())
+        self.hang(*self.names)
+        self.wants(7200, amount=2, affinity=False)
+        needed = self.scalars(
+            models.Host.name, models.Host.id == models.Booking.host_id,
+            models.Booking.outage.is_(None))
+        self.pass_(7200 - LEAD - 50 - (self.clock.now() - NOW))
+        for name in {*self.names} - {*needed}:
+            self.machines.change(name, excluded='x')
+        self.pass_(NOW + 7200 - self.clock.now(), 10)
+        self.pass_(20, 10)
+        self.assertEqual([State.FAILED] * 2, [
+            self.states()[name] for name in needed])
 
 
 class TestOneByOne(ManyTestCase):
@@ -1030,6 +1068,23 @@ class TestFailing(PowerTestCase):
         times, = self.scalars(models.Host.boot_times)
         self.assertGreaterEqual(times[0], 1000)
 
+    def test_how_long_its_repair_takes_is_not_its_boot_time(self):
+        self.fail_to_boot()
+        self.clock.advance(90_000)
+        self.machines.change('one', on=True, up_at=self.clock.now())
+        self.pass_(20, 10)
+        self.assertEqual({'one': None}, self.states())
+        self.assertEqual([[]], self.scalars(models.Host.boot_times))
+
+    def test_nor_is_the_time_in_which_no_listener_sees_it(self):
+        self.pass_(20, 10)
+        self.machines.change('one', excluded='x')
+        self.look()
+        self.assertEqual({'one': State.BOOTING}, self.states())
+        self.look(7200)
+        self.assertEqual({'one': None}, self.states())
+        self.assertEqual([[]], self.scalars(models.Host.boot_times))
+
     def test_the_bmc_of_another_host_that_is_off(self):
         self.machines.change('one', bmc='two')
         with fixtures.MonkeyPatch('tests.machines.Machines.is_on',
@@ -1110,6 +1165,93 @@ class TestFailing(PowerTestCase):
         self.pass_(300)
         self.assertEqual({'one': None}, self.states())
         self.assertIsNone(self.machines.get('one')['reason'])
+
+    def boots_unsent(self, seconds):
+        """Let the host be about to boot, with a BMC that does not answer."""
+        self.pass_(20, 10)
+        self.machines.broken = machines.Error('It hangs.')
+        self.machines.change('one', excluded='x')
+        self.look()
+        self.machines.change('one', excluded='')
+        self.pass_(seconds)
+        self.assertEqual({'one': State.BOOTING}, self.states())
+
+    def test_one_is_not_offered_earlier_than_it_can_be_on(self):
+        """Its boot takes its time from when its BMC accepts it."""
+        self.boots_unsent(600)
+        for start_timeout in 300, LEAD - 1:
+            self.admission._start_timeout = start_timeout
+            start = self.clock.now() - NOW
+            for starts_now in False, True:
+                new = creation.NewLease(
+                    'project', 'user', self.request(
+                        start + 60 * (not starts_now), start + 7200,
+                        starts_now=starts_now), (self.places(
+                            vcpus=4, among=model.HostPool.ENROLLED),))
+                refusal = self.leases.creation.quote(new)
+                self.assertIsNotNone(refusal)
+                ahead = refusal.next_start - self.clock.now()
+                self.assertTrue(LEAD <= ahead <= LEAD + 120, ahead)
+        # It is one as any other that is off.
+        self.admission._start_timeout = LEAD
+        self.assertIsNone(self.leases.creation.quote(new))
+        self.machines.broken = None
+        self.look()
+        self.assertEqual(['off', 'on'], self.machines.commands())
+        self.admission._start_timeout = LEAD - 120
+        self.assertIsNotNone(self.leases.creation.quote(new))
+        self.clock.advance(120)
+        now = self.clock.now()
+        self.assertIsNone(self.leases.creation.quote(dataclasses.replace(
+            new, request=dataclasses.replace(
+                new.request, window=model.Window(now, now + 7200)))))
+
+    def test_its_time_counts_from_when_its_bmc_accepts_the_boot(self):
+        self.boots_unsent(700)
+        self.machines.broken = None
+        self.machines.boots = 600
+        self.pass_(600, 10)
+        self.assertEqual({'one': State.BOOTING}, self.states())
+        self.pass_(20, 10)
+        self.assertEqual({'one': None}, self.states())
+        self.assertEqual(['off', 'on'], self.machines.commands())
+        self.assertNotIn(('host.power_failed', 'one'), self.told)
+        (took,), = self.scalars(models.Host.boot_times)
+        self.assertTrue(600 <= took <= 620, took)
+
+    def test_for_a_lease_its_time_is_over_at_the_start_all_the_same(self):
+        """The lease gets another host then."""
+        self.pass_(20, 10)
+        self.wants(7200)
+        self.pass_(7200 - LEAD - 30, 600)
+        self.machines.broken = machines.Error('It hangs.')
+        self.pass_(700, 10)
+        self.machines.broken = None
+        self.machines.boots = 600
+        while self.clock.now() < NOW + 7200:
+            self.look()
+            self.assertEqual({'one': State.BOOTING}, self.states())
+        self.pass_(20, 10)
+        self.assertEqual({'one': State.FAILED}, self.states())
+        self.pass_(600, 10)
+        self.assertEqual({'one': None}, self.states())
+        self.assertEqual(['off', 'on'], self.machines.commands())
+
+    def test_a_boot_that_its_bmc_refuses_is_soon_requested_again(self):
+        self.pass_(20, 10)
+        self.wants(7200)
+        self.pass_(7200 - LEAD - 30, 600)
+        on = self.machines.on
+
+        def refuses(*_host):
+            raise errors.PowerError('It refuses.')
+
+        self.machines.on = refuses
+        self.pass_(60, 10)
+        self.assertEqual({'one': State.BOOTING}, self.states())
+        self.machines.on = on
+        self.pass_(20, 10)
+        self.assertEqual(['off', 'on'], self.machines.commands())
 
     def test_an_on_that_is_lost_is_repeated(self):
         self.pass_(20, 10)

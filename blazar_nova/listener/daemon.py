@@ -125,7 +125,8 @@ class Listener:
         self._stopping = threading.Event()
         self.comparison = self._comparison(conf, name)
         self._threads: list[threading.Thread] = []
-        self.metrics = metrics.Metrics(self.parts, name, self._threads)
+        self.metrics = metrics.Metrics(
+            self.parts, name, self._threads, self.power)
         self._threads += [
             self._thread('mirror', self.mirror.run),
             self._thread('comparison', self.comparison.run),

@@ -59,11 +59,14 @@ class Metrics:
 
     :param name: of the listener, unique among all that run
     :param threads: those that have to run
+    :param switches: switches hosts; None: nothing does
     """
 
     def __init__(self, parts: wiring.Parts, name: str,
-                 threads: ty.Sequence[threading.Thread]) -> None:
+                 threads: ty.Sequence[threading.Thread],
+                 switches: power.Power | None = None) -> None:
         self._parts = parts
+        self._switches = switches
         self._threads = threads
         self._timeout: int = parts.conf.blazar.worker_timeout
         self._leader = leader_election.Leader(
@@ -294,6 +297,11 @@ class Metrics:
             'blazar_index_age_seconds', 'Seconds since the index of this '
             'listener has followed the reservation database.',
             value=index.age())
+        if self._switches is not None:
+            yield core.GaugeMetricFamily(
+                'blazar_power_hosts_file_used', 'Whether this listener uses '
+                'hosts_file as it is now, not as it was before.',
+                value=int(not self._switches.problem()))
         shared, until = self._shared
         leads = self._parts.clock.now() < until
         yield core.GaugeMetricFamily(

@@ -243,6 +243,10 @@ class Power:
         return [seen.host for seen in self._survey()
                 if seen.row.enrollment == seen.wanted or seen.host.state]
 
+    def problem(self) -> str:
+        """Return why hosts_file is not used as it is now; empty: it is."""
+        return self._switches.problem()
+
     def decide(self, hosts: ty.Iterable[power_planner.PowerHost],
                ) -> list[power_planner.Decision]:
         """Return the decisions about hosts, by their state now."""

@@ -18,6 +18,7 @@ passwords: they are read from ``password_file`` for each request, and not kept.
 """
 
 import configparser
+import contextlib
 import os
 import stat
 import threading
@@ -58,33 +59,29 @@ class PowerHosts:
         self._path, self._timeout = path, timeout
         self._drivers = extensions.load(GROUP, power_drivers.PowerDriver)
         self._lock = threading.Lock()
-        self._seen: tuple[int, ...] = self._version()
+        #: The version that was read last; None: it could not be read.
+        self._seen: tuple[int, ...] | None = None
+        self._wrong = ''
         self._entries = self._read()
 
-    def _version(self) -> tuple[int, ...]:
-        try:
-            found = os.stat(self._path)
-        except OSError as exc:
-            raise errors.ConfigurationError(
-                f'[blazar_power] hosts_file {self._path} cannot be read: '
-                f'{exc.strerror}.') from exc
-        # Its owner and mode change the second.
-        return (found.st_mtime_ns, found.st_ctime_ns, found.st_size,
-                found.st_ino)
-
     def _current(self) -> ty.Mapping[str, _Entry]:
-        """Return the entries; the previous ones if the file is wrong now."""
+        """Return the entries; the previous ones if the file is wrong now,
+        which is logged once.
+        """
         with self._lock:
+            with contextlib.suppress(OSError):
+                if self._seen == _version(os.stat(self._path)):
+                    return self._entries
             try:
-                version = self._version()
-                if version != self._seen:
-                    # An error is logged once.
-                    self._seen = version
-                    self._entries = self._read()
-                    LOG.info('%s was read again: it has %s hosts', self._path,
-                             len(self._entries))
+                self._entries = self._read()
             except errors.ConfigurationError as exc:
-                LOG.error('%s The hosts of before are used.', exc)
+                if str(exc) != self._wrong:
+                    LOG.error('%s The hosts of before are used.', exc)
+                self._wrong = str(exc)
+            else:
+                self._wrong = ''
+                LOG.info('%s was read again: it has %s hosts', self._path,
+                         len(self._entries))
             return self._entries
 
     def _read(self) -> dict[str, _Entry]:
@@ -92,15 +89,26 @@ class PowerHosts:
 
         :raises ConfigurationError: when it is wrong
         """
+        self._seen = None
+        try:
+            with open(self._path, 'rb') as file:
+                version = _version(os.fstat(file.fileno()))
+                wrong = _unsafe(
+                    file, stat.S_IWGRP | stat.S_IWOTH, '0644',
+                    'Check first what it says, as they may have changed it')
+                read = file.read()
+        except OSError as exc:
+            raise errors.ConfigurationError(
+                f'[blazar_power] hosts_file {self._path} cannot be read: '
+                f'{exc.strerror}.') from exc
+        self._seen = version
+        if wrong:
+            raise errors.ConfigurationError(
+                f'[blazar_power] hosts_file is not used: {wrong}')
         parser = configparser.ConfigParser(interpolation=None)
         try:
-            with open(self._path) as file:
-                wrong = _unsafe(file, stat.S_IWGRP | stat.S_IWOTH, '0644')
-                if wrong:
-                    raise errors.ConfigurationError(
-                        f'[blazar_power] hosts_file is not used: {wrong}')
-                parser.read_file(file)
-        except (OSError, UnicodeDecodeError, configparser.Error) as exc:
+            parser.read_string(read.decode(), self._path)
+        except (UnicodeDecodeError, configparser.Error) as exc:
             raise errors.ConfigurationError(
                 f'[blazar_power] hosts_file {self._path} cannot be read: '
                 f'{exc}') from exc
@@ -138,6 +146,13 @@ class PowerHosts:
             raise errors.PowerError(
                 f'Host {host} is not in {self._path} any longer.')
         return found
+
+    def problem(self) -> str:
+        """Return why the file is not used as it is now, a sentence; empty: it
+        is.
+        """
+        self._current()
+        return self._wrong
 
     def known(self, host: str, service: str) -> bool:
         """Return whether a host is in the file.
@@ -187,22 +202,29 @@ def _plain(name: str) -> str:
     return name.strip().lower()
 
 
-def _unsafe(file: ty.TextIO, forbidden: int, mode: str) -> str:
+def _version(found: os.stat_result) -> tuple[int, ...]:
+    # Its owner and mode change the second.
+    return (found.st_mtime_ns, found.st_ctime_ns, found.st_size, found.st_ino)
+
+
+def _unsafe(file: ty.IO[ty.Any], forbidden: int, mode: str,
+            first: str) -> str:
     """Return why a file must not be used, a sentence; empty: it may be.
 
     :param forbidden: the permissions that only its owner may have, which
         is root or the user of this process
     :param mode: one without these
+    :param first: what to do before that is corrected
     """
     found = os.fstat(file.fileno())
     if found.st_mode & forbidden:
         what = 'read or write' if forbidden & stat.S_IROTH else 'write'
-        return (f'other users can {what} {file.name}. Run: '
+        return (f'other users can {what} {file.name}. {first}; then run: '
                 f'chmod {mode} {file.name}')
     if found.st_uid not in (0, os.geteuid()):
         return (f'{file.name} belongs to another user, with the id '
-                f'{found.st_uid}. Run: chown root {file.name}, and let it be '
-                'readable by the group of blazar-listener.')
+                f'{found.st_uid}. {first}; then run: chown root {file.name}, '
+                'and let it be readable by the group of blazar-listener.')
     return ''
 
 
@@ -215,7 +237,9 @@ def _password(host: str, path: str) -> str:
     """
     try:
         with open(path) as file:
-            wrong = _unsafe(file, stat.S_IRWXO | stat.S_IWGRP, '0640')
+            wrong = _unsafe(
+                file, stat.S_IRWXO | stat.S_IWGRP, '0640',
+                'Change the password first, as they may know it')
             if wrong:
                 raise errors.PowerError(f'Host {host}: {wrong}')
             return file.read().rstrip('\r\n')

@@ -3,6 +3,7 @@
 """Enrolled hosts are off while no lease needs them, as Nova sees it."""
 
 import datetime
+import os
 import threading
 
 import fixtures
@@ -302,9 +303,9 @@ class ListenerTest(whole_hosts_base.HostsTestCase):
         super().setUp()
         self.enrol('host1', 'host2')
         self.emulator = self.useFixture(redfish.Emulator('host1', 'host2'))
-        path = self.emulator.write_hosts(
+        self.path = self.emulator.write_hosts(
             self.useFixture(fixtures.TempDir()).path)
-        self.flags(group='blazar_power', enabled=True, hosts_file=path,
+        self.flags(group='blazar_power', enabled=True, hosts_file=self.path,
                    spare_hosts=1)
 
     def test_one_of_two_goes_off_and_is_seen(self):
@@ -339,6 +340,21 @@ class ListenerTest(whole_hosts_base.HostsTestCase):
             (one['name'], one['status']) for one in hosts.rows])
         self.assertIn({'name': 'hosts_switched_off', 'count': 1},
                       counts.rows)
+
+    def test_whether_its_file_is_used_is_a_metric(self):
+        listener = self.new_listener(self.clock)
+        metric = b'blazar_power_hosts_file_used'
+
+        def used():
+            _code, _kind, body = listener.metrics.answer('/metrics')
+            return [one for one in body.splitlines()
+                    if one.startswith(metric)]
+
+        self.assertEqual([metric + b' 1.0'], used())
+        os.rename(self.path, f'{self.path}.away')
+        self.assertEqual([metric + b' 0.0'], used())
+        os.rename(f'{self.path}.away', self.path)
+        self.assertEqual([metric + b' 1.0'], used())
 
     def test_without_its_file_a_listener_does_not_start(self):
         self.flags(group='blazar_power', hosts_file='/nowhere')

@@ -328,10 +328,13 @@ class TestExamples(MetricsTestCase):
         self.carry_out()
         for name, label in (('refusals', 'reason'),
                             ('notifications', 'type'),
-                            ('scheduler_claims', 'result')):
+                            ('scheduler_claims', 'result'),
+                            ('power_switched', 'action')):
             self.database.counters.add(f'blazar_{name}', **{label: 'a'})
         self.database.counters.flush()
         self.listeners[0].watched('loop', 1, lambda: None)
+        self.listeners[0]._switches = types.SimpleNamespace(
+            problem=lambda: '')
         with mock.patch.object(
                 metrics.host_status, 'away',
                 return_value=[types.SimpleNamespace(kind='failure')]):

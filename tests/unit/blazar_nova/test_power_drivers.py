@@ -3,6 +3,7 @@
 """Power drivers, with BMCs that answer, hang, fail and lie."""
 
 import datetime
+import errno
 import ipaddress
 import os
 import ssl
@@ -204,8 +205,34 @@ class TestFile(PowerTestCase):
         for _look in range(3):
             self.assertTrue(switches.known('one', 'one'))
         self.assertEqual(1, self.log.output.count('there is no driver'))
-        os.remove(os.path.join(self.folder, 'hosts'))
-        self.assertTrue(switches.known('one', 'one'))
+        path = os.path.join(self.folder, 'hosts')
+        for number in 1, 2:
+            os.rename(path, f'{path}.away')
+            for _look in range(3):
+                self.assertTrue(switches.known('one', 'one'))
+            self.assertEqual(number, self.log.output.count('No such file'))
+            os.rename(f'{path}.away', path)
+            self.assertTrue(switches.known('one', 'one'))
+            self.assertEqual(
+                number + 1, self.log.output.count('there is no driver'))
+
+    def test_one_that_could_not_be_read_is_as_soon_as_it_can(self):
+        """Although it has not changed."""
+        switches = self.hosts('[one]\ndriver = command\ncommand = true\n')
+        path = self.write('hosts', '[two]\ndriver = command\ncommand = x\n')
+
+        def fails(name, *more, **named):
+            if name == path:
+                raise OSError(errno.EMFILE, 'Too many open files')
+            return open(name, *more, **named)
+
+        with fixtures.MonkeyPatch('builtins.open', fails):
+            for _look in range(3):
+                self.assertTrue(switches.known('one', 'one'))
+        self.assertEqual(1, self.log.output.count('Too many open files'))
+        for _look in range(3):
+            self.assertTrue(switches.known('two', 'two'))
+        self.assertEqual(1, self.log.output.count('was read again'))
 
     def test_one_that_others_can_write_is_not_used(self):
         """It may name any command, and any BMC."""
@@ -213,10 +240,11 @@ class TestFile(PowerTestCase):
         path = os.path.join(self.folder, 'hosts')
         for mode in 0o664, 0o620, 0o646, 0o602:
             self.write('hosts', one, mode)
-            self.assertIn(
-                f'other users can write {path}. Run: chmod 0644', str(
-                    self.assertRaises(errors.ConfigurationError,
-                                      power_hosts.PowerHosts, path, 1)))
+            said = str(self.assertRaises(errors.ConfigurationError,
+                                         power_hosts.PowerHosts, path, 1))
+            self.assertIn(f'other users can write {path}. Check', said)
+            self.assertIn('what it says', said)
+            self.assertLess(said.index('Check'), said.index('chmod 0644'))
         for mode in 0o644, 0o640, 0o400:
             os.chmod(path, mode)
             self.assertTrue(power_hosts.PowerHosts(path, 1).known('one', ''))
@@ -227,8 +255,9 @@ class TestFile(PowerTestCase):
             with self.owned(path, owner):
                 self.hosts('')
         with self.owned(path, me + 1):
-            self.assertIn(f'with the id {me + 1}. Run: chown root',
-                          self.refused(''))
+            said = self.refused('')
+            self.assertIn(f'with the id {me + 1}. Check', said)
+            self.assertLess(said.index('Check'), said.index('chown root'))
 
     def test_one_that_others_may_write_later_changes_nothing(self):
         switches = self.hosts('[one]\ndriver = command\ncommand = true\n')
@@ -364,7 +393,9 @@ class TestPasswords(PowerTestCase):
             self.assertTrue(self.switches().is_on('one', 'one'), oct(mode))
         for mode in 0o644, 0o604, 0o602, 0o601, 0o660, 0o620:
             os.chmod(self.secret, mode)
-            self.assertIn('Run: chmod 0640', self.refused_request())
+            said = self.refused_request()
+            self.assertLess(said.index('Change the password first'),
+                            said.index('chmod 0640'))
 
     def test_a_password_that_belongs_to_another_user_is_not_used(self):
         """Only root and the user of the process may have written it."""
@@ -373,8 +404,9 @@ class TestPasswords(PowerTestCase):
             with self.owned(self.secret, owner):
                 self.assertTrue(self.switches().is_on('one', 'one'))
         with self.owned(self.secret, me + 1):
-            self.assertIn(f'with the id {me + 1}. Run: chown root',
-                          self.refused_request())
+            said = self.refused_request()
+            self.assertIn(f'with the id {me + 1}. Change', said)
+            self.assertLess(said.index('Change'), said.index('chown root'))
 
     def test_without_its_file_nothing_is_sent(self):
         os.remove(self.secret)

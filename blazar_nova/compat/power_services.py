@@ -9,6 +9,7 @@ hosts either. This trait is removed, as the host can be reserved from its boot
 time on.
 """
 
+import contextlib
 import fnmatch
 import typing as ty
 
@@ -144,9 +145,11 @@ class Computes:
         return bounded_calls.of_api(_disable, service)
 
     def enable(self, service: str, uuid: str) -> None:
-        """Enable a service again, if we have disabled it."""
-        if bounded_calls.of_api(_enable, service):
-            _unmark(uuid)
+        """Enable a service again, if it still exists and we have disabled it.
+        """
+        with contextlib.suppress(_NoService):
+            if bounded_calls.of_api(_enable, service):
+                _unmark(uuid)
 
     def forget_disabled(self, service: str, uuid: str) -> None:
         """Let a host that is off be reserved from its boot time on, unless its

@@ -97,6 +97,8 @@ _MINE = sa.update(models.Host.__table__).where(
     _HOST.id == sa.bindparam('host'),
     _HOST.power_claimed_until == sa.bindparam('token'))
 
+#: The number of letters that are kept of why a host could not be switched.
+_LETTERS = 1000
 _State = states.Power
 _Point = fault_points.FaultPoint
 _Notify: ty.TypeAlias = ty.Callable[[str, dict[str, ty.Any]], None]
@@ -302,16 +304,23 @@ class Power:
             row.id, row.name, (self._computes.zone(row.service_host), wanted,
                                frozenset(row.capacity.items())), state,
             row.power_at, needed_at, self._policy.lead(row.boot_times),
-            self._held(row, state, service, away_until), kept_on), service,
+            self._held(row, state, service, away_until, needed_at), kept_on),
+            service,
             away_until, off.end if off is not None else 0, wanted)
 
     def _held(self, row: ty.Any, state: str | None,
               service: power_services.ComputeService | None,
-              away_until: int) -> str:
+              away_until: int, needed_at: int | None) -> str:
         """Return why a host is not switched; empty: it may be."""
+        if not any(row.capacity.values()):
+            return 'Nova no longer has it'
         if state == _State.FAILED:
             return row.power_error or 'it could not be switched'
-        if not self._switches.known(row.name, row.service_host):
+        if not self._switches.known(row.name, row.service_host) and not (
+                # It fails, so that the lease gets another host.
+                state == _State.OFF and needed_at is not None and
+                needed_at <= self._clock.now() + self._policy.lead(
+                    row.boot_times)):
             return 'it is not in hosts_file'
         if away_until:
             return 'it has failed, or is in maintenance'
@@ -335,6 +344,7 @@ class Power:
 
     def _move_all_on(self, found: ty.Iterable[_Seen]) -> None:
         """Extend the outages of all hosts that are not on, if need be."""
+        found = [seen for seen in found if any(seen.row.capacity.values())]
         # Hosts are on one after the other, those first that a lease needs.
         off = sorted((seen for seen in found if seen.row.power_state in (
             _State.OFF, _State.STOPPING)), key=lambda seen: (
@@ -438,8 +448,8 @@ class Power:
                 raise
             except Exception as exc:
                 # A driver may raise anything.
-                LOG.warning('Host %s: %s', work.row.name, exc, exc_info=not (
-                    isinstance(exc, errors.BlazarError)))
+                LOG.warning('Host %s: %s', work.row.name, _readable(str(exc)),
+                            exc_info=not isinstance(exc, errors.BlazarError))
                 waited = self._clock.now() - work.row.power_at
                 if step == self._boot and waited > work.lead:
                     self._fail_boot(work, str(exc))
@@ -610,6 +620,7 @@ class Power:
             has failed
         """
         self._computes.enable(work.row.service_host, work.row.uuid)
+        why = _readable(why)
         LOG.warning('Host %s is not switched off: %s', work.row.name, why)
         if retry == 0:
             self._enter(work, None, None)
@@ -717,6 +728,7 @@ class Power:
     def _fail_boot(self, work: _Work, why: str) -> None:
         """Record that a host does not come back; its bookings are reassigned.
         """
+        why = _readable(why)
         LOG.error('Host %s: %s', work.row.name, why)
         self._host_status.update({
             work.row.uuid: host_status.Down(why, certain=True)})
@@ -754,6 +766,12 @@ def _keep_off(session: orm.Session, host: models.Host, now: int, until: int,
     session.add(outage)
     session.flush()
     outages.plan(session, now, outage, window, force=force)
+
+
+def _readable(text: str) -> str:
+    """Return what a BMC has sent, as it can be stored and logged."""
+    return ''.join(
+        one if one.isprintable() else '?' for one in text[:_LETTERS])
 
 
 def _end_off(session: orm.Session, host: models.Host, now: int) -> None:

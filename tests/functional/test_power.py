@@ -130,6 +130,8 @@ class PowerTest(whole_hosts_base.HostsTestCase):
             found.up, found.ours, found.theirs))
         self.assertFalse(computes.service('host2').ours)
         self.assertIsNone(computes.service('nowhere'))
+        # One that was deleted meanwhile need not be enabled.
+        computes.enable('nowhere', 'unused')
 
     def shown(self, host):
         """Return since when and until when a host has its power state."""

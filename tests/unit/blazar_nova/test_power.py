@@ -133,6 +133,11 @@ class Known:
     def known(self, host, service):
         return host not in self._missing
 
+    def is_on(self, host, service):
+        if host in self._missing:
+            raise errors.PowerError('It is not in the file any longer.')
+        return self._machines.is_on(host, service)
+
 
 class TestSwitching(PowerTestCase):
 
@@ -1068,6 +1073,35 @@ class TestFailing(PowerTestCase):
         times, = self.scalars(models.Host.boot_times)
         self.assertGreaterEqual(times[0], 1000)
 
+    def test_one_that_is_no_longer_in_the_file_has_failed_for_its_lease(self):
+        """Nothing switches it on."""
+        self.pass_(20, 10)
+        self.wants(7200)
+        self.power._switches = Known(self.machines, {'one'})
+        self.pass_(7200 - LEAD - 60, 600)
+        self.assertEqual({'one': State.OFF}, self.states())
+        self.pass_(LEAD + 180)
+        self.assertEqual({'one': State.FAILED}, self.states())
+        with self.database.reader() as session:
+            self.assertEqual(
+                [outages.FAILURE], [row.kind for row in outages.failures(
+                    session).values() if row.began_at])
+        self.assertEqual(['off'], self.machines.commands())
+
+    def test_one_that_nova_no_longer_has_is_left_alone(self):
+        self.pass_(20, 10)
+        with self.database.begin() as connection:
+            connection.execute(sa.update(models.Host.__table__).values(
+                capacity={}))
+        self.machines.change('one', excluded='x')
+        self.clock.advance(7200)
+        locked = self.useFixture(fixtures.MockPatchObject(
+            power.outages, 'locked')).mock
+        self.look()
+        # Deciding about it fails, again and again.
+        locked.assert_not_called()
+        self.assertEqual(['off'], self.machines.commands())
+
     def test_how_long_its_repair_takes_is_not_its_boot_time(self):
         self.fail_to_boot()
         self.clock.advance(90_000)
@@ -1344,6 +1378,24 @@ class TestDeaths(PowerTestCase):
             self.assertEqual(commands, self.machines.commands())
             self.lifecycle.lease_end.delete(lease['id'])
             self.back()
+
+
+class TestNames(PowerTestCase):
+
+    scenarios = databases.SQL
+    names = ('one',)
+
+    def test_whatever_a_bmc_says_is_kept_as_it_can_be_read(self):
+        for text in 'a\x00b', 'a\udc80b', 'a\nb':
+            self.machines.mismatch = lambda *_names, said=text: said
+            self.look()
+            self.assertEqual({'one': State.FAILED}, self.states())
+            self.assertEqual(['a?b'], self.scalars(models.Host.power_error))
+            power.retry(self.database, 'one')
+        self.machines.mismatch = lambda *_names: 1000 * 'ab'
+        self.look()
+        self.assertLessEqual(
+            len(self.scalars(models.Host.power_error)[0]), 1000)
 
 
 class TestOnce(PowerTestCase):

@@ -165,6 +165,12 @@ class TestSwitching(PowerTestCase):
         self.assertIsNotNone(exc.refusal.next_start)
         ahead = exc.refusal.next_start - self.clock.now()
         self.assertTrue(LEAD <= ahead <= LEAD + 180, ahead)
+        now = self.clock.now()
+        found, _until = self.leases.creation.availability(
+            self.places(among=model.HostPool.ENROLLED).demand,
+            model.Window(now, now + 86400), 3600, 10)
+        self.assertEqual(exc.refusal.next_start, next(
+            start for start, fits in found if fits))
         self.wants(exc.refusal.next_start - NOW)
 
     def _ago(self, seconds):

@@ -108,7 +108,7 @@ class Evicting:
             {'VCPU': self._dice.choice([1, 1, 2, 4])},
             clouds.State.READY, interruptible=True)
         self._world.cloud.leave(
-            server, min(7200, self._dice.expovariate(1 / 3600)))
+            server, min(5400, self._dice.expovariate(1 / 3600)))
         with contextlib.suppress(*_FAILED):
             core.database.retried(self._register, core, server)
             self._world.cloud.cast([server.id])
@@ -219,10 +219,12 @@ class Evicting:
                 f'SELECT server_id FROM interruptible_servers '
                 f'WHERE checked_at < {int(self._baton.now) - 1800}'):
             yield f'{server_id} is still recorded as interruptible'
-        for host, servers in self._world.look(
-                'SELECT name, interruptible FROM hosts '
+        for uuid, servers in self._world.look(
+                'SELECT uuid, interruptible FROM hosts '
                 'WHERE interruptible IS NOT NULL'):
-            yield f'{host} still has interruptible servers: {servers}'
+            # Hosts that no longer exist keep what was there.
+            if self._world.cloud.hosts[uuid].there:
+                yield f'{uuid} still has interruptible servers: {servers}'
 
 
 def _seconds(text: str) -> int:

@@ -2,15 +2,16 @@
 
 """Interruptible servers: their users, their evictions, and what must hold."""
 
-from concurrent import futures
 import contextlib
 import datetime
+import functools
 import random
 import types
 import typing as ty
 from unittest import mock
 
 from blazar_core.capacity import interruptible
+from blazar_core.common import background
 from blazar_core.common import errors
 from blazar_core.db import leader_election
 from blazar_core.lifecycle import eviction
@@ -33,19 +34,6 @@ LATE, EXCUSED = 60, 600
 #: Seconds for which users boot servers, before they pause.
 BURST = 1800
 _FAILED = (errors.DatabaseUnavailable, errors.ConcurrentUpdate)
-R = ty.TypeVar('R')
-
-
-class _AtOnce:
-    """Does the work of background threads at once."""
-
-    def start(self, work: ty.Callable[[], R]) -> 'futures.Future[R]':
-        done: futures.Future[R] = futures.Future()
-        try:
-            done.set_result(work())
-        except Exception as exc:
-            done.set_exception(exc)
-        return done
 
 
 class Evicting:
@@ -66,9 +54,10 @@ class Evicting:
         self._lacks: dict[str, float] = {}
         self._numbers = 0
         self.evicted: dict[str, int] = {}
+        # Without threads, it does the work at once.
         world.stack.enter_context(mock.patch.object(
             eviction, 'background', types.SimpleNamespace(
-                Background=_AtOnce)))
+                Background=functools.partial(background.Background, 0))))
         world.checks.append(self._check_starts)
         world.port.evicting = self._check_notice
 

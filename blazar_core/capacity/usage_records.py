@@ -151,10 +151,10 @@ class Records:
 
     def transfer(self, booking: models.Booking, before: Owner) -> None:
         """Record that a booking belongs to another project from now on."""
-        if booking.recorded_at is None:
+        has = _segments(booking, booking.start_date, booking.end_date)
+        if booking.recorded_at is None or not has:
             return
         reservation_id = ty.cast(str, booking.reservation_id)
-        has = _segments(booking, booking.start_date, booking.end_date)
         self._replace(reservation_id, before, booking.recorded_at, has, {})
         booking.recorded_at = self._replace(
             reservation_id, self._owners[reservation_id],

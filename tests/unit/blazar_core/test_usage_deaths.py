@@ -19,7 +19,6 @@ from blazar_core.common import states
 from blazar_core.db import api
 from blazar_core.db import models
 from blazar_core.leases import leases
-from blazar_core.leases import transfer
 from blazar_core.plugins import cloud_api
 from tests import databases
 from tests import driven
@@ -172,11 +171,6 @@ class ProcessTestCase(test_usage_records.UsageTestCase):
                     base.State.RUNNING, self.uuid_of(name))
             self.lifecycle.reconciliation.check(server_id)
 
-    def hand_over(self, lease_id):
-        self.leases.transfer.transfer(
-            lease_id, self.leases.transfer.look(lease_id).generation,
-            transfer.Owner('new', 'user'), None, False)
-
 
 class TestDeaths(ProcessTestCase):
 
@@ -196,7 +190,7 @@ class TestDeaths(ProcessTestCase):
         slots = self.reserve(0, 5000, self.places(2, 3), active=True)
         died += self.die_everywhere(lambda: self.change(slots, reservations={
             slots['reservations'][0]['id']: self.places(4, 2)}))
-        died += self.die_everywhere(self.hand_over, slots['id'])
+        died += self.die_everywhere(self.hand_over, slots)
         died += self.die_everywhere(
             self.lifecycle_of('lease_end', 'delete'), slots['id'])
         died += self.die_everywhere(

@@ -5,6 +5,8 @@
 import collections
 import os
 import random
+import time
+import typing as ty
 from unittest import mock
 import uuid
 import zoneinfo
@@ -20,12 +22,15 @@ from blazar_core.common import errors
 from blazar_core.common import model
 from blazar_core.common import states
 from blazar_core.db import models
+from blazar_core.healing import host_status
+from blazar_core.healing import overbooking
 from blazar_core.leases import accounting
 from blazar_core.leases import creation
 from blazar_core.leases import lease_purge
 from blazar_core.leases import requests
 from blazar_core.leases import transfer
 from blazar_core.leases import updates
+from blazar_core.lifecycle import engine
 from blazar_core.plugins import cloud_api
 from tests import databases
 from tests import driven
@@ -35,7 +40,9 @@ load_tests = databases.load_tests
 
 NOW = base.NOW
 DAY = 86400
-STORIES = int(os.environ.get('BLAZAR_STORIES', '6'))
+HOSTS = ('one', 'two', 'three')
+STORIES = int(os.environ.get('BLAZAR_STORIES', '8' if os.environ.get(
+    'BLAZAR_DATABASES') == 'all' else '2'))
 
 
 class Machines(base.WholeType):
@@ -53,7 +60,7 @@ class UsageTestCase(base.LeaseTestCase):
 
     def setUp(self):
         super().setUp()
-        for name in ('one', 'two', 'three'):
+        for name in HOSTS:
             self.host(name, VCPU=40)
 
     def count_statements(self, table):
@@ -89,6 +96,22 @@ class UsageTestCase(base.LeaseTestCase):
         for server_id in base.servers_of(lease):
             self.cloud.servers.pop(server_id, None)
             self.lifecycle.reconciliation.check(server_id)
+
+    def hand_over(self, lease, project_id='new'):
+        seen = self.leases.transfer.look(lease['id']).generation
+        self.leases.transfer.transfer(
+            lease['id'], seen, transfer.Owner(project_id, 'other'), None,
+            False)
+
+    def runs_on(self, name, **servers):
+        """The periodic sync finds that these servers run on a host."""
+        with self.database.writer() as session:
+            uuid = self.uuid_of(name)
+            inventory.report_usage(
+                session, self.clock.now(), uuid, {
+                    server_id: {'VCPU': vcpus}
+                    for server_id, vcpus in servers.items()},
+                inventory.generations(session, [uuid])[uuid])
 
 
 class TestRecords(UsageTestCase):
@@ -148,9 +171,7 @@ class TestRecords(UsageTestCase):
     def test_a_transferred_lease_is_its_new_owners_from_then_on(self):
         lease = self.reserve(0, 300, self.places(2), active=True)
         self.clock.advance(100)
-        seen = self.leases.transfer.look(lease['id']).generation
-        self.leases.transfer.transfer(
-            lease['id'], seen, transfer.Owner('new', 'other'), None, False)
+        self.hand_over(lease)
         self.assertEqual((600, 200, 0), self.vcpus(project_id='project'))
         self.assertEqual((0, 400, 0), self.vcpus(project_id='new'))
 
@@ -161,31 +182,34 @@ class TestRecords(UsageTestCase):
             {*self.scalars(models.Host.id)} - {first})
         for host_id in (None, second, third):
             self.clock.advance(50)
-            with self.database.writer() as session:
-                (row,) = session.scalars(sa.select(models.Booking))
-                ledger.amend(session, self.clock.now(), [ledger.Edit(
-                    row, ledger.new_of(row, host_id=host_id))])
+            self.reassign(host_id)
         self.assertEqual((600, 500, 0), self.vcpus())
         self.assertEqual([100, 0, 100, 100, 100], [
             self.vcpus(time, time + 50)[1] for time in range(0, 250, 50)])
         self.assertEqual([[first], [first], [second], [second], [third]],
                          self.scalars(models.UsageRecord.hosts))
 
-    def used_now(self):
-        with self.database.connection() as connection:
-            return sum(used['VCPU'] for _reserved, used in (
-                accounting.reserved_at(
-                    connection, self.clock.now()).values()))
-
-    def runs_on(self, name, **servers):
-        """The periodic sync finds that these servers run on a host."""
+    def reassign(self, host_id):
         with self.database.writer() as session:
-            uuid = self.uuid_of(name)
-            inventory.report_usage(
-                session, self.clock.now(), uuid, {
-                    server_id: {'VCPU': vcpus}
-                    for server_id, vcpus in servers.items()},
-                inventory.generations(session, [uuid])[uuid])
+            (row,) = session.scalars(sa.select(models.Booking))
+            ledger.amend(session, self.clock.now(), [ledger.Edit(
+                row, ledger.new_of(row, host_id=host_id))])
+
+    def test_a_transfer_without_a_host_records_nothing(self):
+        lease = self.reserve(0, 300, self.places(1, 2), active=True)
+        (host_id,) = self.scalars(models.Booking.host_id)
+        self.clock.advance(50)
+        self.reassign(None)
+        self.clock.advance(100)
+        self.hand_over(lease)
+        self.clock.step(-50)
+        self.reassign(host_id)
+        self.assertEqual(100, self.vcpus(project_id='project')[1])
+        self.assertEqual(400, self.vcpus(project_id='new')[1])
+
+    def used_now(self):
+        return sum(one['VCPU'] for one in self.scalars(
+            models.Booking.resources, models.Booking.running))
 
     def test_whole_hosts_are_used_while_servers_are_on_them(self):
         params = {'min': 2, 'max': 2}
@@ -201,9 +225,7 @@ class TestRecords(UsageTestCase):
             self.runs_on('two', other=3, third=1)
             self.assertEqual(80, self.used_now())
         self.clock.advance(30)
-        seen = self.leases.transfer.look(lease['id']).generation
-        self.leases.transfer.transfer(
-            lease['id'], seen, transfer.Owner('new', 'other'), None, False)
+        self.hand_over(lease)
         self.clock.advance(10)
         self.runs_on('two')
         self.assertEqual(40, self.used_now())
@@ -335,12 +357,9 @@ class TestRecords(UsageTestCase):
             self.lease(request=self.request(100, 200, tags=tags))
         self.assertEqual(200, self.vcpus(tags=('ci',))[1])
         self.assertEqual(100, self.vcpus(tags=('ci', 'dev'))[1])
-        found = self.totals(group_by=('lease_id',), tags=('dev', 'ci'))
-        with self.database.connection() as connection:
-            self.assertEqual([{
-                'lease_name': 'lease', 'description': '',
-                'tags': ['ci', 'dev']}], [*accounting.leases(connection, [
-                    one.keys[0] for one in found]).values()])
+        (found,) = self.totals(group_by=('lease_id',), tags=('dev', 'ci'))
+        self.assertEqual([['ci', 'dev']], self.scalars(
+            models.Lease.tags, models.Lease.id == found.keys[0]))
 
     def test_an_admission_a_start_and_an_end_cost_one_statement(self):
         statements = self.count_statements('usage_records')
@@ -416,6 +435,24 @@ class TestRecords(UsageTestCase):
             {*self.scalars(models.UsageRecord.lease_id)}))
 
 
+class Booked(ty.NamedTuple):
+    """What a booking reserves, and for whom."""
+
+    project_id: str
+    lease_id: str
+    resource_type: str
+    vcpus: int
+    start: int
+    end: int
+    running: bool
+    host_id: int
+
+    def within(self, since, until):
+        """The VCPU-seconds that it reserves within a time."""
+        return self.vcpus * max(
+            0, min(self.end, until) - max(self.start, since))
+
+
 class Observer:
     """A count of bookings, without usage records.
 
@@ -430,17 +467,29 @@ class Observer:
         self._seen = []
         #: The same for present ones, by lease and id, as ids are reused.
         self._there = {}
+        #: When each reservation was admitted, and its bookings then.
+        self._planned = {}
 
     def watch(self, since, until):
         """Count while nothing changes."""
         self._until = until
-        bookings = sa.select(models.Booking).options(orm.joinedload(
-            models.Booking.reservation).joinedload(models.Reservation.lease))
+        bookings = sa.select(models.Booking).where(
+            models.Booking.reservation_id.is_not(None)).options(orm.joinedload(
+                models.Booking.reservation).joinedload(
+                    models.Reservation.lease))
+        admitted = {}
         with self._database.reader() as session:
-            rows = {(row.reservation.lease_id, row.id): self._state(row)
-                    for row in session.scalars(bookings)}
+            rows = {(row.reservation.lease_id, row.id): (
+                row.reservation_id, self._state(row))
+                for row in session.scalars(bookings)}
+        for reservation_id, state in rows.values():
+            if state is not None:
+                admitted.setdefault(
+                    reservation_id, (since, []))[1].append(state)
+        self._planned = admitted | self._planned
         for key in {*self._there, *rows}:
-            state, changes = rows.get(key), self._there.get(key)
+            _reservation_id, state = rows.get(key, (None, None))
+            changes = self._there.get(key)
             if changes is None and state is not None:
                 self._there[key] = [(since, state)]
                 self._seen.append(self._there[key])
@@ -453,30 +502,45 @@ class Observer:
         lease = row.reservation.lease
         if row.host_id is None or lease.status in states.SEEKING:
             return None
-        return (lease.project_id, lease.id, row.resources['VCPU'],
-                row.start_date, row.end_date, row.running, row.host_id)
+        return Booked(
+            lease.project_id, lease.id, row.reservation.resource_type,
+            row.resources['VCPU'], row.start_date, row.end_date, row.running,
+            row.host_id)
 
-    def total(self, kind, since, until, **wanted):
-        found = 0
+    def _spans(self):
+        """Yield the states of bookings, each with its beginning and end."""
         for changes in self._seen:
             ends = [begin for begin, _state in changes[1:]] + [self._until]
             for (begin, state), end in zip(changes, ends, strict=True):
-                if state is None:
-                    continue
-                project, lease, amount, start, stop, running, _host = state
-                if wanted.get('project_id', project) != project or (
-                        lease not in wanted.get('lease_ids', (lease,))):
-                    continue
-                begins, ends_at = max(begin, since), min(end, until)
-                if kind == 'reserved':
-                    begins, ends_at = max(begins, start), min(ends_at, stop)
-                elif not running:
-                    continue
-                found += amount * max(0, ends_at - begins)
-        return found
+                if state is not None:
+                    yield begin, end, state
+
+    def totals(self, since, until):
+        """VCPU-seconds by kind and by accounting.KEYS, without zeros."""
+        found = collections.Counter()
+        for begin, admitted in self._planned.values():
+            for state in admitted:
+                found['planned', *state[:3]] += state.within(
+                    max(begin, since), until)
+        for begin, end, state in self._spans():
+            begin, end = max(begin, since), min(end, until)
+            found['reserved', *state[:3]] += state.within(begin, end)
+            if state.running:
+                found['used', *state[:3]] += state.vcpus * max(0, end - begin)
+        return +found
+
+    def total(self, kind, since, until):
+        return sum(amount for key, amount in self.totals(since, until).items()
+                   if key[0] == kind)
+
+    def hosts(self, instant):
+        """How many bookings reserve something of each host at an instant."""
+        return collections.Counter(
+            state.host_id for begin, end, state in self._spans()
+            if begin <= instant < end and state.start <= instant < state.end)
 
 
-class Broken(Exception):
+class Broken(BaseException):
     """The process dies."""
 
 
@@ -484,7 +548,14 @@ class TestStories(UsageTestCase):
     """Random sequences of operations, compared with an independent count."""
 
     scenarios = databases.EACH
-    LENGTH = 90
+    LENGTH = 220
+    #: The acts of a story; it begins with leases.
+    ACTS = {'create': 10, 'create_machines': 2, 'start': 2, 'extend': 4,
+            'resize': 4, 'end': 1, 'boot': 10, 'use_machines': 2, 'move': 2,
+            'delete_server': 1, 'fail': 1, 'transfer': 4, 'happen': 3,
+            'fail_host': 4, 'fail_hosts': 1, 'lose': 1, 'heal': 1,
+            'evacuate': 3, 'recover': 8}
+    HOSTS = (*HOSTS, 'four')
 
     def setUp(self):
         # A story is the same each time, so that a failure can be repeated.
@@ -493,28 +564,55 @@ class TestStories(UsageTestCase):
             uuidutils, 'generate_uuid',
             lambda: str(uuid.UUID(int=ids.getrandbits(128)))))
         super().setUp()
+        # There are no others to wait for.
+        self.enterContext(mock.patch.object(time, 'sleep'))
+        self.host('four', VCPU=40)
         asked = self.count_statements('usage_records')
         self.addCleanup(lambda: self.assertEqual(set(), {
             one.split()[0] for one in asked} - {'INSERT', 'SELECT'}))
+        self.cloud.hosts = {self.uuid_of(name) for name in self.HOSTS}
+        self.down, self.exchanged = set(), set()
+        #: After so many statements the process dies; None: it does not.
+        self.dies_at = None
+        for event in ('before_cursor_execute', 'commit'):
+            sa.event.listen(self.database.engine, event, self.step)
+        self.engine = engine.Engine(
+            self.books.conf, self.database, self.clock, self.lifecycle, 'it')
+        self.evacuation = self.new_relocating()
+        self.host_status = host_status.HostStatus(
+            self.database, self.clock, host_status.Thresholds(0, 0, 3600),
+            lambda _event, _host: None)
+
+    def step(self, *_args):
+        if self.dies_at is not None:
+            self.dies_at -= 1
+            if self.dies_at < 0:
+                raise Broken
 
     def test_records_are_what_was_so_at_each_second(self):
-        for number in range(STORIES):
-            with self.subTest(number):
-                self.tell(random.Random(number))
+        self.tell_all(STORIES)
+        # Slots had another host at once, or lost theirs and had one later,
+        # and servers were evacuated.
+        self.assertEqual(set(), {
+            'evacuated', *(('virtual:instance', *hosts) for hosts in (
+                (True, True), (True, False), (False, True)))} - self.exchanged)
 
     def test_so_are_they_if_the_clock_is_set_back(self):
-        for number in range(STORIES):
-            with self.subTest(number):
-                self.tell(random.Random(number), backwards=0.1)
+        self.tell_all((STORIES + 1) // 2, backwards=0.1)
 
-    def tell(self, dice, backwards=0.0):
+    def tell_all(self, stories, backwards=0.0):
+        for number in range(stories):
+            with self.subTest(number):
+                self.tell(random.Random(number), backwards)
+
+    def tell(self, dice, backwards):
         observer, begin = Observer(self.database), self.clock.now()
         leases = []
         for _step in range(self.LENGTH):
             self.act(dice, leases)
             now = self.clock.now()
             # Sometimes the clock is set forward: events are late.
-            self.clock.advance(dice.choice([2000] + 29 * [
+            self.clock.advance(dice.choice([2000] + 59 * [
                 dice.randint(0, 40)]))
             observer.watch(now, self.clock.now())
             if dice.random() < backwards:
@@ -522,56 +620,86 @@ class TestStories(UsageTestCase):
         now = self.clock.now()
         # However often the clock was set back, all of it is past now.
         observer.watch(now, self.clock.advance(10_000))
-        end = self.clock.now()
-        cuts = sorted({begin, end, *(dice.randint(begin, end)
-                                     for _cut in range(4))})
-        for wanted in ({}, {'project_id': 'project'}, {'project_id': 'new'},
-                       *({'lease_ids': [one['id']]} for one in leases)):
-            sums = collections.Counter()
-            for since, until in [*zip(cuts, cuts[1:]), (begin, end)]:
-                found = self.vcpus(since - NOW, until - NOW, **wanted)[1:]
-                if (since, until) != (begin, end):
-                    sums.update(dict(zip(('reserved', 'used'), found)))
-                self.assertEqual(tuple(
-                    observer.total(kind, since, until, **wanted)
-                    for kind in ('reserved', 'used')), found, wanted)
-            self.assertEqual(found, (sums['reserved'], sums['used']))
+        self.compare(dice, observer, begin, self.clock.now(), leases)
         # The next story begins without leases.
         self.cloud.servers.clear()
+        self.down.clear()
+        self.heal(dice, leases)
         for lease in leases:
             self.lifecycle.lease_end.delete(lease['id'])
+        while driven.run_due(self.engine):
+            self.clock.advance(DAY)
+        end = self.clock.now()
         self.assertEqual([], self.totals(end - NOW, end - NOW + DAY))
 
+    def compare(self, dice, observer, begin, end, leases):
+        """Compare records with what was seen from the beginning to the end."""
+        cuts = sorted({begin, end, *(dice.randint(begin, end)
+                                     for _cut in range(4))})
+        sums = collections.Counter()
+        for since, until in [*zip(cuts, cuts[1:]), (begin, end)]:
+            whole = self.by_keys(since, until)
+            seen = observer.totals(since, until)
+            self.assertEqual({}, {
+                key: (since, until, seen[key], whole[key])
+                for key in seen | whole if seen[key] != whole[key]})
+            if (since, until) != (begin, end):
+                sums.update(whole)
+        self.assertEqual(sums, whole)
+        for name, value in (
+                ('project_id', 'project'), ('project_id', 'new'),
+                ('resource_type', 'machine'),
+                *(('lease_id', one['id']) for one in dice.sample(leases, 5))):
+            at = 1 + accounting.KEYS.index(name)
+            self.assertEqual(tuple(
+                sum(amount for key, amount in sums.items()
+                    if (key[0], key[at]) == (kind, value))
+                for kind in usage_records.Kind), self.vcpus(
+                    begin - NOW, end - NOW, **({'lease_ids': [value]} if (
+                        name == 'lease_id') else {name: value})))
+        for instant in cuts:
+            self.assertEqual(observer.hosts(instant), self.hosts_at(instant))
+
+    def by_keys(self, since, until):
+        return +collections.Counter({
+            (kind, *one.keys): amounts.get('VCPU', 0)
+            for one in self.totals(since - NOW, until - NOW,
+                                   group_by=accounting.KEYS)
+            for kind, amounts in one.amounts.items()})
+
+    def hosts_at(self, instant):
+        """How many bookings reserve something of each host, by records."""
+        found = collections.Counter()
+        with self.database.reader() as session:
+            for row in session.scalars(sa.select(models.UsageRecord).where(
+                    models.UsageRecord.kind != usage_records.Kind.USED,
+                    models.UsageRecord.start_date <= instant,
+                    models.UsageRecord.end_date > instant)):
+                for host_id in row.hosts:
+                    found[host_id] += row.sign
+        return collections.Counter({
+            host_id: number for host_id, number in found.items() if number})
+
     def act(self, dice, leases):
-        acts = [self.create, self.create, self.extend, self.resize, self.end,
-                self.boot, self.boot, self.move, self.delete_server,
-                self.hand_over, self.hand_over, self.start, self.fail,
-                self.resize, self.extend]
-        act = dice.choice(acts)
-        dies = dice.random() < 0.2
-        write = usage_records.Records.write
-
-        def die(records, connection):
-            write(records, connection)
-            raise Broken
-
-        if dies:
-            usage_records.Records.write = die
+        act, = dice.choices([*self.ACTS], [*self.ACTS.values()])
+        if dice.random() < 0.2:
+            self.dies_at = dice.randint(0, 40)
         try:
-            act(dice, leases)
+            getattr(self, act)(dice, leases)
         except (Broken, errors.BlazarError):
             pass
         finally:
-            usage_records.Records.write = write
+            self.dies_at = None
 
     def create(self, dice, leases):
         now = self.clock.now() - NOW
-        start = now + dice.choice([0, 0, dice.randint(1, 100)])
-        end = start + dice.randint(50, 900)
+        start = now + dice.choice([0, dice.randint(1, 300)])
+        end = start + dice.randint(50, 1500)
         if dice.random() < 0.6:
             leases.append(self.reserve(start, end, self.places(
                 dice.randint(1, 4), dice.randint(1, 3)), request=self.request(
                     start, end, starts_now=start == now,
+                    retry=dice.choice([None, requests.Retry(60, 3)]),
                     grace_period=dice.choice([0, 20]))))
         else:
             new = self.new_lease(start, end, count=dice.randint(1, 3))
@@ -579,36 +707,62 @@ class TestStories(UsageTestCase):
                 new, self.encryption.encrypt('call')))
         self.start(dice, leases[-1:])
 
-    def chosen(self, dice, leases, booted=None):
-        """Return a lease that has not ended.
+    def machines_of(self, number):
+        params = {'min': number, 'max': number}
+        return creation.NewReservation(
+            self.machines.requirements(None, params).demand,
+            resource_type='machine', params=params, spec={})
 
-        :param booted: whether it was created by a boot; None: either
+    def create_machines(self, dice, leases):
+        now = self.clock.now() - NOW
+        leases.append(self.reserve(
+            now, now + dice.randint(50, 1500), self.machines_of(1)))
+        self.start(dice, leases[-1:])
+
+    def chosen(self, dice, leases, *kinds):
+        """Return a lease that has not ended, of one of these kinds (boot, slot
+        and machine).
         """
         going_on = {*self.scalars(models.Lease.id, models.Lease.status.not_in(
             states.LEASE.final()))}
         found = [one for one in leases if one['id'] in going_on and
-                 booted in (None, bool(base.servers_of(one)))]
+                 self.kind_of(one) in kinds]
         if not found:
             raise Broken
         return dice.choice(found)
 
+    def kind_of(self, lease):
+        if base.servers_of(lease):
+            return 'boot'
+        return 'machine' if lease['reservations'][0][
+            'resource_type'] == 'machine' else 'slot'
+
     def start(self, dice, leases):
-        self.lifecycle.lease_start.start(self.chosen(dice, leases)['id'])
+        self.lifecycle.lease_start.start(self.chosen(
+            dice, leases, 'boot', 'slot', 'machine')['id'])
 
     def extend(self, dice, leases):
-        self.change(self.chosen(dice, leases), end=self.clock.now() +
-                    dice.randint(-10, 600))
+        self.change(
+            self.chosen(dice, leases, 'boot', 'slot', 'machine'),
+            end=self.clock.now() + dice.randint(-10, 600))
 
     def resize(self, dice, leases):
-        lease = self.chosen(dice, leases, booted=False)
+        lease = self.chosen(dice, leases, 'slot', 'machine')
         self.change(lease, reservations={
-            lease['reservations'][0]['id']: self.places(dice.randint(1, 5))})
+            lease['reservations'][0]['id']: self.places(dice.randint(1, 5))
+            if self.kind_of(lease) == 'slot' else self.machines_of(
+                dice.randint(1, 2))})
 
     def end(self, dice, leases):
-        self.lifecycle.lease_end.delete(self.chosen(dice, leases)['id'])
+        self.lifecycle.lease_end.delete(self.chosen(
+            dice, leases, 'boot', 'slot', 'machine')['id'])
+
+    def happen(self, dice, leases):
+        """A listener carries out the events that are due."""
+        driven.run_due(self.engine)
 
     def boot(self, dice, leases):
-        lease = self.chosen(dice, leases)
+        lease = self.chosen(dice, leases, 'boot', 'slot')
         servers = base.servers_of(lease) or [uuidutils.generate_uuid()]
         if not base.servers_of(lease):
             self.leases.slots.take(lease['reservations'][0]['id'],
@@ -621,34 +775,104 @@ class TestStories(UsageTestCase):
                             models.Lease.id == lease['id'])[0]
 
     def see(self, server_id, name):
-        if name is not None:
+        if name is not None and name not in self.down:
             self.cloud.servers[server_id] = cloud_api.ObservedServer(
                 base.State.RUNNING, self.uuid_of(name))
             self.lifecycle.reconciliation.check(server_id)
 
+    def use_machines(self, dice, leases):
+        """Servers run on a host of a lease of hosts, or do no longer."""
+        lease = self.chosen(dice, leases, 'machine')
+        for name in self.scalars(models.Host.name, models.Host.id.in_(
+                sa.select(models.Booking.host_id).join(
+                    models.Booking.reservation).where(
+                        models.Reservation.lease_id == lease['id']))):
+            self.runs_on(name, **dice.choice([{}, {'server': 1}]))
+
     def move(self, dice, leases):
         servers = sorted(self.cloud.servers)
         if servers:
-            self.see(dice.choice(servers), dice.choice(
-                ['one', 'two', 'three']))
+            self.see(dice.choice(servers), dice.choice(self.HOSTS))
 
     def delete_server(self, dice, leases):
         servers = sorted(self.cloud.servers)
         if servers:
-            server_id = dice.choice(servers)
-            del self.cloud.servers[server_id]
-            self.lifecycle.reconciliation.check(server_id)
+            self.delete_any(dice, servers)
+
+    def delete_any(self, dice, servers):
+        server_id = dice.choice(servers)
+        del self.cloud.servers[server_id]
+        self.lifecycle.reconciliation.check(server_id)
 
     def fail(self, dice, leases):
-        lease = self.chosen(dice, leases, booted=True)
+        lease = self.chosen(dice, leases, 'boot')
         server_id = dice.choice(base.servers_of(lease))
         self.cloud.servers[server_id] = cloud_api.ObservedServer(
             base.State.ERROR, fault='It is broken.')
         self.lifecycle.reconciliation.check(server_id)
 
-    def hand_over(self, dice, leases):
-        lease = self.chosen(dice, leases, booted=False)
-        seen = self.leases.transfer.look(lease['id']).generation
-        self.leases.transfer.transfer(
-            lease['id'], seen, transfer.Owner(dice.choice(
-                ['project', 'new']), 'user'), None, False)
+    def transfer(self, dice, leases):
+        self.hand_over(self.chosen(dice, leases, 'slot', 'machine'),
+                       dice.choice(['project', 'new']))
+
+    # -- hosts that fail ------------------------------------------------------
+
+    def fail_host(self, dice, leases):
+        """Bookings go to other hosts."""
+        self.down.add(dice.choice(self.HOSTS))
+        self.heal(dice, leases)
+
+    def fail_hosts(self, dice, leases):
+        """Bookings lose their hosts, and there are no others."""
+        self.down.update(self.HOSTS)
+        self.heal(dice, leases)
+
+    def recover(self, dice, leases):
+        """Bookings have a host again."""
+        self.down.discard(dice.choice(self.HOSTS))
+        self.heal(dice, leases)
+
+    def lose(self, dice, leases):
+        """A server on a failed host is deleted, or is in ERROR."""
+        lost = {self.uuid_of(name) for name in self.down}
+        servers = sorted(server_id for server_id, seen in (
+            self.cloud.servers.items()) if seen.host in lost)
+        if not servers:
+            return
+        if dice.random() < 0.5:
+            self.delete_any(dice, servers)
+            return
+        server_id = dice.choice(servers)
+        self.cloud.servers[server_id] = cloud_api.ObservedServer(
+            base.State.ERROR, self.cloud.servers[server_id].host)
+        self.lifecycle.reconciliation.check(server_id)
+
+    def heal(self, dice, leases):
+        """A listener that has just been started looks at all hosts."""
+        self.host_status.update({
+            self.uuid_of(name): host_status.Down('It is off.', certain=True)
+            if name in self.down else None for name in self.HOSTS})
+        overbooking.OverbookingCheck(
+            self.database, self.clock, self.admission,
+            self.leases.reassignment, self.new_demands(), self.note,
+            self.start_timeout).look()
+        self.evacuation.look(lambda failed: [*failed])
+
+    def note(self, _event, lease):
+        types = {one['id']: one['resource_type']
+                 for one in lease['reservations']}
+        self.exchanged |= {
+            ('boot' if one['server_id'] else types[one['reservation_id']],
+             one['before'] is not None, one['after'] is not None)
+            for one in lease.get('exchanged', ())}
+
+    def evacuate(self, dice, leases):
+        """Nova has evacuated servers, or could not."""
+        names = [None, *(name for name in self.HOSTS if name not in self.down)]
+        for server_id in [server_id for server_id, seen in (
+                self.cloud.servers.items()) if seen.busy]:
+            before, name = self.host_of(server_id), dice.choice(names)
+            self.cloud.arrive(server_id, name and self.uuid_of(name))
+            self.lifecycle.reconciliation.check(server_id)
+            if self.host_of(server_id) not in (None, before):
+                self.exchanged.add('evacuated')

@@ -60,9 +60,10 @@ def query(values: dict[str, ty.Any], now: int) -> tuple[accounting.Query, int]:
     end = instant('end_date', now)
     start = instant('start_date', end - DEFAULT_DAYS * 86400)
     if not 0 <= start < end < model.LATEST:
+        since, until = (clocks.minute(min(max(0, one), model.LATEST))
+                        for one in (start, end))
         raise errors.InvalidLeaseParams(
-            f'The interval from {clocks.minute(max(0, start))} to '
-            f'{clocks.minute(min(end, model.LATEST))} UTC is empty or out of '
+            f'The interval from {since} to {until} UTC is empty or out of '
             'range. Write an end_date that is later than start_date.')
     groups, unit = _groups(values.get('group_by', ''))
     found = accounting.Query(

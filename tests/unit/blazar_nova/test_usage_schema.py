@@ -48,6 +48,10 @@ class UsageSchemaTest(base.RefusalTestCase):
                 ({'end_date': '2000-01-01', 'start_date': 'now'},
                  'later than start_date'),
                 ({'end_date': '1970-01-01'}, 'out of range'),
+                ({'end_date': '0001-01-01', 'timezone': 'Asia/Tokyo'},
+                 'out of range'),
+                ({'end_date': '9999-12-31', 'timezone': 'America/Lima'},
+                 'out of range'),
                 ({'start': 'now'}, '"start" is not known'),
                 ({'limit': '0'}, 'from 1 to 1000'),
                 *(({'marker': text, 'group_by': 'project'}, 'marker')

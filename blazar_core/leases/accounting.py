@@ -23,8 +23,8 @@ from blazar_core.common import recurrences
 from blazar_core.db import models
 from blazar_core.leases import views
 
-__all__ = ['KEYS', 'MAX_INTERVALS', 'Query', 'Totals', 'UNITS',
-           'forget', 'leases', 'reserved_at', 'totals']
+__all__ = ['KEYS', 'MAX_INTERVALS', 'Query', 'Totals', 'UNITS', 'forget',
+           'totals', 'within']
 
 #: Keys by which totals can be grouped, in addition to the time.
 KEYS = ('project_id', 'lease_id', 'resource_type')
@@ -39,7 +39,6 @@ _BATCH = 500
 
 _Kind = usage_records.Kind
 _RECORDS = models.UsageRecord.__table__.c
-_LEASES = models.Lease.__table__.c
 #: By the keys of a group, the kind and the resource class.
 _Amounts: ty.TypeAlias = collections.Counter[
     tuple[tuple[str, ...], str, str]]
@@ -123,33 +122,6 @@ def _keys(query: Query, row: ty.Any) -> tuple[str, ...]:
     return tuple(row[:len(query.group_by)])
 
 
-def filters(query: Query) -> list[sa.ColumnElement[bool]]:
-    """Return the conditions that select the usage records of a query,
-    regardless of its interval.
-    """
-    found = [column == value for column, value in (
-        (_RECORDS.project_id, query.project_id),
-        (_RECORDS.resource_type, query.resource_type)) if value is not None]
-    if query.lease_ids is not None:
-        found.append(_RECORDS.lease_id.in_(query.lease_ids))
-    if query.tags:
-        found.append(sa.exists().where(
-            models.Lease.id == _RECORDS.lease_id, *views.tagged(query.tags)))
-    return found
-
-
-def between(query: Query, groups: ty.Sequence[tuple[str, ...]],
-            ) -> list[sa.ColumnElement[bool]]:
-    """Return the conditions that select the usage records of groups from one
-    to another.
-
-    :param groups: the keys of the first and of the last; empty: of all
-    """
-    keys = sa.tuple_(*(_RECORDS[name] for name in query.group_by))
-    return [keys >= groups[0], keys <= groups[1]] if (
-        groups and query.group_by) else []
-
-
 def _by_window(query: Query, windows: ty.Sequence[model.Window],
                sums: ty.Iterable[ty.Any]) -> ty.Iterator[Totals]:
     """Yield the totals of adjacent windows.
@@ -209,6 +181,14 @@ def within(query: Query, window: model.Window, now: int) -> sa.Select[ty.Any]:
     ``ends``.
     """
     start, end = window.start, window.end
+    wanted = [column == value for column, value in (
+        (_RECORDS.project_id, query.project_id),
+        (_RECORDS.resource_type, query.resource_type)) if value is not None]
+    if query.lease_ids is not None:
+        wanted.append(_RECORDS.lease_id.in_(query.lease_ids))
+    if query.tags:
+        wanted.append(sa.exists().where(
+            models.Lease.id == _RECORDS.lease_id, *views.tagged(query.tags)))
     until = sa.case((_RECORDS.kind == _Kind.USED, max(
         start, min(end, now))), else_=end)
     found = sa.select(
@@ -218,8 +198,7 @@ def within(query: Query, window: model.Window, now: int) -> sa.Select[ty.Any]:
                 else_=start).label('begins'),
         sa.case((_RECORDS.end_date < until, _RECORDS.end_date),
                 else_=until).label('ends'),
-    ).where(_RECORDS.end_date > start, _RECORDS.start_date < until,
-            *filters(query))
+    ).where(_RECORDS.end_date > start, _RECORDS.start_date < until, *wanted)
     for dialect in ('mysql', 'mariadb'):
         # Otherwise they scan an index in its order, which takes twice as long.
         found = found.with_hint(
@@ -302,19 +281,6 @@ def _next(start: int, query: Query) -> int:
     return recurrences.instant(following, query.zone)
 
 
-def leases(connection: sa.Connection, ids: ty.Collection[str],
-           ) -> dict[str, dict[str, ty.Any]]:
-    """Return the names, descriptions and tags of leases by their ids; purged
-    leases are omitted.
-    """
-    return {row.id: {'lease_name': row.name,
-                     'description': row.description or '',
-                     'tags': row.tags or []}
-            for row in connection.execute(sa.select(
-                _LEASES.id, _LEASES.name, _LEASES.description, _LEASES.tags,
-            ).where(_LEASES.id.in_(ids)))}
-
-
 def forget(connection: sa.Connection, before: int, last: str) -> str:
     """Delete a batch of usage records of purged leases without records since
     an instant, all records of a lease at once.
@@ -324,7 +290,7 @@ def forget(connection: sa.Connection, before: int, last: str) -> str:
     """
     ids = connection.scalars(sa.select(_RECORDS.lease_id).where(
         _RECORDS.lease_id > last,
-        ~sa.exists().where(_LEASES.id == _RECORDS.lease_id),
+        ~sa.exists().where(models.Lease.id == _RECORDS.lease_id),
     ).group_by(_RECORDS.lease_id).having(
         sa.func.max(_RECORDS.recorded_at) < before).order_by(
             _RECORDS.lease_id).limit(_BATCH)).all()
@@ -332,29 +298,3 @@ def forget(connection: sa.Connection, before: int, last: str) -> str:
         connection.execute(sa.delete(models.UsageRecord.__table__).where(
             _RECORDS.lease_id.in_(ids)))
     return ids[-1] if ids else ''
-
-
-def reserved_at(connection: sa.Connection, instant: int,
-                ) -> dict[int, tuple[collections.Counter[str],
-                                     collections.Counter[str]]]:
-    """Return by host what leases reserve at an instant, as currently planned,
-    and what of that servers use now, by class. A whole host is in use while
-    servers are on it.
-    """
-    booking = models.Booking.__table__.c
-    amounts = sa.cast(booking.resources, sa.Text)
-    found: dict[int, tuple[collections.Counter[str],
-                           collections.Counter[str]]] = {}
-    for row in connection.execute(sa.select(
-            booking.host_id, amounts.label('amounts'), booking.running,
-            sa.func.count().label('number'),
-    ).where(
-            booking.reservation_id.is_not(None), booking.host_id.is_not(None),
-            booking.start_date <= instant, booking.end_date > instant,
-    ).group_by(booking.host_id, amounts, booking.running)):
-        reserved, used = found.setdefault(
-            row.host_id, (collections.Counter(), collections.Counter()))
-        for rc, amount in model.plain(json.loads(row.amounts)).items():
-            reserved[rc] += amount * row.number
-            used[rc] += amount * row.number * row.running
-    return found

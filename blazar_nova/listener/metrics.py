@@ -29,7 +29,6 @@ from blazar_core.db import counters
 from blazar_core.db import leader_election
 from blazar_core.db import models
 from blazar_core.healing import host_status
-from blazar_core.leases import accounting
 from blazar_core.lifecycle import engine
 from blazar_core.lifecycle import eviction
 from blazar_core.lifecycle import lease_start
@@ -51,6 +50,7 @@ AHEAD = (0, 1, 4, 24)
 #: many seconds.
 _PAUSES, _PATIENCE = 3, 60
 
+_BOOKING, _LEASE = models.Booking.__table__.c, models.Lease.__table__.c
 _Family: ty.TypeAlias = core.Metric
 
 
@@ -139,7 +139,6 @@ class Metrics:
         leases = core.GaugeMetricFamily(
             'blazar_leases', 'Leases that are not over.',
             labels=['status', 'lease_type'])
-        lease = models.Lease.__table__.c
         late = core.GaugeMetricFamily(
             'blazar_events_late', 'Events that were due more than a minute '
             'ago.')
@@ -151,10 +150,10 @@ class Metrics:
             deferred.add_metric([], host_status.deferred_events(
                 connection, now))
             for row in connection.execute(sa.select(
-                    lease.status, lease.lease_type,
+                    _LEASE.status, _LEASE.lease_type,
                     sa.func.count().label('number')).where(
-                        lease.status.in_(states.GOING_ON)).group_by(
-                            lease.status, lease.lease_type)):
+                        _LEASE.status.in_(states.GOING_ON)).group_by(
+                            _LEASE.status, _LEASE.lease_type)):
                 leases.add_metric([row.status, row.lease_type], row.number)
         away = core.GaugeMetricFamily(
             'blazar_hosts_away', 'Hosts that are down, in maintenance or '
@@ -192,8 +191,9 @@ class Metrics:
             hosts = connection.execute(sa.select(
                 host.id, host.service_host, host.capacity, host.usage,
                 host.interruptible)).all()
-            at = {hours: accounting.reserved_at(
-                connection, now + 3600 * hours) for hours in AHEAD}
+            at = {hours: _reserved(
+                connection, now + 3600 * hours, _BOOKING.host_id)
+                for hours in AHEAD}
         zone_of = {row.id: zones.get(
             row.service_host, self._parts.conf.default_availability_zone)
             for row in hosts}
@@ -225,34 +225,17 @@ class Metrics:
         used = core.GaugeMetricFamily(
             'blazar_project_capacity_used', 'What servers of a project use of '
             'that.', labels=by)
-        booking = models.Booking.__table__.c
-        lease = models.Lease.__table__.c
-        amounts = sa.cast(booking.resources, sa.Text)
-        sums: dict[tuple[str, str], list[int]] = {}
         with self._parts.database.connection() as connection:
-            for row in connection.execute(sa.select(
-                    lease.project_id, amounts.label('amounts'),
-                    booking.running,
-                    sa.func.count().label('number'),
-            ).select_from(models.Booking).join(
-                models.Reservation).join(models.Lease).where(
-                    booking.host_id.is_not(None), booking.start_date <= now,
-                    booking.end_date > now).group_by(
-                        lease.project_id, amounts, booking.running)):
-                for rc, amount in model.plain(
-                        json.loads(row.amounts)).items():
-                    both = sums.setdefault((row.project_id, rc), [0, 0])
-                    both[0] += amount * row.number
-                    both[1] += amount * row.number * row.running
-        projects = sorted({project_id for project_id, _rc in sums})
-        if len(projects) > MOST:
+            sums = _reserved(connection, now, _LEASE.project_id,
+                             models.Reservation, models.Lease)
+        if len(sums) > MOST:
             LOG.warning('Metrics by project: %s projects have leases, and '
-                        'only %s are served', len(projects), MOST)
-        last = projects[:MOST][-1] if projects else ''
-        for labels, both in sorted(sums.items()):
-            if labels[0] <= last:
-                reserved.add_metric([*labels], both[0])
-                used.add_metric([*labels], both[1])
+                        'only %s are served', len(sums), MOST)
+        for project_id in sorted(sums)[:MOST]:
+            for family, amounts in zip(
+                    (reserved, used), sums[project_id], strict=True):
+                for rc, amount in sorted(amounts.items()):
+                    family.add_metric([project_id, rc], amount)
         yield from (reserved, used)
 
     def _counted(self) -> ty.Iterator[_Family]:
@@ -359,6 +342,37 @@ _COUNTED = {
     'blazar_refusals': 'Requests that were refused, by the reason.',
     'blazar_scheduler_claims': 'Claims of hosts by nova-scheduler, by the '
                                'result.'}
+
+
+def _reserved(connection: sa.Connection, instant: int, key: ty.Any,
+              *joined: type[models.Base],
+              ) -> dict[ty.Any, tuple[collections.Counter[str],
+                                      collections.Counter[str]]]:
+    """Return by a key what leases reserve at an instant, as currently planned,
+    and what of that servers use now, by class. A whole host is in use while
+    servers are on it.
+
+    :param key: a column of bookings, or of the tables that are joined
+    """
+    amounts = sa.cast(_BOOKING.resources, sa.Text)
+    bookings = sa.select(
+        key.label('key'), amounts.label('amounts'), _BOOKING.running,
+        sa.func.count().label('number')).select_from(models.Booking)
+    for one in joined:
+        bookings = bookings.join(one)
+    found: dict[ty.Any, tuple[collections.Counter[str],
+                              collections.Counter[str]]] = {}
+    for row in connection.execute(bookings.where(
+            _BOOKING.reservation_id.is_not(None),
+            _BOOKING.host_id.is_not(None), _BOOKING.start_date <= instant,
+            _BOOKING.end_date > instant,
+    ).group_by(key, amounts, _BOOKING.running)):
+        reserved, used = found.setdefault(
+            row.key, (collections.Counter(), collections.Counter()))
+        for rc, amount in model.plain(json.loads(row.amounts)).items():
+            reserved[rc] += amount * row.number
+            used[rc] += amount * row.number * row.running
+    return found
 
 
 def _add(family: core.GaugeMetricFamily, zone_of: ty.Mapping[int, str],

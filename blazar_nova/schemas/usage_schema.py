@@ -13,6 +13,7 @@ from blazar_core.common import errors
 from blazar_core.common import inputs
 from blazar_core.common import model
 from blazar_core.common import recurrences
+from blazar_core.db import models
 from blazar_core.leases import accounting
 from blazar_nova.schemas import dates
 from blazar_nova.schemas import hint_params
@@ -27,6 +28,7 @@ MAX_LIMIT = 1000
 #: Default length of the interval in days.
 DEFAULT_DAYS = 30
 
+_LEASE = models.Lease.__table__.c
 #: Fields of a lease that is purged.
 _PURGED: dict[str, ty.Any] = {
     'lease_name': None, 'description': None, 'tags': []}
@@ -123,8 +125,12 @@ def rows(connection: sa.Connection, query: accounting.Query,
         **dict(zip(query.group_by, total.keys, strict=True)),
         **total.amounts} for total in totals]
     if 'lease_id' in query.group_by:
-        known = accounting.leases(
-            connection, {row['lease_id'] for row in found})
+        known = {row.id: {'lease_name': row.name,
+                          'description': row.description or '',
+                          'tags': row.tags or []}
+                 for row in connection.execute(sa.select(
+                     _LEASE.id, _LEASE.name, _LEASE.description, _LEASE.tags,
+                 ).where(_LEASE.id.in_({row['lease_id'] for row in found})))}
         for row in found:
             row |= known.get(row['lease_id'], _PURGED)
     return found

@@ -361,11 +361,15 @@ def _records(query: accounting.Query, window: model.Window, now: int,
     # Each project that had a reservation pays for itself.
     order = [_RECORDS.reservation_id, _RECORDS.project_id,
              _RECORDS.resource_type]
-    part = accounting.within(query, window, now).add_columns(
-        *order, *(_RECORDS[name].label(f'key_{name}')
-                  for name in query.group_by),
-        _is_first(window.start).label('is_first'),
-    ).where(*accounting.between(query, groups)).subquery().c
+    keys = [_RECORDS[name] for name in query.group_by]
+    chosen = accounting.within(query, window, now).add_columns(
+        *order, *(key.label(f'key_{key.name}') for key in keys),
+        _is_first(window.start).label('is_first'))
+    if groups and keys:
+        # MariaDB has no BETWEEN of tuples.
+        chosen = chosen.where(sa.tuple_(*keys) >= groups[0],
+                              sa.tuple_(*keys) <= groups[1])
+    part = chosen.subquery().c
     by = [*(part[column.name] for column in order),
           *(part[f'key_{name}'] for name in query.group_by),
           part.kind, part.amounts, part.begins, part.ends, part.is_first]

@@ -62,11 +62,27 @@ class UsageSchemaTest(base.RefusalTestCase):
             self.assert_refused(part, usage_schema.query, values, NOW)
 
 
-class UtilizationTest(base.LeaseTestCase):
+class OfLeasesTest(base.LeaseTestCase):
 
     scenarios = [('sqlite', {'kind': 'sqlite'})]
 
-    def test_of_each_reservation_until_now(self):
+    def test_rows_have_what_is_known_of_their_leases(self):
+        self.host('one', VCPU=8)
+        lease = self.lease(request=self.request(tags=('ci', 'dev')))
+        query = accounting.Query(
+            model.Window(NOW, NOW + 100), group_by=('lease_id',))
+        (total,) = totals = [accounting.Totals(
+            query.window, (lease['id'],), {'planned': {'VCPU': 100}})]
+        with self.database.connection() as connection:
+            rows = usage_schema.rows(connection, query, [
+                *totals, total._replace(keys=('purged',))])
+        self.assertEqual([
+            ('lease', '', ['ci', 'dev']), (None, None, [])], [
+            (row['lease_name'], row['description'], row['tags'])
+            for row in rows])
+        self.assertEqual({'VCPU': 100}, rows[0]['planned'])
+
+    def test_utilization_is_of_each_reservation_until_now(self):
         self.host('one', VCPU=8)
         lease = self.reserve(0, 7200, self.places(2), self.places(1, 3))
         other, _unasked = (self.reserve(0, 7200, self.places(1))

@@ -6,6 +6,7 @@ import typing as ty
 
 import webob
 
+from blazar_core.common import clocks
 from blazar_core.common import errors
 from blazar_core.common import inputs
 from blazar_core.leases import accounting
@@ -54,7 +55,9 @@ class UsageController:
                                  'currency': rates.currency}
         if len(found) > limit:
             body['usage_links'] = web_requests.next_page(
-                request, usage_schema.marker(found[limit - 1]))
+                request, usage_schema.marker(found[limit - 1]),
+                start_date=f'{clocks.iso(query.window.start)}Z',
+                end_date=f'{clocks.iso(query.window.end)}Z')
         return 200, body
 
     def _rates(self, context: ty.Any, asked: bool) -> prices.Rates | None:

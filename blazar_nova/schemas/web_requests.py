@@ -86,8 +86,12 @@ def flag(request: webob.Request, name: str) -> bool:
     return inputs.boolean(values.get(name, 'false'), name)
 
 
-def next_page(request: webob.Request, marker: str) -> list[dict[str, str]]:
-    """Return the links of a list's answer to its next page."""
-    values = {**query(request), 'marker': marker}
+def next_page(request: webob.Request, marker: str, **fixed: str,
+              ) -> list[dict[str, str]]:
+    """Return the links of a list's answer to its next page.
+
+    :param fixed: parameters that would have other values later
+    """
+    values = {**query(request), **fixed, 'marker': marker}
     return [{'rel': 'next',
              'href': f'{request.path_url}?{parse.urlencode(values)}'}]

@@ -1,14 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Parameters of a request for usage."""
+"""Parameters of a request for usage, and its pages."""
 
+import types
+from unittest import mock
 import zoneinfo
 
 import sqlalchemy as sa
+import webob
 
 from blazar_core.common import model
 from blazar_core.leases import accounting
 from blazar_core.plugins import cloud_api
+from blazar_nova.api import usage as usage_api
 from blazar_nova.schemas import usage_schema
 from tests import driven
 from tests.unit import base
@@ -107,3 +111,35 @@ class OfLeasesTest(base.LeaseTestCase):
                 'VCPU': {'reserved': 1, 'used': 0, 'percent': 0}}}, found)
         self.assertEqual(
             1, sum(one.startswith('SELECT') for one in statements))
+
+
+class PagesTest(base.LeaseTestCase):
+
+    scenarios = [('sqlite', {'kind': 'sqlite'})]
+
+    def setUp(self):
+        super().setUp()
+        self.host('one', VCPU=8)
+        for name in ('policy.Policy', 'web_requests.context'):
+            self.enterContext(mock.patch(f'blazar_nova.schemas.{name}'))
+        self.usage = usage_api.UsageController(types.SimpleNamespace(
+            conf=types.SimpleNamespace(blazar=types.SimpleNamespace(
+                rates_file='')), database=self.database, clock=self.clock))
+
+    def test_time_that_passes_between_pages_does_not_matter(self):
+        for project in 'abc':
+            self.lease(0, 300, project=project)
+        for query in ('group_by=project', 'group_by=project&end_date=now',
+                      'group_by=project,day', 'group_by=project&'
+                      'timezone=Asia/Tokyo&start_date=2027-01-14 12:00'):
+            self.clock.advance(30)
+            url = f'/usage?limit=1&{query}'
+            rows = []
+            while url is not None and len(rows) < 4:
+                _code, page = self.usage.index(webob.Request.blank(url))
+                rows += page['usage']
+                (link,) = page.get('usage_links', [{'href': None}])
+                url = link['href']
+                self.clock.advance(1)
+            self.assertEqual([*'abc'], [one['project_id'] for one in rows])
+            self.assertEqual(1, len({one['end_date'] for one in rows}))

@@ -122,10 +122,15 @@ class Records:
             new, new.window.start, new.window.end)
         if before == after:
             return was
-        return self._replace(of.reservation_id, owner, was, before, after)
+        return self.replace(of.reservation_id, owner, was, before, after)
 
-    def _replace(self, reservation_id: str, owner: Owner, was: int | None,
-                 before: _Segments, after: _Segments) -> int:
+    def replace(self, reservation_id: str, owner: Owner, was: int | None,
+                before: _Segments, after: _Segments) -> int:
+        """Record that a booking has other segments from now on.
+
+        :param was: its ``recorded_at``
+        :returns: its new ``recorded_at``
+        """
         since = max(self._now, was or 0)
         for kind in (Kind.RESERVED, Kind.USED):
             old, new = before.get(kind), after.get(kind)
@@ -138,27 +143,6 @@ class Records:
                     kind is Kind.RESERVED and was is None and owner.first
                 ) else kind, 1, since, new)
         return since
-
-    def begin_use(self, booking: models.Booking) -> None:
-        """Record that a booking is used from now on."""
-        owner = self._owners[ty.cast(str, booking.reservation_id)]
-        used = _segments(
-            booking, booking.start_date, booking.end_date).get(Kind.USED)
-        if booking.recorded_at is not None and used is not None:
-            booking.recorded_at = self._replace(
-                ty.cast(str, booking.reservation_id), owner,
-                booking.recorded_at, {}, {Kind.USED: used})
-
-    def transfer(self, booking: models.Booking, before: Owner) -> None:
-        """Record that a booking belongs to another project from now on."""
-        has = _segments(booking, booking.start_date, booking.end_date)
-        if booking.recorded_at is None or not has:
-            return
-        reservation_id = ty.cast(str, booking.reservation_id)
-        self._replace(reservation_id, before, booking.recorded_at, has, {})
-        booking.recorded_at = self._replace(
-            reservation_id, self._owners[reservation_id],
-            booking.recorded_at, {}, has)
 
     def _add(self, reservation_id: str, owner: Owner, kind: Kind, sign: int,
              since: int, segment: _Segment) -> None:
@@ -227,14 +211,17 @@ def owners(session: orm.Session, edits: ty.Iterable[ty.Any],
         for one in found.values()}
 
 
-def begin_use(session: orm.Session, now: int,
-              bookings: ty.Iterable[models.Booking]) -> None:
-    """Record that bookings of one lease are used from now on."""
-    bookings = [*bookings]
-    records = Records(now, {
-        one.reservation.id: _owner(one.reservation) for one in bookings})
-    for one in bookings:
-        records.begin_use(one)
+def begin_use(session: orm.Session, now: int, booking: models.Booking,
+              ) -> None:
+    """Record that a booking of a lease is used from now on."""
+    used = _segments(
+        booking, booking.start_date, booking.end_date).get(Kind.USED)
+    if booking.recorded_at is None or used is None:
+        return
+    records = Records(now, {})
+    booking.recorded_at = records.replace(
+        booking.reservation.id, _owner(booking.reservation),
+        booking.recorded_at, {}, {Kind.USED: used})
     records.write(session.connection())
 
 
@@ -244,10 +231,15 @@ def transfer(session: orm.Session, now: int, lease: models.Lease,
 
     :param project_id: the project that it belonged to before
     """
-    records = Records(now, {
-        one.id: _owner(one) for one in lease.reservations})
+    records = Records(now, {})
     for one in lease.reservations:
-        before = _owner(one)._replace(project_id=project_id)
+        owner = _owner(one)
         for booking in one.bookings:
-            records.transfer(booking, before)
+            has = _segments(booking, booking.start_date, booking.end_date)
+            if booking.recorded_at is not None and has:
+                for of, before, after in (
+                        (owner._replace(project_id=project_id), has, {}),
+                        (owner, {}, has)):
+                    booking.recorded_at = records.replace(
+                        one.id, of, booking.recorded_at, before, after)
     records.write(session.connection())

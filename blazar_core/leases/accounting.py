@@ -20,6 +20,7 @@ from blazar_core.capacity import usage_records
 from blazar_core.common import errors
 from blazar_core.common import model
 from blazar_core.common import recurrences
+from blazar_core.db import api
 from blazar_core.db import models
 from blazar_core.leases import views
 
@@ -281,20 +282,21 @@ def _next(start: int, query: Query) -> int:
     return recurrences.instant(following, query.zone)
 
 
-def forget(connection: sa.Connection, before: int, last: str) -> str:
+def forget(database: api.Database, before: int, last: str) -> str:
     """Delete a batch of usage records of purged leases without records since
     an instant, all records of a lease at once.
 
     :param last: only leases with later ids
     :returns: the last id of the batch; empty: there are no others
     """
-    ids = connection.scalars(sa.select(_RECORDS.lease_id).where(
-        _RECORDS.lease_id > last,
-        ~sa.exists().where(models.Lease.id == _RECORDS.lease_id),
-    ).group_by(_RECORDS.lease_id).having(
-        sa.func.max(_RECORDS.recorded_at) < before).order_by(
-            _RECORDS.lease_id).limit(_BATCH)).all()
-    if ids:
-        connection.execute(sa.delete(models.UsageRecord.__table__).where(
-            _RECORDS.lease_id.in_(ids)))
+    with database.begin() as connection:
+        ids = connection.scalars(sa.select(_RECORDS.lease_id).where(
+            _RECORDS.lease_id > last,
+            ~sa.exists().where(models.Lease.id == _RECORDS.lease_id),
+        ).group_by(_RECORDS.lease_id).having(
+            sa.func.max(_RECORDS.recorded_at) < before).order_by(
+                _RECORDS.lease_id).limit(_BATCH)).all()
+        if ids:
+            connection.execute(sa.delete(models.UsageRecord.__table__).where(
+                _RECORDS.lease_id.in_(ids)))
     return ids[-1] if ids else ''

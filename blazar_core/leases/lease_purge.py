@@ -120,7 +120,8 @@ class LeasePurge:
             last = ''
             while usage_before is not None and (
                     last := self._database.retried(
-                        self._forget_usage, usage_before, last)):
+                        accounting.forget, self._database, usage_before,
+                        last)):
                 self._tell(f'Usage records: leases until {last} are done.')
         return Purged(deleted, kept)
 
@@ -163,10 +164,6 @@ class LeasePurge:
         self._database.retried(idempotency.trim, self._database, now)
         # Without a listener, no other process does this.
         feed.trim(self._database, now - booking_index.KEEP)
-
-    def _forget_usage(self, before: int, last: str) -> str:
-        with self._database.begin() as connection:
-            return accounting.forget(connection, before, last)
 
     def _recurrences(self, last: str) -> ty.Sequence[str]:
         with self._database.connection() as connection:

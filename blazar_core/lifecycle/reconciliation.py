@@ -163,7 +163,7 @@ class Reconciliation:
                 if not booking.running:
                     booking.running = True
                     usage_records.begin_use(
-                        session, self._clock.now(), [booking])
+                        session, self._clock.now(), booking)
                 booking.failed_at = None
                 lease_status.update_status(session, lease, self._clock.now())
             if not failed or booking.host_id == left:

@@ -52,8 +52,8 @@ class ProjectHosts:
     They are read when a pick includes a host that may be new to the project.
 
     :param read: given the ids of hosts, returns the bound of a project that
-        would get them; None: it has reservations on all of them. It takes a
-        ``connection`` if there is a transaction.
+        would get them; None: it has reservations on all of them that have not
+        started. It takes a ``connection`` if there is a transaction.
     """
 
     def __init__(self, read: ty.Callable[..., selection.HostBound | None],
@@ -64,7 +64,8 @@ class ProjectHosts:
         self._added: list[tuple[selection.Picked, model.Window]] = []
 
     def has_all(self, picked: selection.Picked) -> bool:
-        """Return whether the project has reservations on all picked hosts.
+        """Return whether the project has reservations on all picked hosts
+        that have not started.
         """
         wanted = set(itertools.chain(*picked))
         if self._host_bound is None and not wanted <= self._own:
@@ -74,7 +75,7 @@ class ProjectHosts:
             else:
                 for one in self._added:
                     self._host_bound = self._host_bound.with_lease(*one)
-                self._own |= self._host_bound.hosts
+                self._own |= self._host_bound.later
         return wanted <= self._own
 
     def exceeded(self, picked: selection.Picked, window: model.Window,

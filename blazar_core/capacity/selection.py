@@ -138,25 +138,28 @@ class HostBound:
 
     :ivar times: the multiple, which the operator configures
     :ivar hosts: by id, those on which the project has reservations
+    :ivar later: those of these with reservations that have not started, and
+        so stay there; all others follow servers that users move
     :ivar leases: the window and the number of hosts of each of its leases
     """
 
     times: int
     hosts: frozenset[int]
+    later: frozenset[int]
     leases: tuple[tuple[model.Window, int], ...]
 
     def allows(self, picked: Picked, window: model.Window) -> bool:
         """Return whether a lease may have these hosts over a window."""
         wanted = {host_id for hosts in picked for host_id in hosts}
         many = len(wanted | self.hosts)
-        return wanted <= self.hosts or many <= self.times * max(
+        return wanted <= self.later or many <= self.times * max(
             len(wanted), self._most(len(wanted), window)) + 2
 
     def with_lease(self, picked: Picked, window: model.Window) -> 'HostBound':
         """Return the bound with another lease."""
         wanted = {host_id for hosts in picked for host_id in hosts}
         return dataclasses.replace(
-            self, hosts=self.hosts | wanted,
+            self, hosts=self.hosts | wanted, later=self.later | wanted,
             leases=(*self.leases, (window, len(wanted))))
 
     def _most(self, wanted: int, window: model.Window) -> int:
@@ -357,7 +360,8 @@ class Selection:
                  named: ty.Sequence[model.Demand], window: model.Window,
                  kept: ty.Sequence[Pinned], host_bound: HostBound,
                  ) -> Picked | None:
-        """Return hosts among those on which a project has reservations.
+        """Return hosts among those on which a project has reservations that
+        have not started.
 
         :param asked: the demands as the user wrote them
         :param named: the same demands, with the hosts that they may use
@@ -367,7 +371,7 @@ class Selection:
             has selected other hosts
         """
         hosts = self._index.hosts
-        own = frozenset(hosts[one].uuid for one in host_bound.hosts
+        own = frozenset(hosts[one].uuid for one in host_bound.later
                         if one in hosts)
 
         def within(demands: ty.Iterable[model.Demand]) -> Picked | NoFit:

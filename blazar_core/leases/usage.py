@@ -138,7 +138,8 @@ def bound(
     :param times: see :class:`.selection.HostBound`
     :param wanted: ids of the hosts that it would get
     :param connection: of the transaction to read in; None: of a new one
-    :returns: None: it has reservations on all of these already
+    :returns: None: it has reservations on all of these already that have not
+        started
     """
     booking, host = models.Booking.__table__.c, models.Host.__table__.c
     node = orm.aliased(models.Host)
@@ -155,25 +156,30 @@ def bound(
         ).join(models.Booking).join(
             node, node.id == booking.host_id).where(*of_project)
 
+    # A booking of a lease that has started may follow its server elsewhere.
+    stays = models.Lease.status.in_((*states.BEFORE, *states.SEEKING))
     with database.connection(connection) as reader:
         # The subquery stops at the first booking of each host.
-        own = reader.scalars(sa.select(host.id).where(
+        own = frozenset(reader.scalars(sa.select(host.id).where(
             host.id.in_(wanted), sa.or_(
                 host.pool != model.COMPUTE, asked(booking.id).where(
-                    booking.host_id == host.id).correlate(
-                        models.Host.__table__).exists()))).all()
-        if set(own).issuperset(wanted):
+                    booking.host_id == host.id, stays).correlate(
+                        models.Host.__table__).exists()))))
+        if own.issuperset(wanted):
             return None
-        hosts = frozenset(own).union(
-            reader.scalars(asked(booking.host_id).distinct()))
+        found = reader.execute(asked(
+            booking.host_id, sa.func.max(sa.case((stays, 1), else_=0)).label(
+                'stays')).group_by(booking.host_id)).all()
+        hosts, later = own.union(row.host_id for row in found), own.union(
+            row.host_id for row in found if row.stays)
         if not hosts:
-            return selection.HostBound(times, hosts, ())
+            return selection.HostBound(times, hosts, later, ())
         leases = reader.execute(asked(
             models.Lease.id, sa.func.min(booking.start_date).label('start'),
             sa.func.max(booking.end_date).label('end'),
             sa.func.count(booking.host_id.distinct()).label('hosts'),
         ).group_by(models.Lease.id).order_by(models.Lease.id)).all()
-    return selection.HostBound(times, hosts, tuple(
+    return selection.HostBound(times, hosts, later, tuple(
         (model.Window(row.start, row.end), row.hosts) for row in leases))
 
 

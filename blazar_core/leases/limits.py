@@ -266,9 +266,7 @@ class Limits:
             for one in series:
                 wanted = self._wanted(one)
                 _refuse(limits, wanted, wanted, _DATES)
-        group = self._conf.blazar_enforcement
-        times = -1 if asked.project_id in group.exempt_project_ids else (
-            group.max_host_spread)
+        times = self._host_spread(asked.project_id)
         if not self._quota and not self._rules and (
                 not asked.lease_id) and times < 0 and not any(
                 self._wanted(one)[name] for one in series
@@ -302,6 +300,25 @@ class Limits:
             asked.project_id, seen, again, None if times < 0 else
             functools.partial(usage.bound, self._database, asked.project_id,
                               (asked.lease_id, *asked.beside), times), near)
+
+    def of_waiting(self, project_id: str, lease_id: str) -> Granted | None:
+        """Return the bound on the hosts of a lease that waits for capacity;
+        None: there is none. It counts for all other limits since its creation.
+        """
+        times = self._host_spread(project_id)
+        if times < 0:
+            return None
+        with self._database.connection() as connection:
+            seen = _generation(connection, project_id)
+        return Granted(
+            project_id, seen, lambda _connection: (), functools.partial(
+                usage.bound, self._database, project_id, (lease_id,), times))
+
+    def _host_spread(self, project_id: str) -> int:
+        """Return the bound for a project; negative: it has none."""
+        group = self._conf.blazar_enforcement
+        return -1 if project_id in group.exempt_project_ids else (
+            ty.cast(int, group.max_host_spread))
 
     def confirm(self, connection: sa.Connection, asked: Asked) -> None:
         """Check only the operator's limits, in a transaction that has locked

@@ -33,6 +33,7 @@ from blazar_core.db import api
 from blazar_core.db import models
 from blazar_core.leases import events
 from blazar_core.leases import hosted_servers
+from blazar_core.leases import limits
 from blazar_core.leases import requests
 from blazar_core.leases import views
 from blazar_core.leases import waiting
@@ -42,24 +43,30 @@ from blazar_core.lifecycle import lease_status
 from blazar_core.lifecycle import retries
 from blazar_core.plugins import resource_types
 
-__all__ = ['AdmissionQueue', 'DeferredAdmission', 'PAUSE', 'fail', 'wanting']
+__all__ = ['AdmissionQueue', 'Bound', 'DeferredAdmission', 'PAUSE', 'fail',
+           'wanting']
 
 LOG = logging.getLogger(__name__)
 
 #: By reservation id, its demand.
 _Demands: ty.TypeAlias = dict[str, model.Demand]
+#: Returns the result of the limits for a project and its waiting lease.
+Bound: ty.TypeAlias = ty.Callable[[str, str], limits.Granted | None]
 
 
 class DeferredAdmission:
     """Admits leases that wait for capacity.
 
     :param notify: called with an event type and a lease
+    :param bound: returns the bound on the hosts of a lease; None: it has none
     """
 
     def __init__(self, database: api.Database, clock: clocks.Clock,
                  admission: admissions.Admission, wanted: demands.Demands,
                  types: resource_types.ResourceTypes,
-                 notify: ty.Callable[[str, lease_status.Lease], None]) -> None:
+                 notify: ty.Callable[[str, lease_status.Lease], None],
+                 bound: Bound) -> None:
+        self.bound = bound
         self._database = database
         self._clock = clock
         self._admission = admission
@@ -99,12 +106,17 @@ class DeferredAdmission:
                     return why
             # These bookings keep others off while capacity is freed.
             own = [row for row in lease.bookings if row.host_id is not None]
+            project_id = lease.project_id
         wanted = self.needs(lease_id)
         if isinstance(wanted, refusals.Refusal):
             return wanted.sentence()
+        granted = self.bound(project_id, lease_id)
         try:
             picked = self._admission.pick_all(
-                [*wanted.values()], lease.booked(window), instead_of=own)
+                [*wanted.values()], lease.booked(window), instead_of=own,
+                host_bound=None if granted is None else granted.host_bound())
+        except errors.LimitExceeded as exc:
+            return str(exc)
         except errors.Refused as exc:
             later = exc.refusal.next_start
             if not_before or later is None or (
@@ -114,7 +126,8 @@ class DeferredAdmission:
             # Hosts that are off are only switched on for a booking.
             return self._admit(lease_id, later)
         described = self._enter(
-            lease_id, window, wanted, dict(zip(wanted, picked, strict=True)))
+            lease_id, window, wanted, dict(zip(wanted, picked, strict=True)),
+            granted)
         if described is not None:
             LOG.info('Lease %s is admitted, from %s to %s', lease_id,
                      clocks.iso(window.start), clocks.iso(window.end))
@@ -148,19 +161,25 @@ class DeferredAdmission:
         return wanted
 
     def _enter(self, lease_id: str, window: model.Window, wanted: _Demands,
-               picked: ty.Mapping[str,
-                                  list[int]]) -> lease_status.Lease | None:
+               picked: ty.Mapping[str, list[int]],
+               granted: limits.Granted | None) -> lease_status.Lease | None:
         """Book the capacity that a lease has waited for.
 
         :raises OverCapacity: when a host lacks capacity
         :raises LostRace: when another process decided about one meanwhile
-        :raises Outdated: when the servers of the lease have changed meanwhile
+        :raises Outdated: when the servers of the lease, or the hosts of its
+            project, have changed meanwhile
         """
         with self._database.writer() as session:
+            if granted is not None:
+                granted.lock(session.connection())
             lease = api.locked(session, lease_id)
             if lease.status not in states.SEEKING:
                 return None
             now = self._clock.now()
+            if granted is not None:
+                granted.confirm(session.connection(), [
+                    ([*picked.values()], lease.booked(window))])
             if window.end <= now:
                 raise api.Outdated('its end has passed')
             booked = lease.booked(window)

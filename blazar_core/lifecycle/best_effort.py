@@ -262,6 +262,11 @@ class MovePlanning:
             plan.picked.update(zip(alike, made.picked, strict=True))
             plan.moves.extend(made.moves)
             plan.generations.update(inputs.generations)
+        granted = self._deferred.bound(lease.project_id, lease_id)
+        hosts = None if granted is None else granted.host_bound()
+        if hosts and hosts.exceeded([*plan.picked.values()], window):
+            return ('No servers are migrated to free capacity on more hosts '
+                    'than its project may use (max_host_spread).')
         described = self._write(
             lease_id, lease.project_id, plan, wanted, others)
         if described:

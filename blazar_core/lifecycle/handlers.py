@@ -51,6 +51,7 @@ class Integration:
     :ivar decrypt: decrypts a stored call
     :ivar notify: publishes an event type and a lease, e.g. ``lease.create``
     :ivar granting: checks the limits for a lease that is extended
+    :ivar bound: see :class:`.admission_queue.DeferredAdmission`
     :ivar budget: the operator's budget service, if it commits leases
     :ivar later: see :class:`~blazar_core.lifecycle.lease_close.LeaseClose`
     """
@@ -63,6 +64,7 @@ class Integration:
     granting: auto_extension.Granting = lambda _lease, _change: None
     budget: budget_events.Budget | None = None
     later: background.Later = background.at_once
+    bound: admission_queue.Bound = lambda _project_id, _lease_id: None
 
 
 class Handlers:
@@ -111,7 +113,8 @@ class Handlers:
             options.low_use_period)
         self.demands = demands.Demands(clock, decrypt, types)
         self.deferred_admission = admission_queue.DeferredAdmission(
-            database, clock, admission, self.demands, types, notify)
+            database, clock, admission, self.demands, types, notify,
+            integration.bound)
         self.admission_queue = admission_queue.AdmissionQueue(
             database, clock, admission.index, notify, self.deferred_admission)
         self.best_effort = best_effort.BestEffort(

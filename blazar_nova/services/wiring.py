@@ -144,7 +144,8 @@ def assemble(conf: ty.Any, clock: clocks.Clock | None = None) -> Parts:
     life = handlers.Handlers(conf, books, clock, search, handlers.Integration(
         cloud, types, installed_policies.available(), secrets.decrypt, notify,
         functools.partial(limit_requests.of_change, allowed, types, words),
-        budget if budget.commits else None, aside.later), lost_after(conf))
+        budget if budget.commits else None, aside.later, allowed.of_waiting,
+    ), lost_after(conf))
     owners = user_credentials.LeaseOwners(
         trusts, secrets, life.lease_close.credential)
     for kind in types.named.values():

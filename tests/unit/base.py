@@ -25,6 +25,7 @@ from blazar_core.healing import evacuation
 from blazar_core.healing import maintenance
 from blazar_core.leases import creation
 from blazar_core.leases import leases
+from blazar_core.leases import limits
 from blazar_core.leases import requests
 from blazar_core.leases import views
 from blazar_core.lifecycle import demands
@@ -489,7 +490,13 @@ class LeaseTestCase(DatabaseTestCase):
             database, self.clock, self.admission, handlers.Integration(
                 self.cloud, self.types, self.policies(),
                 self.encryption.decrypt, lambda event, lease:
-                self.notified.append((event, lease['id']))), LOST_AFTER)
+                self.notified.append((event, lease['id'])),
+                bound=self.bound), LOST_AFTER)
+
+    def bound(self, _project_id: str, _lease_id: str,
+              ) -> limits.Granted | None:
+        """Return the bound on the hosts of a lease that waits."""
+        return None
 
     def limit_moves(self, **values: int | None) -> None:
         """Set other limits of migrations."""

@@ -234,6 +234,31 @@ class TestMoving(HoardingTestCase):
         self.assert_open()
 
 
+class TestWaiting(HoardingTestCase):
+    """Leases that wait for hosts that another project of the member has."""
+
+    def bound(self, project_id, lease_id):
+        return self.limits.of_waiting(project_id, lease_id)
+
+    def test_what_waits_gets_no_more_hosts(self):
+        for number, name in enumerate(self.names):
+            start = 1000 + 100 * number
+            other = self.ask(start, 'other', name, resources={'VCPU': 4})
+            wanted = self.reserved(name=name)
+            new = creation.NewLease('project', 'user', self.request(
+                start, start + 50, retry=requests.Retry(60, 10)), (wanted,))
+            self.hoard(lambda: self.made.creation.create(
+                dataclasses.replace(new, granted=self.limits.check(
+                    limits.Asked('project', 'user', new.span, 1, {'VCPU': 1},
+                                 held=False))), None))
+            self.delete(other)
+            self.places_type.demand_of = lambda _of, wanted=wanted: (
+                wanted.demand)
+            self.lifecycle.admission_queue.look()
+        self.assertEqual(4, len(self.on()))
+        self.assert_open()
+
+
 class TestAnything(HoardingTestCase):
     """A member tries whatever there is, in any order."""
 

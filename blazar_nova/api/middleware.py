@@ -28,6 +28,7 @@ from blazar_nova.compat import nova_router
 from blazar_nova.schemas import error_answers
 from blazar_nova.schemas import hint_params
 from blazar_nova.schemas import interruptible_params
+from blazar_nova.schemas import policy
 from blazar_nova.schemas import recurrence_schema
 from blazar_nova.services import boot_context
 from blazar_nova.services import default_leases
@@ -45,6 +46,9 @@ LEASE_ID, LEASE_END = 'OpenStack-Lease-Id', 'OpenStack-Lease-End'
 #: Keys of hints in the body of a boot. Nova uses the first that it finds.
 _HINT_KEYS = ('os:scheduler_hints', 'OS-SCH-HNT:scheduler_hints')
 
+
+#: Hints of boots that get no lease of their own.
+_OURS = frozenset({'reservation', *interruptible_params.ARE})
 
 #: Actions for which a refusal by Nova may have to hide a reserved server.
 _OF_ONE_SERVER = frozenset(nova_router.Kind) - {
@@ -133,6 +137,9 @@ class LeaseMiddleware:
         try:
             asked = hint_params.lease_request(
                 hints, self._parts.clock.now(), self._defaults)
+            if asked is not None or _OURS.intersection(hints):
+                # Nova has no answer for those that it lets boot.
+                policy.check_scope(environ['nova.context'], 'POST /servers')
             self._check_reservation(environ, hints, asked)
             # Nova cannot store other types than text.
             interruptible_params.check(hints, self._actions)

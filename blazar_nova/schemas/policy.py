@@ -15,7 +15,7 @@ from oslo_policy import policy
 
 from blazar_core.common import errors
 
-__all__ = ['Policy', 'check', 'get_enforcer', 'list_rules']
+__all__ = ['Policy', 'check', 'check_scope', 'get_enforcer', 'list_rules']
 
 LOG = logging.getLogger(__name__)
 
@@ -218,6 +218,18 @@ def check(conf: cfg.ConfigOpts) -> None:
         raise errors.ConfigurationError(' '.join(undefined.values()))
 
 
+def check_scope(context: ty.Any, what: str) -> None:
+    """Check that a token is for a project.
+
+    :param what: that needs it
+    :raises Forbidden: if it is not
+    """
+    if not context.project_id:
+        raise errors.Forbidden(
+            'Your token has no project scope, which all requests for leases '
+            f'need ({what}). Try again with a token for a project.')
+
+
 def _undefined(conf: cfg.ConfigOpts, rules: ty.Mapping[str, ty.Any],
                ) -> dict[str, str]:
     """Return a message for each of our rules that uses an undefined one."""
@@ -274,10 +286,7 @@ class Policy:
         :param target: the object: its ``project_id``
         :raises Forbidden: if the user may not
         """
-        if not context.project_id:
-            raise errors.Forbidden(
-                'Your token has no project scope, which all requests for '
-                f'leases need ({rule}). Try again with a token for a project.')
+        check_scope(context, rule)
         if not self.allows(context, rule, target):
             raise errors.Forbidden(
                 f'The policy does not allow this ({rule}).')

@@ -29,14 +29,18 @@ class ApiTestCase(leased.LeasedTestCase):
         :param client: the client that sends it; by default alice
         :param code: the expected status code
         """
-        client = client or self.alice
-        url = client.base_url.rsplit('/v2', 1)[0] + '/reservation/v1' + path
-        answer = requests.request(
-            method, url, json=body, params=query,
-            headers={'X-Auth-Token': client.who.token()})
+        answer = self.response(
+            method, path, body, client or self.alice, **query)
         if code is not None:
             self.assertEqual(code, answer.status_code, answer.text)
         return answer.json() if answer.content else None
+
+    def response(self, method, path, body, client, **query):
+        """Send a request to the lease API; return the whole answer."""
+        url = client.base_url.rsplit('/v2', 1)[0] + '/reservation/v1' + path
+        return requests.request(
+            method, url, json=body, params=query,
+            headers={'X-Auth-Token': client.who.token()})
 
     def placement_asked(self):
         """Return the URLs of placement that are requested from now on."""

@@ -96,23 +96,28 @@ api_paste_config = {folder}/api-paste.ini
 class Identity(ty.NamedTuple):
     """The content of a token; the token is this, encoded.
 
-    Without a project the token is unscoped.
+    Without a project the token is for the system, a domain or unscoped.
+
+    :ivar headers: additional headers of the authentication, by name
     """
 
     user: str = 'alice'
     project: str = PROJECT_ID
     roles: tuple[str, ...] = ('member', 'reader')
+    headers: tuple[tuple[str, str], ...] = ()
 
     def token(self) -> str:
-        text = json.dumps([self.user, self.project, self.roles])
+        text = json.dumps(self)
         return base64.urlsafe_b64encode(text.encode()).decode()
 
     @classmethod
     def of_token(cls, token: str) -> 'Identity | None':
         """:returns: None if the token was not created by these tests"""
         try:
-            user, project, roles = json.loads(base64.urlsafe_b64decode(token))
-            return cls(user, project, tuple(roles))
+            user, project, roles, headers = json.loads(
+                base64.urlsafe_b64decode(token))
+            return cls(user, project, tuple(roles), tuple(map(
+                tuple, headers)))
         except ValueError:
             return None
 
@@ -142,7 +147,7 @@ class TokenReader:
         environ.update({
             'HTTP_X_IDENTITY_STATUS': 'Confirmed',
             'HTTP_X_USER_ID': who.user, 'HTTP_X_USER_NAME': who.user,
-            'HTTP_X_ROLES': ','.join(who.roles)})
+            'HTTP_X_ROLES': ','.join(who.roles), **dict(who.headers)})
         if who.project:
             environ.update({'HTTP_X_PROJECT_ID': who.project,
                             'HTTP_X_PROJECT_NAME': who.project})

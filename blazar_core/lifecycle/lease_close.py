@@ -13,6 +13,7 @@ import typing as ty
 
 from oslo_log import log as logging
 import sqlalchemy as sa
+from sqlalchemy import orm
 
 from blazar_core.capacity import assignments
 from blazar_core.capacity import enrollment
@@ -31,7 +32,7 @@ from blazar_core.lifecycle import retries
 from blazar_core.plugins import cloud_api
 from blazar_core.plugins import resource_types
 
-__all__ = ['Cleaning', 'Closed', 'FAILED', 'LeaseClose']
+__all__ = ['Cleaning', 'Closed', 'FAILED', 'LeaseClose', 'Reserved']
 
 LOG = logging.getLogger(__name__)
 
@@ -49,6 +50,11 @@ _OVER = sa.select(
         models.Lease.status == states.Lease.TERMINATED), ~sa.exists().where(
             models.InterruptibleServer.credential_id ==
             models.Credential.lease_id))
+
+
+#: The reservations of a lease, each with its resource type.
+Reserved: ty.TypeAlias = ty.Sequence[tuple[
+    resource_types.BaseResourceType, resource_types.ReservationContext]]
 
 
 class Closed(ty.NamedTuple):
@@ -96,16 +102,24 @@ class LeaseClose:
         self._decrypt = decrypt
         self._notify = notify
 
-    def close(self, lease_id: str, has_servers: bool = False) -> Closed:
+    def reserved(self, session: orm.Session, lease: models.Lease) -> Reserved:
+        """Return the reservations of a lease, for :meth:`close`."""
+        return self._types.reserved(session, lease)
+
+    def close(self, lease_id: str, has_servers: bool = False,
+              over: Reserved | None = None) -> Closed:
         """Close the reservations of a lease.
 
         A reservation that cannot be closed yet does not keep others open.
 
         :param has_servers: whether the lease has servers, which may use its
             reservations that are not for boots: these stay open
+        :param over: its reservations, as they were read since it began to end;
+            None: read them
         """
-        with self._database.reader() as session:
-            over = self._types.reserved(session, api.found(session, lease_id))
+        if over is None:
+            with self._database.reader() as session:
+                over = self.reserved(session, api.found(session, lease_id))
         closed = Closed([], [], [])
         # What uses another reservation comes after it.
         for kind, reserved in reversed(over):

@@ -84,12 +84,18 @@ Changes: ty.TypeAlias = ty.Callable[
 
 
 def explain(database: api.Database, clock: clocks.Clock, lease_id: str,
-            changes: Changes) -> None:
-    """Change the conditions of a lease, unless they hold already."""
-    with database.reader() as session:
-        lease = api.found(session, lease_id)
-        if conditions.holds(lease.conditions, *changes(lease)):
-            return
+            changes: Changes, known: models.Lease | None = None) -> None:
+    """Change the conditions of a lease, unless they hold already.
+
+    :param known: the lease as it was just read; None: read it
+    """
+    if known is None:
+        with database.reader() as session:
+            lease = api.found(session, lease_id)
+            if conditions.holds(lease.conditions, *changes(lease)):
+                return
+    elif conditions.holds(known.conditions, *changes(known)):
+        return
     database.retried(_explain, database, clock, lease_id, changes)
 
 

@@ -241,6 +241,8 @@ class _Begun(ty.NamedTuple):
     :ivar grace: seconds that are left of the grace period
     :ivar awaited: the servers for whose capacity other leases wait, each with
         the uuid of its host; without a server: a whole host
+    :ivar reserved: its reservations, as they were read when it began
+    :ivar said: its conditions then
     """
 
     servers: dict[str, end_policies.Steps]
@@ -249,6 +251,8 @@ class _Begun(ty.NamedTuple):
     project_id: str = ''
     grace: int = 0
     awaited: ty.Collection[tuple[str | None, str]] = ()
+    reserved: lease_close.Reserved | None = None
+    said: ty.Sequence[conditions.Row] | None = None
 
 
 class LeaseEnd:
@@ -350,7 +354,8 @@ class LeaseEnd:
         if isinstance(begun, retries.RetryAfter):
             return begun
         fault_points.fault_point(fault_points.FaultPoint.END_BEGUN, lease_id)
-        closed = self._closer.close(lease_id, bool(begun.servers))
+        closed = self._closer.close(
+            lease_id, bool(begun.servers), begun.reserved)
         ends_of = begun.servers | {
             one: begun.others for one in closed.hosted_servers}
         if ends_of and begun.grace > 0:
@@ -368,11 +373,11 @@ class LeaseEnd:
         if waiting:
             why = self._log_waiting(lease_id, waiting)
             if closed.hosted_servers or why:
-                self._database.retried(self._explain, lease_id,
-                                       lease_conditions.refused(why) if why
-                                       else lease_conditions.LEFT
-                                       if begun.others[-1].for_hosted_servers
-                                       else conditions.Type.END_DELAYED)
+                self._explain_waiting(lease_id, begun, (
+                    lease_conditions.refused(why) if why
+                    else lease_conditions.LEFT
+                    if begun.others[-1].for_hosted_servers
+                    else conditions.Type.END_DELAYED))
             return retries.RetryAfter(
                 retries.AGAIN, 'not ended yet: '
                 f'{words.count(len(waiting), "server")}: '
@@ -451,6 +456,15 @@ class LeaseEnd:
             self._database.retried(
                 self._explain, lease_id, lease_conditions.GRACE)
 
+    def _explain_waiting(self, lease_id: str, begun: _Begun,
+                         why: conditions.Condition | conditions.Type) -> None:
+        """Record why servers of a lease remain, unless it says that already.
+        Whole hosts may have to be marked as overdue by now.
+        """
+        if any(kind.has_hosts for kind, _its in begun.reserved or ()) or (
+                not conditions.holds(begun.said, why)):
+            self._database.retried(self._explain, lease_id, why)
+
     def _explain(self, lease_id: str,
                  why: conditions.Condition | conditions.Type) -> None:
         """Record in a lease why it has not ended."""
@@ -514,7 +528,9 @@ class LeaseEnd:
                           lease.project_id, lease.end_date +
                           lease.grace_period - now if when_due and
                           lease.deleted_at is None else 0,
-                          self._awaited(session, lease, now, its))
+                          self._awaited(session, lease, now, its),
+                          self._closer.reserved(session, lease),
+                          lease.conditions)
 
     def _is_in_vain(self, session: orm.Session, lease: models.Lease) -> bool:
         """Return whether an end needs an owner that seems to be gone, and

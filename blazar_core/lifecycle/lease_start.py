@@ -259,7 +259,7 @@ class LeaseStart:
                 retries.AGAIN, 'its hosts are being switched on',
                 4 * retries.AGAIN)
         if read.outside:
-            self._explain(lease_id, read.outside)
+            self._explain(lease, read.outside)
             return retries.RetryAfter(
                 retries.AWAY, read.outside, retries.LONGEST_WAIT)
         if kept:
@@ -273,7 +273,7 @@ class LeaseStart:
         except errors.CloudUnavailable as exc:
             # Temporary errors do not fail the lease, however long they last.
             LOG.warning('Lease %s cannot start yet: %s', lease_id, exc)
-            self._explain(lease_id, str(exc))
+            self._explain(lease, str(exc))
             return retries.RetryAfter(retries.AWAY, str(exc),
                                       retries.LONGEST_WAIT)
         return None if all_sent else self._rest(lease_id, when_due, why)
@@ -295,12 +295,12 @@ class LeaseStart:
         if why:
             LOG.warning('Lease %s: %s of its servers cannot start yet: %s',
                         lease_id, len(waiting), why)
-            self._explain(lease_id, why)
+            self._explain(lease, why)
             return retries.RetryAfter(retries.pause(lease, now), why)
         return retries.RetryAfter(
             retries.AGAIN, 'its servers have changed')
 
-    def _explain(self, lease_id: str, why: str) -> None:
+    def _explain(self, lease: models.Lease, why: str) -> None:
         """Record in a lease why its servers have not started yet."""
         def delayed(lease: models.Lease) -> list[conditions.Condition]:
             waiting = lease_status.waiting(lease)
@@ -308,7 +308,7 @@ class LeaseStart:
                 lease.status in states.TO_START) else []
 
         lease_conditions.explain(
-            self._database, self._clock, lease_id, delayed)
+            self._database, self._clock, lease.id, delayed, lease)
 
     def _await_boot(self, lease: models.Lease) -> None:
         """Say in a lease that its hosts are being switched on."""

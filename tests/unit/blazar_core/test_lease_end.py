@@ -2,6 +2,8 @@
 
 """The end of a lease, and its deletion."""
 
+import sqlalchemy as sa
+
 from blazar_core.common import errors
 from blazar_core.common import refusals
 from blazar_core.db import models
@@ -498,3 +500,54 @@ class TestAnnounce(lifecycle_base.LifecycleTestCase):
         self.assertIsNone(
             self.lifecycle.notices.announce(lease['id'], 'before_end_lease'))
         self.assertEqual([], self.notified)
+
+
+class TestSilentCell(lifecycle_base.LifecycleTestCase):
+    """A cell that does not answer, attempt after attempt."""
+
+    scenarios = [databases.SCENARIOS[0]]
+
+    def setUp(self):
+        super().setUp()
+        self.engine, self.statements = self.new_engine(), []
+        for database in (self.database, self.engine._database):
+            sa.event.listen(
+                database.engine, 'before_cursor_execute',
+                lambda _connection, _cursor, statement, *_rest:
+                    self.statements.append(statement))
+
+    def attempts(self, lease, event_type, count=4):
+        """Return how many statements each attempt after the first takes."""
+        found = []
+        for _number in range(count):
+            del self.statements[:]
+            self.assertEqual(1, driven.run_due(self.engine))
+            found.append([one for one in self.statements
+                          if not one.startswith('BEGIN')])
+            self.assertEqual('UNDONE', self.events_of(lease)[event_type])
+            self.clock.advance(60)
+        return max(map(len, found[1:]))
+
+    def test_the_end_of_many_servers_takes_few_statements(self):
+        self.host('two', VCPU=40)
+        lease = self.running_lease(0, 100, count=20)
+        self.clock.advance(100)
+        for server_id in base.servers_of(lease):
+            self.cloud.broken[server_id] = errors.CloudUnavailable(
+                'Cell one has not answered an earlier call yet.')
+        self.assertLessEqual(self.attempts(lease, 'end_lease'), 13)
+        self.assertIn('Cell one has not answered', self.reason(lease))
+        self.cloud.broken.clear()
+        driven.run_due(self.engine)
+        self.assertEqual('TERMINATED', self.status(lease))
+
+    def test_so_does_a_start(self):
+        lease = self.lease(50, 1000)
+        self.clock.advance(50)
+        self.cloud.broken['send'] = errors.CloudUnavailable(
+            'Cell one has not answered an earlier call yet.')
+        self.assertLessEqual(self.attempts(lease, 'start_lease'), 11)
+        self.assertIn('Cell one has not answered', self.reason(lease))
+        self.cloud.broken.clear()
+        driven.run_due(self.engine)
+        self.assertEqual('STARTING', self.status(lease))

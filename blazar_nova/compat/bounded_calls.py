@@ -5,8 +5,9 @@
 If the database or message bus of a cell is down, a call to it may wait without
 an error. Nova leaves these calls in the threads of one pool for all cells,
 until no thread is left. Here each call has a thread of its own, and while a
-call is left behind, its cell is called less often: again after one minute,
-after two more, after four, and so on.
+call is left behind, its cell is called less often: by one call after one
+minute, after two more, after four, and so on. Of the workers of a process, few
+wait for a cell that does not answer: others work for other cells.
 """
 
 import collections
@@ -33,6 +34,8 @@ R = ty.TypeVar('R')
 
 #: Seconds that a call may take: as long as Nova waits for a cell.
 LIMIT = 60
+#: Seconds that a call may take while so many others wait for longer.
+SHORT_LIMIT, WAITING = 10, 2
 
 #: The errors that mean that a service does not answer.
 _SILENCE = (db_exception.DBConnectionError, db_exception.CantStartEngineError,
@@ -45,9 +48,14 @@ class Bounded:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
+        #: By service, the calls that are waited for, the oldest first.
+        self._waiting: dict[str, list[futures.Future[ty.Any]]] = (
+            collections.defaultdict(list))
         #: The number of calls left behind, by service.
         self._left: collections.Counter[str] = collections.Counter()
-        #: The time from which each service may be called again.
+        #: How often in a row each service was silent, and the time from which
+        #: it may be called again, by one call.
+        self._silences: collections.Counter[str] = collections.Counter()
         self._again: dict[str, float] = {}
 
     def __call__(self, who: str, work: ty.Callable[P, R], *args: P.args,
@@ -58,9 +66,6 @@ class Bounded:
         :raises CloudUnavailable: if the service does not answer; the call may
             still finish later
         """
-        if self._left[who] and time.monotonic() < self._again[who]:
-            raise errors.CloudUnavailable(
-                f'{who} has not answered an earlier call yet.')
         answer: futures.Future[R] = futures.Future()
         context = contextvars.copy_context()
 
@@ -72,11 +77,14 @@ class Bounded:
             else:
                 answer.set_result(result)
 
+        was_silent = self._begin(who)
         threading.Thread(target=run, name='bounded', daemon=True).start()
-        if not futures.wait([answer], LIMIT).done:
-            self._leave(who, answer)
+        seconds = self._wait(who, answer)
+        if seconds:
+            self._leave(who, answer, was_silent)
             raise errors.CloudUnavailable(
-                f'{who} does not answer within {LIMIT} s.')
+                f'{who} does not answer within {seconds} s.')
+        self._answered(who)
         try:
             return answer.result()
         except _SILENCE as exc:
@@ -88,15 +96,62 @@ class Bounded:
                 raise errors.CloudUnavailable(f'{who}: {exc}') from exc
             raise
 
-    def _leave(self, who: str, answer: 'futures.Future[ty.Any]') -> None:
+    def _begin(self, who: str) -> bool:
+        """Return whether a call is the first since a service was silent.
+
+        :raises CloudUnavailable: if the service is silent, and not called now
+        """
         with self._lock:
-            pause = LIMIT * 2 ** min(self._left[who], 10)
-            self._again[who] = time.monotonic() + pause
+            again, now = self._again.get(who), time.monotonic()
+            if again is not None:
+                if now < again:
+                    raise errors.CloudUnavailable(
+                        f'{who} has not answered an earlier call yet.')
+                self._again[who] = now + LIMIT
+        return again is not None
+
+    def _wait(self, who: str, answer: 'futures.Future[ty.Any]') -> int:
+        """Wait for an answer; return after how many seconds it is not waited
+        for any longer, 0: it is there.
+        """
+        first = min(LIMIT, SHORT_LIMIT)
+        with self._lock:
+            self._waiting[who].append(answer)
+        try:
+            if futures.wait([answer], first).done:
+                return 0
+            with self._lock:
+                if answer not in self._waiting[who][:WAITING]:
+                    return first
+            return 0 if futures.wait(
+                [answer], LIMIT - first).done else LIMIT
+        finally:
+            with self._lock:
+                self._waiting[who].remove(answer)
+                if not self._waiting[who]:
+                    # Some names are of one server each.
+                    del self._waiting[who]
+
+    def _answered(self, who: str) -> None:
+        with self._lock:
+            self._again.pop(who, None)
+            self._silences.pop(who, None)
+
+    def _leave(self, who: str, answer: 'futures.Future[ty.Any]',
+               was_silent: bool) -> None:
+        with self._lock:
+            if was_silent or who not in self._again:
+                self._again[who] = time.monotonic() + (
+                    LIMIT * 2 ** min(self._silences[who], 10))
+                self._silences[who] += 1
             self._left[who] += 1
 
         def come(_answer: 'futures.Future[ty.Any]') -> None:
             with self._lock:
                 self._left[who] -= 1
+                is_last = not self._left[who]
+            if is_last:
+                self._answered(who)
 
         # Called at once if the answer has just arrived.
         answer.add_done_callback(come)

@@ -76,6 +76,46 @@ class TestBounded(base.TestCase):
         return str(self.assertRaises(
             errors.CloudUnavailable, self.bounded, 'Cell one', work))
 
+    def test_few_wait_for_who_is_silent(self):
+        """All others have their workers back soon."""
+        done = []
+
+        def call():
+            try:
+                done.append(self.bounded('Cell one', self.silent))
+            except errors.CloudUnavailable as exc:
+                done.append(str(exc))
+
+        with fixtures.MonkeyPatch(
+                'blazar_nova.compat.bounded_calls.SHORT_LIMIT', 0.05):
+            threads = [self.in_thread(call) for _worker in range(8)]
+            self.wait_for(lambda: len(done) == 6, 'those that do not wait')
+        self.assertEqual({'Cell one does not answer within 0.05 s.'}, {*done})
+        self.assertIn('has not answered', self.away(int))
+        self.assertEqual(0, self.bounded('Cell two', int))
+        self.answers.set()
+        for thread in threads:
+            thread.join(20)
+        self.assertEqual(['late'] * 2, done[6:])
+        self.assertEqual({}, self.bounded._waiting)
+        self.assertEqual(0, self.bounded('Cell one', int))
+
+    def test_one_asks_whether_it_answers_again(self):
+        now = [1000.0]
+        with fixtures.MonkeyPatch('time.monotonic', lambda: now[0]):
+            with fixtures.MonkeyPatch(
+                    'blazar_nova.compat.bounded_calls.LIMIT', 0.05):
+                self.away(self.silent)
+            now[0] += 60
+            asking = threading.Event()
+            thread = self.in_thread(lambda: self.bounded(
+                'Cell one', lambda: asking.set() or self.silent()))
+            self.assertTrue(asking.wait(20))
+            self.assertIn('has not answered', self.away(int))
+            self.answers.set()
+            thread.join(20)
+            self.assertEqual(0, self.bounded('Cell one', int))
+
     def test_who_says_that_somebody_is_away(self):
         for said in (db_exception.DBConnectionError(),
                      exception.NovaException('Cell x is not responding')):

@@ -15,8 +15,11 @@ from blazar_core.capacity import selection
 from blazar_core.common import errors
 from blazar_core.common import host_properties
 from blazar_core.common import model
+from blazar_core.healing import host_status
+from blazar_core.healing import overbooking
 from blazar_core.leases import creation
 from blazar_core.leases import limits
+from blazar_core.leases import reassignment
 from blazar_core.leases import requests
 from blazar_core.leases import updates
 from blazar_core.leases import views
@@ -257,6 +260,30 @@ class TestWaiting(HoardingTestCase):
             self.lifecycle.admission_queue.look()
         self.assertEqual(4, len(self.on()))
         self.assert_open()
+
+
+class TestHealed(HoardingTestCase):
+    """Leases whose host fails."""
+
+    strategy = staticmethod(selection.spread)
+
+    def test_they_get_few_other_hosts(self):
+        for number in range(12):
+            self.ask(3600 + 100 * number, name=self.names[0])
+        status = host_status.HostStatus(
+            self.database, self.clock, host_status.Thresholds(60, 60, 7200),
+            lambda *_event: None)
+        down = host_status.Down('Forced down.', certain=True)
+        status.update({self.uuid_of(name): down if name == self.names[0]
+                       else None for name in self.names})
+        check = overbooking.OverbookingCheck(
+            self.database, self.clock, admissions.Admission(
+                self.database, self.clock, self.strategy),
+            reassignment.Reassignment(self.database, self.clock, self.types),
+            self.new_demands(), lambda *_event: None, self.start_timeout)
+        for _look in range(12):
+            check.look()
+        self.assertEqual(1, len(self.on() - {self.host_id(self.names[0])}))
 
 
 class TestAnything(HoardingTestCase):

@@ -96,6 +96,14 @@ class Host:
             left[rc] >= amount for rc, amount in amounts.items())
 
 
+class Resize(ty.NamedTuple):
+    """A resize: what the server had before, and the consumer that keeps it."""
+
+    source: Host
+    amounts: Amounts
+    kept_as: str
+
+
 @dataclasses.dataclass(eq=False)
 class Server:
     """A server, from its request until its deletion.
@@ -123,6 +131,7 @@ class Server:
         still build it
     :ivar soft_deleted: whether its user has deleted it, and may restore it
     :ivar is_rescued: whether its user has rescued it
+    :ivar before: its resize, until that is confirmed or reverted
     :ivar deletions: when its deletion was requested, by any user
     """
 
@@ -159,6 +168,7 @@ class Server:
     abandoned: bool = False
     soft_deleted: bool = False
     is_rescued: bool = False
+    before: Resize | None = None
     deletions: list[float] = dataclasses.field(default_factory=list)
 
     @property
@@ -174,16 +184,22 @@ class Request:
     :ivar state: that of the server; if the server is in another one, the
         answer is ignored
     :ivar target: the only host that is allowed
+    :ivar takes: what the server would have; None: as it is
     :ivar given_up: whether the conductor has stopped waiting
     """
 
     server: Server
     state: State = State.READY
     target: Host | None = None
+    takes: Amounts | None = None
     host: Host | None = None
     answered: bool = False
     taken: bool = False
     given_up: bool = False
+
+    @property
+    def amounts(self) -> Amounts:
+        return self.server.amounts if self.takes is None else self.takes
 
     @property
     def is_wanted(self) -> bool:
@@ -193,7 +209,7 @@ class Request:
         """Return whether a host is a candidate according to placement."""
         server = self.server
         return not host.down and host.on and not host.disabled and (
-            host.fits(server.amounts)) and (
+            host.fits(self.amounts)) and (
             self.target is host if self.target is not None else
             server.forced == host.uuid if server.forced is not None else
             host.admits(server))
@@ -428,6 +444,9 @@ class Cloud:
         """Remove all allocations of a server."""
         for host in self.hosts.values():
             host.allocations.pop(server.id, None)
+        if server.before is not None:
+            server.before.source.allocations.pop(server.before.kept_as, None)
+            server.before = None
 
     def delete(self, server: Server) -> None:
         """Delete a server for its user or its lease."""
@@ -447,6 +466,7 @@ class Cloud:
         """Soft-delete a server for its user, unless it is busy."""
         if server.state is State.RUNNING and server.rest is None and not (
                 server.deleting or server.busy or server.soft_deleted):
+            self.confirm(server)
             server.soft_deleted = True
             server.deletions.append(self.baton.now)
             self.baton.tell(f'{server.id} is soft-deleted')
@@ -464,7 +484,7 @@ class Cloud:
         """Rescue a server for its user; return False if Nova refuses that."""
         if server.state is not State.RUNNING or server.rest is not None or (
                 server.deleting or server.busy or server.soft_deleted or
-                server.is_rescued or server.host is None or
+                server.is_rescued or server.before or server.host is None or
                 server.host.down):
             return False
         server.is_rescued = True
@@ -479,6 +499,17 @@ class Cloud:
             server.is_rescued = False
 
         return server.is_rescued and self._do(server, 'unrescued', work)
+
+    def confirm(self, server: Server) -> bool:
+        """Confirm the resize of a server; return False if there is none."""
+        resize, server.before = server.before, None
+        if resize is None:
+            return False
+        resize.source.allocations.pop(resize.kept_as, None)
+        self.baton.tell(f'the resize of {server.id} is confirmed')
+        for host in (resize.source, server.host):
+            self.notify(server.id, host and host.uuid)
+        return True
 
     def _go(self, server: Server) -> None:
         self.baton.let_pass(self.faults.pause('delete'))
@@ -718,6 +749,7 @@ class Port:
                      State.BUILDING: cloud_api.ServerState.BUILDING,
                      }.get(server.state, cloud_api.ServerState.RUNNING), host,
                     rest=server.rest, busy=server.busy,
+                    resized=server.before is not None,
                     blocked=server.is_rescued)
 
     def delete(self, server_id: str, credential: str | None,
@@ -779,6 +811,9 @@ class Port:
         server = self._cloud.servers[server_id]
         if self._cloud.unrescue(server):
             server.asked[lease_id, 'unrescue'] += 1
+        if not server.busy and not server.deleting and (
+                self._cloud.confirm(server)):
+            server.asked[lease_id, 'confirm'] += 1
         self.answer('unblocked')
 
     def requests(self, server_id: str, lease_id: str) -> dict[str, int]:
@@ -809,5 +844,5 @@ class Port:
 
 
 def _refuse_rescued(server: Server) -> None:
-    if server.is_rescued:
-        raise errors.CloudRefusal('Nova refuses: it is rescued.')
+    if server.is_rescued or server.before:
+        raise errors.CloudRefusal('Nova refuses: it is rescued or resized.')

@@ -149,7 +149,7 @@ GUARDS: dict[str, tuple[str, ty.Any]] = {
     'orphans': ('tests.simulation.world.World._delete_orphans',
                 lambda self, core: None),
     'close': ('blazar_core.lifecycle.lease_close.LeaseClose.close',
-              lambda self, lease_id: lease_close.Closed([], [], [])),
+              lambda self, lease_id, *how: lease_close.Closed([], [], [])),
     'lock': ('blazar_core.db.api.locked', racer.late_lock),
     'again': ('blazar_core.plugins.end_policies.Delete.ask', _ask_once),
     'check': racer.GUARDS['check'],
@@ -169,6 +169,8 @@ GUARDS: dict[str, tuple[str, ty.Any]] = {
               lambda self, kind, reserved: None),
     'hosted': ('tests.simulation.whole.Hosts.hosted_servers',
                lambda self, reserved: ()),
+    'sized': ('blazar_core.capacity.inventory._sized',
+              lambda leased, allocations: []),
     'room': ('blazar_core.lifecycle.server_removal.ServerRemoval._has_room',
              lambda self, session, booking: True),
     'image': ('blazar_core.plugins.end_policies.Snapshot.is_over',
@@ -237,6 +239,8 @@ GUARDS: dict[str, tuple[str, ty.Any]] = {
 #: The unit test, below ``tests.unit``, that fails without a guard. The gate
 #: runs it; test_guards.py checks that it fails.
 TESTS: dict[str, str] = {
+    'sized': 'blazar_core.test_usage_reports.TestReport.'
+             'test_the_booking_of_a_resized_server_follows',
     'room': 'blazar_core.test_members.TestMembers.'
             'test_none_leaves_what_is_promised',
     'image': 'blazar_core.test_end_policies.TestSteps.'

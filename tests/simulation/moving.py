@@ -84,6 +84,8 @@ class Port(clouds.Port):
                 server.host is None) or (
                 not server.host.forced_down):
             return 'its host is not certain to be down'
+        if server.before is not None:
+            return 'Nova refuses: it is resized.'
         if server.busy:
             # Nova does not check that.
             cloud.wrong.append(f'{server.id} is evacuated twice')
@@ -199,5 +201,5 @@ def _is_free(server: clouds.Server) -> bool:
     """Return whether a server runs and may be migrated."""
     return server.state is State.RUNNING and server.host is not None and not (
         server.busy or server.deleting or server.rest or server.within or
-        server.soft_deleted or server.is_rescued or
+        server.soft_deleted or server.is_rescued or server.before or
         server.kept)

@@ -14,6 +14,7 @@ from tests.simulation import away
 from tests.simulation import guards
 from tests.simulation import invariants
 from tests.simulation import rescuing
+from tests.simulation import resizing
 from tests.simulation import users
 from tests.simulation import whole
 from tests.simulation import world as worlds
@@ -23,8 +24,8 @@ __all__ = ['Run', 'simulate']
 HOUR, DAY = 3600, 86400
 #: The number of enrolled hosts; twice as many where they are switched off.
 POOL = 2
-#: The remainder of the seeds with users who rescue servers, by 13.
-RESCUES = 11
+#: The remainders of the seeds with users who rescue and resize servers, by 13.
+RESCUES, RESIZES = 11, 6
 #: The number of times that the indexes of all processes are compared.
 LOOKS = 3
 #: Seconds after which all consequences of faults are repaired.
@@ -54,6 +55,8 @@ class Run:
         self._days = days
         self.rescuers = rescuing.Rescuers(
             self.world) if seed % 13 == RESCUES else None
+        self.resizers = resizing.Resizers(
+            self.world) if seed % 13 == RESIZES else None
 
     def go(self) -> list[str]:
         """Return what was wrong."""
@@ -82,6 +85,10 @@ class Run:
             world.process('borrowers', lambda core: core.process.spawn(
                 'borrowers', functools.partial(
                     world.evicting.ask, core, end)))
+        if self.resizers is not None:
+            world.process('resizers', lambda core: core.process.spawn(
+                'resizers', functools.partial(
+                    self.resizers.ask, core, end)))
         pauses = sorted(baton.dice.uniform(baton.now, end)
                         for _time in range(baton.dice.choice([0, 0, 2, 8])))
         world.process('operator', lambda core: core.process.spawn(
@@ -184,6 +191,8 @@ class Run:
             f'{switching.on_time} on at a start, ')
         if world.evicting is not None:
             power += f'evicted: {world.evicting.evicted}, '
+        if self.resizers is not None:
+            power += f'resizes: {self.resizers.done}, '
         if world.services is not None:
             power += f'{world.services.used} networks and volumes, '
         return (f'{world.baton.points} points, {power}'

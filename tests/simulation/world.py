@@ -36,6 +36,8 @@ from blazar_core.healing import overbooking
 from blazar_core.leases import creation
 from blazar_core.leases import idempotency
 from blazar_core.leases import leases
+from blazar_core.leases import limits
+from blazar_core.leases import server_growth
 from blazar_core.leases import updates
 from blazar_core.lifecycle import admission_queue
 from blazar_core.lifecycle import demands
@@ -72,6 +74,10 @@ NO_SHOWS = 600, 300
 POLL, PATIENT = 90, host_status.Thresholds(failed=90, back=90, interval=7200)
 #: The most servers that are migrated for one lease.
 MOVES = 4
+#: The limits of servers that are resized.
+LIMITS = {'max_reserved_vcpus_per_project': 12, 'max_leases_per_project': -1,
+          'max_held_servers_per_project': -1, 'max_lease_duration': -1,
+          'max_lease_ahead': -1, 'max_host_spread': -1}
 #: The longest duration, in seconds, of a lease with automatic extension.
 LONGEST = 2 * 3600
 #: Seconds after which waiting leases are tried again, although nothing has
@@ -166,6 +172,10 @@ class Core:
             start_timeout=PATIENCE if world.switching else 0)
         self.leases = leases.Leases(
             self.database, self.clock, self.admission, world.types)
+        conf = databases.configuration('')
+        for name, value in LIMITS.items():
+            conf.set_override(name, value, 'blazar_enforcement')
+        self.limits = limits.Limits(conf, self.database, self.clock)
         after, notice = world.no_shows
         self.lifecycle = handlers.Handlers(
             databases.configuration(
@@ -193,7 +203,9 @@ class Claiming(scheduler_claims.Claims):
     """Record which servers were admitted without the reservation database."""
 
     def __init__(self, cloud: clouds.Cloud, core: Core) -> None:
-        super().__init__(core.database, core.clock, core.admission.index)
+        super().__init__(
+            core.database, core.clock, core.admission.index,
+            growth=server_growth.ServerGrowth(core.limits))
         self._cloud = cloud
         self._of = ''
         #: True if the last query about a reservation was not answered.
@@ -454,7 +466,7 @@ class World:
         if not hosts:
             return None
         found = eligible_hosts.for_server(
-            server.id, server.amounts, [host.uuid for host in hosts],
+            server.id, question.amounts, [host.uuid for host in hosts],
             server.within or server.reservation)
         self.baton.dice.shuffle(hosts)
         hosts.sort(key=lambda host: host.uuid != found.booked)
@@ -467,7 +479,7 @@ class World:
             known = self.knows(server, host)
             try:
                 undo = claiming.claim(
-                    server.id, {host.uuid: server.amounts},
+                    server.id, {host.uuid: question.amounts},
                     forced=forced,
                     reservation_id=server.within)
             except scheduler_claims.Denied as exc:
@@ -476,8 +488,8 @@ class World:
             self.baton.point('placement')
             if self.faults.happens('placement slow'):
                 self.baton.let_pass(self.faults.pause('placement'))
-            if host.fits(server.amounts) and question.is_wanted:
-                host.allocations[server.id] = dict(server.amounts)
+            if host.fits(question.amounts) and question.is_wanted:
+                host.allocations[server.id] = dict(question.amounts)
                 return host if self._is_within(server, claiming) else None
             undo()
             # If the database did not answer, the claim may be recorded all the

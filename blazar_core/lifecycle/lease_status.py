@@ -124,6 +124,9 @@ def apart(lease_id: str, project_id: str) -> ty.Iterator[None]:
             yield
         except errors.DatabaseUnavailable:
             raise
+        except errors.CloudUnavailable as exc:
+            LOG.warning('Lease %s: it could not be processed yet, and is '
+                        'retried: %s', lease_id, exc)
         except Exception:
             LOG.exception('Lease %s: processing it failed, and is retried',
                           lease_id)

@@ -300,7 +300,7 @@ class ChangingOverTest(base.IntegrationTestCase):
         self.wait_for_server(self.servers[0])
         self.before_change = self.inventory()
         printed = self.type_next('Beforehand')
-        self.assertIn('11 to be imported. Nothing was done', printed)
+        self.assertIn('11 to be imported. Nothing was changed', printed)
 
     def change(self) -> None:
         for_each = functools.partial(

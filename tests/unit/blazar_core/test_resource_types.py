@@ -8,7 +8,9 @@ Everything that the project knows of parking lots is in :class:`ParkingLots`.
 import itertools
 import types
 import typing as ty
+from unittest import mock
 
+import fixtures
 from oslo_utils import uuidutils
 
 from blazar_core.capacity import inventory
@@ -373,6 +375,24 @@ class TestParkingLots(base.LeaseTestCase):
         self.assertEqual(['of an older database'], [*self.lots.barrier])
         self.assertEqual(['of an older database'], [
             one.id for _kind, one in self.lifecycle.lease_close.left_open()])
+
+    def test_that_something_is_closed_later_is_logged_without_a_traceback(
+            self):
+        lease = self.reserve(0, 100, self.lots_of())
+        self.clock.advance(100)
+        driven.run_due(self.engine)
+        self.lifecycle.lease_opening.open(lease['id'])
+        log = self.useFixture(fixtures.FakeLogger())
+        with mock.patch.object(self.lots, 'end', side_effect=[
+                errors.CloudUnavailable('being detached'),
+                RuntimeError('the barrier is stuck')]):
+            self.lifecycle.lease_close.close_left()
+            self.assertIn('being detached', log.output)
+            self.assertNotIn('Traceback', log.output)
+            self.lifecycle.lease_close.close_left()
+            self.assertIn('Traceback', log.output)
+        self.lifecycle.lease_close.close_left()
+        self.assertEqual({}, self.lots.barrier)
 
     def test_what_has_to_wait_is_no_failure(self):
         lease = self.reserve(0, 10 ** 6, self.places())

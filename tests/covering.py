@@ -39,7 +39,7 @@ LOSS = 0.01
 #: microversions are not.
 KEPT = re.compile(
     r'^tests\.functional\.test_('
-    r'agreement|fuzz|misuse|plain|routes|api_reference|'
+    r'agreement|fuzz|plain|routes|'
     r'held\.(HeldTest|NowTest|ReservedTest)|placement\.(ClaimTest|PromiseTest)'
     r')\.(?!test_at_every_microversion$)')
 LISTED = os.path.join('tests', 'tiers', 'gate-functional.txt')

@@ -532,7 +532,7 @@ class ApiTest(CrashTestCase, test_lease_api.LeaseApiTestCase):
                       self.stand_still(Step.BOOT_RESERVED, 'PENDING'))
 
     def test_one_that_stands_still_when_it_has_taken_a_build(self):
-        self.assertIn('this process stood still',
+        self.assertIn('was stopped between the permit',
                       self.stand_still(Step.BOOT_TAKEN, 'STARTING'))
 
     def test_at_each_step_of_a_boot_with_a_slot(self):

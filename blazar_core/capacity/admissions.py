@@ -25,9 +25,9 @@ from sqlalchemy import orm
 
 from blazar_core.capacity import booking_index
 from blazar_core.capacity import outages
+from blazar_core.capacity import provider_limits
 from blazar_core.capacity import selection
 from blazar_core.capacity import start_times
-from blazar_core.capacity import units
 from blazar_core.common import clocks
 from blazar_core.common import errors
 from blazar_core.common import model
@@ -508,7 +508,7 @@ _TOGETHER = ('No host can provide all that one server needs: a single '
              'the group.')
 
 
-def _said(one: units.ExceedsHost) -> str:
+def _said(one: provider_limits.ExceedsHost) -> str:
     """Return the message about an amount that no host gives one server."""
     asked = f'One server needs {one.amount} {one.rc}, but'
     if one.amount > one.most:

@@ -38,8 +38,8 @@ import sqlalchemy as sa
 
 from blazar_core.capacity import feed
 from blazar_core.capacity import host_memory
+from blazar_core.capacity import index_rows
 from blazar_core.capacity import rule
-from blazar_core.capacity import snapshot
 from blazar_core.capacity import stale_index
 from blazar_core.capacity import timelines
 from blazar_core.common import clocks
@@ -391,7 +391,8 @@ class Index:
     def _load(self, now: int, given: sa.Connection | None) -> None:
         with self._database.connection(given) as connection:
             top = connection.execute(feed.NEWEST).one_or_none()
-            hosts, timeline, alike = snapshot.read_all(connection, now - KEEP)
+            hosts, timeline, alike = index_rows.read_all(
+                connection, now - KEEP)
             overdue = feed.overdue(connection, now)
         self._known, self._overdue = feed.FeedState(hosts, top, now, alike), []
         self.ids_by_uuid = {host.uuid: host.id for host in hosts.values()}

@@ -8,8 +8,8 @@ import typing as ty
 import sqlalchemy as sa
 
 from blazar_core.capacity import host_memory
+from blazar_core.capacity import index_rows
 from blazar_core.capacity import inventory
-from blazar_core.capacity import snapshot
 from blazar_core.common import model
 from blazar_core.db import api
 from blazar_core.db import models
@@ -42,7 +42,7 @@ _GENERATIONS = sa.select(_HOST.id, _HOST.generation)
 NEWEST = _COLUMNS.order_by(_CHANGE.id.desc()).limit(1)
 _OVERDUE = sa.select(
     _BOOKING.host_id, _BOOKING.end_date, _BOOKING.resources).where(
-        _BOOKING.claimed_at.is_not(None), snapshot.CURRENT,
+        _BOOKING.claimed_at.is_not(None), index_rows.CURRENT,
         _BOOKING.end_date <= sa.bindparam('now'))
 
 
@@ -162,7 +162,7 @@ class FeedState:
                 if host_id not in self.hosts or any(
                     row.start_date is None and row.resources is None
                     for row in way)]
-        hosts = {row.id: snapshot.host_of(row, self._alike)
+        hosts = {row.id: index_rows.host_of(row, self._alike)
                  for row in connection.execute(inventory.HOSTS.where(
                      _HOST.id.in_(anew)))} if anew else {}
         if len(hosts) < len(anew):

@@ -18,7 +18,7 @@ from sqlalchemy import orm
 from blazar_core.capacity import host_generations
 from blazar_core.capacity import ledger
 from blazar_core.capacity import pending
-from blazar_core.capacity import units
+from blazar_core.capacity import provider_limits
 from blazar_core.common import model
 from blazar_core.db import api
 from blazar_core.db import models
@@ -66,7 +66,7 @@ _CONFIRM = sa.update(_HOSTS).where(
     (_HOSTS.c.recheck_at == sa.bindparam('was'),
      sa.bindparam('becomes', type_=sa.BigInteger)),
     else_=_HOSTS.c.recheck_at))
-#: The input of :func:`snapshot.host_of`, the oldest hosts first: PostgreSQL
+#: The input of :func:`index_rows.host_of`, the oldest hosts first: PostgreSQL
 #: would return some in the places of deleted rows, and equal hosts are picked
 #: in the order in which they are read.
 HOSTS = sa.select(
@@ -615,7 +615,7 @@ def _of_new_kinds(session: orm.Session, row: models.Host,
     :param changed: the new units of the host's providers; None: its capacity
         has all
     """
-    was, is_now = (units.kinds_of((some or {}).items())
+    was, is_now = (provider_limits.kinds_of((some or {}).items())
                    for some in (row.units, changed))
     if was == is_now:
         return []

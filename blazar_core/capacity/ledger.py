@@ -32,8 +32,8 @@ import sqlalchemy as sa
 from sqlalchemy import orm
 
 from blazar_core.capacity import host_generations
+from blazar_core.capacity import provider_limits
 from blazar_core.capacity import rule
-from blazar_core.capacity import units
 from blazar_core.capacity import usage_records
 from blazar_core.common import model
 from blazar_core.common import states
@@ -245,12 +245,12 @@ def _of_kinds(edits: ty.Sequence[Edit], hosts: ty.Iterable['HostLoad'],
     """
     found = [*edits]
     for host in hosts:
-        kinds = units.kinds_of((host.units or {}).items())
+        kinds = provider_limits.kinds_of((host.units or {}).items())
         found = [_without_kinds(edit, host, kinds) for edit in found]
         open_: dict[int, list[dict[str, int]]] = {}
         for number, (_row, new) in enumerate(found):
             if kinds and new is not None and new.host_id == host.id and (
-                    any(ways := units.ways(
+                    any(ways := provider_limits.ways(
                         new.resources, new.groups, kinds))):
                 open_[number] = ways
         if not open_:
@@ -278,7 +278,8 @@ def _of_kinds(edits: ty.Sequence[Edit], hosts: ty.Iterable['HostLoad'],
     return found
 
 
-def _without_kinds(edit: Edit, host: 'HostLoad', kinds: units.Kinds) -> Edit:
+def _without_kinds(edit: Edit, host: 'HostLoad',
+                   kinds: provider_limits.Kinds) -> Edit:
     """Return an edit without kinds, for classes of which its host has none."""
     row, new = edit
     if new is None or new.host_id != host.id:

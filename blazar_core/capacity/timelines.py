@@ -12,8 +12,8 @@ A calendar has the hosts, the resource classes by their names, and what is
 booked; a timeline answers questions about it. The levels are in
 :mod:`~blazar_core.capacity.step_functions`;
 :mod:`~blazar_core.capacity.search` finds free capacity and the earliest
-start, and :mod:`~blazar_core.capacity.units` has the limits of one server on a
-host.
+start, and :mod:`~blazar_core.capacity.provider_limits` has the limits of one
+server on a host.
 
 H is the number of hosts, S that of steps (at most two for each booking).
 """
@@ -24,12 +24,12 @@ import typing as ty
 import numpy as np
 import numpy.typing as npt
 
+from blazar_core.capacity import provider_limits
 from blazar_core.capacity import rule
 from blazar_core.capacity import search
 from blazar_core.capacity import step_functions
 from blazar_core.capacity.step_functions import Ints
 from blazar_core.capacity.step_functions import NEVER
-from blazar_core.capacity import units
 from blazar_core.common import model
 
 __all__ = ['Block', 'Calendar', 'Hosts', 'Tentative', 'Timeline', 'end_of']
@@ -79,7 +79,7 @@ class Calendar:
         self._ids: list[int] = []
         self._classes: dict[str, _Class] = {}
         self._columns: dict[str, int] = {}
-        self.units = units.UnitsOfHosts()
+        self.units = provider_limits.UnitsOfHosts()
 
     def __len__(self) -> int:
         return len(self._ids)
@@ -136,11 +136,11 @@ class Calendar:
         return np.asarray(self._rows.length > 1)
 
     def too_much(self, demand: model.Demand, hosts: Ints,
-                 ) -> list[units.ExceedsHost] | None:
+                 ) -> list[provider_limits.ExceedsHost] | None:
         """Return why none of some hosts can ever take a server of a demand.
 
         :param hosts: their positions
-        :returns: as :meth:`units.UnitsOfHosts.too_much`
+        :returns: as :meth:`provider_limits.UnitsOfHosts.too_much`
         """
         return self.units.too_much(demand, hosts, {
             rc: np.where(capacity > 0, capacity, self._missing(rc))

@@ -103,7 +103,7 @@ _KEPT = 'It is by what is kept of leases that go on.'
 EVERYTHING = (
     ('capacity/booking_index.py', 'Index._load', 'changes', _FIRST),
     ('capacity/feed.py', '_trim_some', 'changes', _FIRST),
-    ('capacity/snapshot.py', '_blocks', 'bookings',
+    ('capacity/index_rows.py', '_blocks', 'bookings',
      'Who has nothing of the books in memory reads all that is booked.'),
     ('capacity/enrollment.py', 'allocations', 'bookings',
      'An operator asks for all that is booked on enrolled hosts.'),

@@ -17,10 +17,10 @@ import sqlalchemy as sa
 from blazar_core.capacity import booking_index
 from blazar_core.capacity import feed
 from blazar_core.capacity import host_memory
+from blazar_core.capacity import index_rows
 from blazar_core.capacity import inventory
 from blazar_core.capacity import ledger
 from blazar_core.capacity import rule
-from blazar_core.capacity import snapshot
 from blazar_core.common import errors
 from blazar_core.common import model
 from blazar_core.db import models
@@ -483,7 +483,7 @@ class BlocksTest(IndexTestCase):
     def setUp(self) -> None:
         super().setUp()
         self.useFixture(fixtures.MonkeyPatch(
-            'blazar_core.capacity.snapshot.BLOCK', 3))
+            'blazar_core.capacity.index_rows.BLOCK', 3))
 
     def test_no_block_is_larger_than_it_must_be(self):
         for counts, ranges in (
@@ -491,7 +491,7 @@ class BlocksTest(IndexTestCase):
                 ([(1, 1)], [(1, 1)]),
                 ([(1, 1), (2, 2), (5, 1)], [(1, 2), (5, 5)]),
                 ([(1, 9), (2, 1), (3, 9)], [(1, 1), (2, 2), (3, 3)])):
-            self.assertEqual(ranges, list(snapshot._ranges(counts)))
+            self.assertEqual(ranges, list(index_rows._ranges(counts)))
 
     def test_all_that_there_is_is_in_one_of_them(self):
         self.picture(self.index)
@@ -501,8 +501,8 @@ class BlocksTest(IndexTestCase):
                 host_id, start, start + 7, dice.choice(RESOURCES))
                 for host_id in self.host_ids
                 for start in (dice.randrange(40),)))
-        with mock.patch.object(snapshot, '_block',
-                               side_effect=snapshot._block) as blocks:
+        with mock.patch.object(index_rows, '_block',
+                               side_effect=index_rows._block) as blocks:
             self.assert_true_to_the_database(self.index)
         self.assertEqual(len(self.host_ids), blocks.call_count)
 
@@ -510,7 +510,7 @@ class BlocksTest(IndexTestCase):
         self.amend(self.new(self.host_ids[0], 20, 30))
         whole = np.fromstring
         with (mock.patch.object(
-                snapshot.np, 'fromstring', lambda *some, **how: whole(
+                index_rows.np, 'fromstring', lambda *some, **how: whole(
                     *some, **how)[:-1]),
               self.assertRaisesRegex(RuntimeError, 'truncated'),
               self.index.fresh()):

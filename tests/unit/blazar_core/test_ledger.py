@@ -10,8 +10,8 @@ import sqlalchemy as sa
 from blazar_core.capacity import admissions
 from blazar_core.capacity import host_generations
 from blazar_core.capacity import host_memory
+from blazar_core.capacity import index_rows
 from blazar_core.capacity import ledger
-from blazar_core.capacity import snapshot
 from blazar_core.common import errors
 from blazar_core.common import model
 from blazar_core.db import api
@@ -372,7 +372,7 @@ class TestTheGuard(worlds.BooksTestCase):
 
     def hosts(self):
         with self.database.reader() as session:
-            return [snapshot.host_of(row, host_memory.InternedRecords())
+            return [index_rows.host_of(row, host_memory.InternedRecords())
                     for row in session.scalars(
                         sa.select(models.Host).order_by(models.Host.id))]
 

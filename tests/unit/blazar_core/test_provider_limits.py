@@ -10,8 +10,8 @@ import fixtures
 from blazar_core.capacity import admissions
 from blazar_core.capacity import inventory
 from blazar_core.capacity import ledger
+from blazar_core.capacity import provider_limits
 from blazar_core.capacity import timelines
-from blazar_core.capacity import units
 from blazar_core.common import errors
 from blazar_core.common import model
 from blazar_core.common import refusals
@@ -218,9 +218,9 @@ class UnitsTest(base.TestCase):
             judged.append(1)
             return found(*args)
 
-        found = units.limits_of
+        found = provider_limits.limits_of
         self.useFixture(fixtures.MonkeyPatch(
-            'blazar_core.capacity.units.limits_of', count))
+            'blazar_core.capacity.provider_limits.limits_of', count))
         line = timelines.Timeline()
         for number in range(50):
             line.set_host(number, {'VCPU': 16}, {}, f'uuid{number}',

@@ -6,8 +6,9 @@ If the database or message bus of a cell is down, a call to it may wait without
 an error. Nova leaves these calls in the threads of one pool for all cells,
 until no thread is left. Here each call has a thread of its own, and while a
 call is left behind, its cell is called less often: by one call after one
-minute, after two more, after four, and so on. Of the workers of a process, few
-wait for a cell that does not answer: others work for other cells.
+minute, after two more, after four, and so on until every 16 minutes. Of the
+workers of a process, few wait for a cell that does not answer: others work for
+other cells.
 """
 
 import collections
@@ -36,6 +37,9 @@ R = ty.TypeVar('R')
 LIMIT = 60
 #: Seconds that a call may take while so many others wait for longer.
 SHORT_LIMIT, WAITING = 10, 2
+#: How often the time doubles for which a silent service is not called, since
+#: some calls that are left behind never end.
+_DOUBLED = 4
 
 #: The errors that mean that a service does not answer.
 _SILENCE = (db_exception.DBConnectionError, db_exception.CantStartEngineError,
@@ -84,7 +88,7 @@ class Bounded:
             self._leave(who, answer, was_silent)
             raise errors.CloudUnavailable(
                 f'{who} does not answer within {seconds} s.')
-        self._answered(who)
+        self._answered(who, answer)
         try:
             return answer.result()
         except _SILENCE as exc:
@@ -132,7 +136,10 @@ class Bounded:
                     # Some names are of one server each.
                     del self._waiting[who]
 
-    def _answered(self, who: str) -> None:
+    def _answered(self, who: str, answer: 'futures.Future[ty.Any]') -> None:
+        """Call a service again, unless the call ended without an answer."""
+        if isinstance(answer.exception(), _SILENCE):
+            return
         with self._lock:
             self._again.pop(who, None)
             self._silences.pop(who, None)
@@ -142,16 +149,16 @@ class Bounded:
         with self._lock:
             if was_silent or who not in self._again:
                 self._again[who] = time.monotonic() + (
-                    LIMIT * 2 ** min(self._silences[who], 10))
+                    LIMIT * 2 ** min(self._silences[who], _DOUBLED))
                 self._silences[who] += 1
             self._left[who] += 1
 
-        def come(_answer: 'futures.Future[ty.Any]') -> None:
+        def come(answer: 'futures.Future[ty.Any]') -> None:
             with self._lock:
                 self._left[who] -= 1
                 is_last = not self._left[who]
             if is_last:
-                self._answered(who)
+                self._answered(who, answer)
 
         # Called at once if the answer has just arrived.
         answer.add_done_callback(come)

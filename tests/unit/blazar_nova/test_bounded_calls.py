@@ -11,6 +11,7 @@ from nova import context as nova_context
 from nova import exception
 from nova import objects
 from oslo_db import exception as db_exception
+import oslo_messaging
 from oslo_utils import uuidutils
 
 from blazar_core.common import errors
@@ -114,6 +115,40 @@ class TestBounded(base.TestCase):
             self.assertIn('has not answered', self.away(int))
             self.answers.set()
             thread.join(20)
+            self.assertEqual(0, self.bounded('Cell one', int))
+
+    def test_an_error_of_silence_is_no_answer(self):
+        """Neither of a call that was left behind nor of the one that asks
+        again.
+        """
+        now = [1000.0]
+        with fixtures.MonkeyPatch('time.monotonic', lambda: now[0]):
+            with fixtures.MonkeyPatch(
+                    'blazar_nova.compat.bounded_calls.LIMIT', 0.05):
+                self.away(lambda: self.silent() and self.fail_with(
+                    oslo_messaging.MessagingTimeout())())
+            self.answers.set()
+            self.wait_for(lambda: not self.bounded._left['Cell one'],
+                          'the end of the call')
+            self.assertIn('has not answered', self.away(int))
+            now[0] += 60
+            self.assertIn('does not answer', self.away(
+                self.fail_with(db_exception.DBConnectionError())))
+            self.assertIn('has not answered', self.away(int))
+            now[0] += 60
+            self.assertEqual(0, self.bounded('Cell one', int))
+            self.assertEqual(0, self.bounded('Cell one', int))
+
+    def test_after_a_long_silence_it_is_soon_asked_again(self):
+        """Also if the calls that were left behind never end."""
+        now = [1000.0]
+        with fixtures.MonkeyPatch('time.monotonic', lambda: now[0]):
+            with fixtures.MonkeyPatch(
+                    'blazar_nova.compat.bounded_calls.futures.wait',
+                    lambda *_args: types.SimpleNamespace(done=set())):
+                for _try in range(12):
+                    self.assertIn('does not answer', self.away(self.silent))
+                    now[0] += 16 * 60
             self.assertEqual(0, self.bounded('Cell one', int))
 
     def test_who_says_that_somebody_is_away(self):

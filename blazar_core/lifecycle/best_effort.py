@@ -267,8 +267,8 @@ class MovePlanning:
         if hosts and hosts.exceeded([*plan.picked.values()], window):
             return ('No servers are migrated to free capacity on more hosts '
                     'than its project may use (max_host_spread).')
-        described = self._write(
-            lease_id, lease.project_id, plan, wanted, others)
+        described = self._write(lease_id, lease.project_id, plan, wanted,
+                                others, window, granted)
         if described:
             LOG.info('Lease %s: %s servers are migrated to free capacity for '
                      'it', lease_id,
@@ -328,6 +328,7 @@ class MovePlanning:
     def _write(self, lease_id: str, project_id: str, plan: _Plan,
                wanted: ty.Mapping[str, model.Demand],
                others: ty.Iterable[models.ServerMove],
+               window: model.Window, granted: limits.Granted | None,
                ) -> lease_status.Lease | None:
         """Write a plan, if what it is based on has not changed.
 
@@ -338,10 +339,12 @@ class MovePlanning:
         fails.
 
         :param others: the moves for other leases that the plan considers
+        :param window: of the plan
+        :param granted: its bound on the hosts of the project; None: no bound
         :raises LostRace: when another process decided about a host of it
             meanwhile
-        :raises Outdated: when the servers of the lease have changed, or other
-            leases have used up the limits
+        :raises Outdated: when the servers of the lease or the hosts of its
+            project have changed, or other leases have used up the limits
         """
         hosts = {host_id for some in plan.picked.values()
                  for host_id in some} | {
@@ -354,6 +357,9 @@ class MovePlanning:
             if lease.status != states.Lease.IN_PROGRESS:
                 return None
             self._check_pace(session, lease, plan, now)
+            if granted is not None:
+                granted.confirm(session.connection(), [
+                    ([*plan.picked.values()], window)])
             known = {(move.server_id, move.target) for move in others}
             for move in of_others(session, lease_id):
                 if (move.server_id, move.target) not in known:

@@ -2,12 +2,14 @@
 
 """Leases for which servers of others are migrated."""
 
+import dataclasses
 from unittest import mock
 
 from oslo_utils import uuidutils
 import sqlalchemy as sa
 
 from blazar_core.audit import audit
+from blazar_core.capacity import admissions
 from blazar_core.capacity import consolidation
 from blazar_core.capacity import enrollment
 from blazar_core.capacity import inventory
@@ -18,6 +20,7 @@ from blazar_core.common import states
 from blazar_core.db import models
 from blazar_core.healing import overbooking
 from blazar_core.leases import creation
+from blazar_core.leases import limits
 from blazar_core.leases import members
 from blazar_core.leases import transfer
 from blazar_core.leases import updates
@@ -840,6 +843,59 @@ class TestWholeHosts(whole_hosts_base.WholeHostsTestCase):
         self.limit_moves(per_lease=1)
         self.go_on(), self.go_on()
         self.assertEqual([], self.moves())
+
+
+class TestHostBound(FourHosts):
+    """Hosts that a project gets while a plan is made."""
+
+    scenarios = [databases.SCENARIOS[0]]
+
+    def setUp(self):
+        super().setUp()
+        # One server fits on four only.
+        self.there['two'].popitem()
+        self.put('two', 1)
+        self.common = frozenset({self.names['one']})
+        self.books.conf.set_override(
+            'max_host_spread', 0, 'blazar_enforcement')
+        self.limits = limits.Limits(
+            self.books.conf, self.database, self.clock)
+        self.reserve_on('three')
+
+    def reserve_on(self, name):
+        """Reserve a host for a later lease of the project."""
+        new = self.new_lease(9000, 9100, hosts=frozenset({self.names[name]}))
+        return self.leases.creation.create(dataclasses.replace(
+            new, granted=self.limits.check(limits.Asked(
+                'project', 'user', new.span, 1, {'VCPU': 1}, held=True))),
+            self.encryption.encrypt('call'))
+
+    def bound(self, project_id, lease_id):
+        return self.limits.of_waiting(project_id, lease_id)
+
+    def test_a_plan_within_the_bound(self):
+        self.wanted(vcpus=2)
+        self.go_on()
+        self.assertEqual(1, len(self.cloud.moves))
+
+    def test_another_lease_gets_a_host_first(self):
+        """The planning process has just counted its project's hosts."""
+        lease = self.wanted(vcpus=2)
+        exceeded = admissions.ProjectHosts.exceeded
+        others = []
+
+        def late(hosts, *args):
+            found = exceeded(hosts, *args)
+            if not others:
+                others.append(None)
+                others.append(self.reserve_on('two'))
+            return found
+
+        with mock.patch.object(admissions.ProjectHosts, 'exceeded', late):
+            self.go_on()
+        self.assertEqual(2, len(others))
+        self.assertIn('max_host_spread', self.reason(lease))
+        self.assertEqual([], self.cloud.moves)
 
 
 class TestStandingStill(FourHosts):

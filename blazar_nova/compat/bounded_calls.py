@@ -118,7 +118,9 @@ class Bounded:
         """Wait for an answer; return after how many seconds it is not waited
         for any longer, 0: it is there.
         """
-        first = min(LIMIT, SHORT_LIMIT)
+        # Calls of the API database include calls of placement, and nothing
+        # works without it: no worker is kept for others.
+        first = LIMIT if who == API else min(LIMIT, SHORT_LIMIT)
         with self._lock:
             self._waiting[who].append(answer)
         try:

@@ -101,6 +101,20 @@ class TestBounded(base.TestCase):
         self.assertEqual({}, self.bounded._waiting)
         self.assertEqual(0, self.bounded('Cell one', int))
 
+    def test_all_calls_of_the_api_database_are_waited_for(self):
+        done = []
+        with fixtures.MonkeyPatch(
+                'blazar_nova.compat.bounded_calls.SHORT_LIMIT', 0):
+            threads = [self.in_thread(lambda: done.append(self.bounded(
+                bounded_calls.API, self.silent))) for _worker in range(4)]
+            self.wait_for(lambda: len(self.bounded._waiting[
+                bounded_calls.API]) == 4, 'all calls')
+            self.assertEqual(0, self.bounded(bounded_calls.API, int))
+            self.answers.set()
+            for thread in threads:
+                thread.join(20)
+        self.assertEqual(['late'] * 4, done)
+
     def test_one_asks_whether_it_answers_again(self):
         now = [1000.0]
         with fixtures.MonkeyPatch('time.monotonic', lambda: now[0]):

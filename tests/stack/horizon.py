@@ -14,7 +14,7 @@ from tests.stack import stack as stacks
 
 __all__ = ['Horizon']
 
-_PATIENCE = 120
+_PATIENCE = 300
 _SETTINGS = '''\
 from openstack_dashboard.settings import HORIZON_CONFIG
 

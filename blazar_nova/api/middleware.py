@@ -46,7 +46,6 @@ LEASE_ID, LEASE_END = 'OpenStack-Lease-Id', 'OpenStack-Lease-End'
 #: Keys of hints in the body of a boot. Nova uses the first that it finds.
 _HINT_KEYS = ('os:scheduler_hints', 'OS-SCH-HNT:scheduler_hints')
 
-
 #: Hints of boots that get no lease of their own.
 _OURS = frozenset({'reservation', *interruptible_params.ARE})
 
@@ -137,9 +136,11 @@ class LeaseMiddleware:
         try:
             asked = hint_params.lease_request(
                 hints, self._parts.clock.now(), self._defaults)
-            if asked is not None or _OURS.intersection(hints):
+            context = environ['nova.context']
+            if asked is not None or _OURS.intersection(hints) or (
+                    self._defaulting.binds(context)):
                 # Nova has no answer for those that it lets boot.
-                policy.check_scope(environ['nova.context'], 'POST /servers')
+                policy.check_scope(context, 'POST /servers')
             self._check_reservation(environ, hints, asked)
             # Nova cannot store other types than text.
             interruptible_params.check(hints, self._actions)

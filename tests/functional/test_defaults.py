@@ -81,6 +81,13 @@ class TestOn(DefaultTestCase):
         self.assertEqual(asked.headers['OpenStack-Lease-Id'], other['id'])
         self.wait_for_status(asked.body['server']['id'], 'ACTIVE')
 
+    def test_a_token_without_a_project_boots_nothing(self):
+        for roles in (('member', 'reader'), ('admin', 'member', 'reader')):
+            who = self.api(project='', user='eve', roles=roles)
+            self.assertIn('project', self.refused(
+                403, self.post, client=who))
+        self.assert_no_lease()
+
     def test_it_reclaims_itself(self):
         server = self.boot_active('vm')
         self.fill_books()

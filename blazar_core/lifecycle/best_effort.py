@@ -165,13 +165,23 @@ _ROUNDS = 8
 class _Plan(ty.NamedTuple):
     """A plan, as it is written.
 
+    :ivar window: over which its lease is booked
+    :ivar granted: the bound on the hosts of the project; None: it has none
     :ivar picked: by reservation, the ids of the hosts on which it is booked
     :ivar generations: of the hosts that the plan is based on, by id
     """
 
+    window: model.Window
+    granted: limits.Granted | None
     picked: dict[str, list[int]]
     moves: list[move_planner.PlannedMove]
     generations: dict[int, int]
+
+    def exceeds_bound(self) -> bool:
+        """Return whether the project may not use so many hosts."""
+        hosts = None if self.granted is None else self.granted.host_bound()
+        return hosts is not None and bool(hosts.exceeded(
+            [*self.picked.values()], self.window))
 
 
 class MovePlanning:
@@ -236,7 +246,8 @@ class MovePlanning:
         if not own:
             return ''
         window = model.Window(now, max(row.end_date for row in own))
-        plan = _Plan({}, [], {})
+        plan = _Plan(window, self._deferred.bound(lease.project_id, lease_id),
+                     {}, [], {})
         # No host serves both kinds: their plans are independent.
         for whole in {demand.whole for demand in wanted.values()}:
             alike = {one: demand for one, demand in wanted.items()
@@ -262,17 +273,14 @@ class MovePlanning:
             plan.picked.update(zip(alike, made.picked, strict=True))
             plan.moves.extend(made.moves)
             plan.generations.update(inputs.generations)
-        granted = self._deferred.bound(lease.project_id, lease_id)
-        hosts = None if granted is None else granted.host_bound()
-        if hosts and hosts.exceeded([*plan.picked.values()], window):
+        if plan.exceeds_bound():
             return ('No servers are migrated to free capacity on more hosts '
                     'than its project may use (max_host_spread).')
-        described = self._write(lease_id, lease.project_id, plan, wanted,
-                                others, window, granted)
+        described = self._write(
+            lease_id, lease.project_id, plan, wanted, others)
         if described:
             LOG.info('Lease %s: %s servers are migrated to free capacity for '
-                     'it', lease_id,
-                     len(plan.moves))
+                     'it', lease_id, len(plan.moves))
             self._notify('lease.update', described)
         return ''
 
@@ -328,7 +336,6 @@ class MovePlanning:
     def _write(self, lease_id: str, project_id: str, plan: _Plan,
                wanted: ty.Mapping[str, model.Demand],
                others: ty.Iterable[models.ServerMove],
-               window: model.Window, granted: limits.Granted | None,
                ) -> lease_status.Lease | None:
         """Write a plan, if what it is based on has not changed.
 
@@ -339,8 +346,6 @@ class MovePlanning:
         fails.
 
         :param others: the moves for other leases that the plan considers
-        :param window: of the plan
-        :param granted: its bound on the hosts of the project; None: no bound
         :raises LostRace: when another process decided about a host of it
             meanwhile
         :raises Outdated: when the servers of the lease or the hosts of its
@@ -356,10 +361,7 @@ class MovePlanning:
             now = self._clock.now()
             if lease.status != states.Lease.IN_PROGRESS:
                 return None
-            self._check_pace(session, lease, plan, now)
-            if granted is not None:
-                granted.confirm(session.connection(), [
-                    ([*plan.picked.values()], window)])
+            self._check_limits(session, lease, plan, now)
             known = {(move.server_id, move.target) for move in others}
             for move in of_others(session, lease_id):
                 if (move.server_id, move.target) not in known:
@@ -387,12 +389,16 @@ class MovePlanning:
             session.expire(lease)
             return views.describe(lease)
 
-    def _check_pace(self, session: orm.Session, lease: models.Lease,
-                    plan: _Plan, now: int) -> None:
+    def _check_limits(self, session: orm.Session, lease: models.Lease,
+                      plan: _Plan, now: int) -> None:
         """Make sure that a plan is within the limits of its project.
 
-        :raises Outdated: when it moves more servers than may be moved by now
+        :raises Outdated: when it moves more servers than may be moved by now,
+            or the hosts of the project have changed
         """
+        if plan.granted is not None:
+            plan.granted.confirm(session.connection(), [
+                ([*plan.picked.values()], plan.window)])
         resting = recently_moved(session, self._limits.interval, now)
         if len(plan.moves) > self._left(session, lease, now).remaining or any(
                 move.server_id in resting for move in plan.moves):

@@ -131,7 +131,6 @@ def assemble(conf: ty.Any, clock: clocks.Clock | None = None) -> Parts:
     interruptible_params.check_actions(conf.blazar.eviction_actions)
     words = lease_views.LeaseViews(types)
     budget = budget_service.External(conf, trusts.place, words.lease)
-
     notify = _notifier(budget, notifications.Notifications(
         conf.blazar.notification_format, words, process.notify,
         books.counters.add))

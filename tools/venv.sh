@@ -201,22 +201,34 @@ install_packages() {
     fi
 }
 
-# Installs packages with pip unless that was done for the same contents of
-# these files; the file named by the first argument records it.
-need_installed() {
+# Adds options to $wanted, and a record to $records, unless the same was
+# installed with the same contents of these files.
+want() {
     local record=$VENV/$1 files stamp
     read -ra files <<<"$2"
     shift 2
     stamp=$(input_stamp "${files[@]}")
-    [[ $(cat "$record" 2>/dev/null) == "$stamp" ]] && return
-    say "Installing the packages of constraints.txt (a minute or so) ..."
-    install_packages "$@"
-    printf '%s\n' "$stamp" >"$record"
+    [[ ${records[$record]-$(cat "$record" 2>/dev/null)} == "$stamp" ]] &&
+        return
+    records[$record]=$stamp
+    wanted+=("$@")
+}
+
+# Installs what is wanted, all at once, and records it.
+install_wanted() {
+    local record
+    [[ ${#wanted[@]} != 0 ]] || return 0
+    say "Installing the packages of $CONSTRAINTS (a minute or so) ..."
+    install_packages "${wanted[@]}"
+    for record in "${!records[@]}"; do
+        printf '%s\n' "${records[$record]}" >"$record"
+    done
     say "Installed in $SECONDS s."
 }
 
 use_venv() {
-    local python lock place more
+    local python lock place more wanted=()
+    local -A records=()
     # Or each process compiles what it imports: six seconds for Nova.
     unset PYTHONDONTWRITEBYTECODE
     python=$(find_python) || exit 1
@@ -230,17 +242,19 @@ use_venv() {
         "$python" -m venv --clear "$VENV" || die "$VENV could not be made."
         echo "$place" >"$VENV/place"
     fi
-    need_installed inputs "${INPUTS[*]}" \
+    want inputs "${INPUTS[*]}" \
         -r requirements.txt -r test-requirements.txt -e .
     for more in "$@"; do
-        need_installed "inputs-$more" "constraints.txt $more" -r "$more"
+        want "inputs-$more" "constraints.txt $more" -r "$more"
     done
+    install_wanted
     exec {lock}<&-
 }
 
 # Equals use_venv without a release, or with that of constraints.txt.
 use_nova() {
-    local release=$1 CONSTRAINTS=constraints.txt
+    local release=$1 CONSTRAINTS=constraints.txt wanted=()
+    local -A records=()
     shift
     if [[ ! -e $ROOT/constraints-nova$release.txt ]]; then
         grep -q "^nova==${release}[.0-9]" "$ROOT/constraints.txt" ||
@@ -251,5 +265,6 @@ use_nova() {
     use_venv "$@"
     [[ -n $release ]] || return 0
     CONSTRAINTS=constraints-nova$release.txt
-    need_installed inputs-nova "${INPUTS[*]} $CONSTRAINTS" --no-deps nova
+    want inputs-nova "${INPUTS[*]} $CONSTRAINTS" --no-deps nova
+    install_wanted
 }

@@ -137,8 +137,10 @@ class StayingTest(TwoHostsTestCase):
         self.outside()
         self.assertEqual(sorted(self.MINE),
                          self.aggregates()[self.reservation_id])
-        self.admin('DELETE', f'/leases/{self.lease_["id"]}',
-                   service='reservation')
+        path = f'/leases/{self.lease_["id"]}'
+        answer = self.admin.request('DELETE', path, service='reservation')
+        self.assertEqual(409, answer.status_code, answer.text)
+        self.admin('DELETE', f'{path}?force=true', service='reservation')
         for server_id in servers:
             self.wait_until_gone(server_id)
         self.wait_for_lease(self.lease_['id'], 'TERMINATED')

@@ -31,7 +31,8 @@ class LeaseApiTestCase(base.IntegrationTestCase):
         _servers, kept = self._kept
         for lease_id, lease in self.leases().items():
             if lease_id not in kept and lease['status'] != 'TERMINATED':
-                self.admin('DELETE', f'/leases/{lease_id}',
+                # Also with servers of other projects on its hosts.
+                self.admin('DELETE', f'/leases/{lease_id}?force=true',
                            service='reservation')
 
     def get(self, lease_id: str) -> base.Json:

@@ -214,9 +214,13 @@ def kill_others(folder: str, names: collections.abc.Container[str]) -> None:
 
 
 def _environ() -> dict[str, str]:
-    """Return this environment without the variables of clients."""
-    return {name: value for name, value in os.environ.items()
-            if not name.startswith('OS_')}
+    """Return this environment without the variables of clients.
+
+    Output is unbuffered, since a program is up when it has written so.
+    """
+    return {'PYTHONUNBUFFERED': '1',
+            **{name: value for name, value in os.environ.items()
+               if not name.startswith('OS_')}}
 
 
 def _stat(pid: int) -> list[str]:

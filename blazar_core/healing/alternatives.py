@@ -11,7 +11,6 @@ import sqlalchemy as sa
 from sqlalchemy import orm
 
 from blazar_core.capacity import admissions
-from blazar_core.common import clocks
 from blazar_core.common import errors
 from blazar_core.common import model
 from blazar_core.common import refusals
@@ -73,11 +72,10 @@ class Alternatives:
     :param wanted: determines the demands of reservations
     """
 
-    def __init__(self, database: api.Database, clock: clocks.Clock,
+    def __init__(self, database: api.Database,
                  admission: admissions.Admission, wanted: demands.Demands,
                  ) -> None:
         self._database = database
-        self._clock = clock
         self._admission = admission
         self._demands = wanted
 
@@ -129,7 +127,7 @@ class Alternatives:
             case.reservation, case.reserved, case.encrypted)
         if isinstance(demand, refusals.Refusal) or not demand.whole:
             return None
-        return demand, self._window(case.lease)
+        return demand, _window(case.lease)
 
     def add(self, together: Together, case: Case,
             move: reassignment.Reassigned) -> None:
@@ -182,7 +180,7 @@ class Alternatives:
         demand = self._beside(demand, rows, staying)
         fits = self._admission.fits(
             dataclasses.replace(demand, avoid=demand.avoid | {uuid}),
-            self._window(case.lease), rows)
+            _window(case.lease), rows)
         if demand.affinity is model.Affinity.SAME and fits < len(rows):
             fits = 0
         return found | {row.id: Obstacle.NO_CAPACITY
@@ -251,7 +249,7 @@ class Alternatives:
         """Return hosts for as many bookings as possible, and the refusal of
         the others.
         """
-        window, refusal = self._window(lease), None
+        window, refusal = _window(lease), None
         last = self._admission.crowded()
         gone = [*rows, *together.leaving]
         if any(row.host_id is not None for row in rows):
@@ -275,10 +273,14 @@ class Alternatives:
             return hosts, None
         return hosts, refusal
 
-    def _window(self, lease: models.Lease) -> model.Window:
-        """Return the window in which a lease needs another host."""
-        return lease.booked(model.Window(
-            max(lease.start_date, self._clock.now()), lease.end_date))
+
+def _window(lease: models.Lease) -> model.Window:
+    """Return the window over which a lease books another host.
+
+    It includes what has passed: a host may have bookings of an ended lease
+    that are not closed.
+    """
+    return lease.booked(model.Window(lease.start_date, lease.end_date))
 
 
 _RESERVATIONS = sa.select(models.Reservation).where(

@@ -71,7 +71,7 @@ class OverbookingCheck:
         self._admission = admission
         self._reassigner = reassigner
         self._others = alternatives.Alternatives(
-            database, clock, admission, wanted)
+            database, admission, wanted)
         reshuffler = reshuffle.Reshuffle(
             database, clock, admission, reassigner, wanted, notify)
         self._booking_reassignment = host_replacement.BookingReassignment(

@@ -97,7 +97,7 @@ class Reshuffle:
              anywhere: model.Demand | None = None) -> bool:
         """Free one more host for all of a window.
 
-        Reads the bookings from now on of the candidate hosts, at most
+        Reads the bookings of the candidate hosts from then on, at most
         :data:`_READ`. Costs O(B) for that, and O(H) for the new booking and
         for each that is reassigned.
 
@@ -145,7 +145,8 @@ class Reshuffle:
         hosts = self._admission.candidates(anywhere)
         with self._database.reader() as session:
             rows = session.execute(_BOOKED, {
-                'hosts': hosts, 'since': now, 'most': _READ + 1}).all()
+                'hosts': hosts, 'since': min(now, window.start),
+                'most': _READ + 1}).all()
             overdue = feed.overdue(session.connection(), now)
         if len(rows) > _READ:
             LOG.info('Hosts of a lease that has lost one have more than %s '

@@ -169,7 +169,7 @@ def assemble(conf: ty.Any, clock: clocks.Clock | None = None) -> Parts:
             60 * conf.blazar.healing_interval), notify),
         moves,
         maintenance.Maintenance(books, clock, alternatives.Alternatives(
-            books, clock, search, life.demands), moves),
+            books, search, life.demands), moves),
         preflight.Preflight(
             books, clock, cloud, secrets.decrypt, notify,
             [60 * minutes for minutes in conf.blazar.preflight]), aside)

@@ -74,7 +74,7 @@ class Operator:
         core = self._core
         taking = maintenance.Maintenance(
             core.database, core.clock, alternatives.Alternatives(
-                core.database, core.clock, core.admission,
+                core.database, core.admission,
                 demands.Demands(core.clock, str, core.world.types),
             ), evacuation.Evacuation(
                 core.database, core.clock, core.admission,

@@ -515,7 +515,7 @@ class LeaseTestCase(DatabaseTestCase):
         """Return an object that schedules maintenance."""
         return maintenance.Maintenance(
             self.database, self.clock, alternatives.Alternatives(
-                self.database, self.clock, self.admission,
+                self.database, self.admission,
                 self.new_demands()), self.new_relocating())
 
     def new_demands(self) -> demands.Demands:

@@ -150,6 +150,22 @@ class TestElsewhere(WatchTestCase):
         self.overbooking.look()
         self.assertEqual(before, self.everything())
 
+    def test_not_where_an_ended_lease_is_not_closed(self):
+        """A booking has one host over all of its window."""
+        self.with_host('one', VCPU=1)
+        lease = self.reserve(0, 1000, active=True)
+        self.with_host('two', VCPU=1)
+        ended = self.reserve(0, 100, active=True)
+        self.assertEqual(['two'], self.hosts_of(ended))
+        self.clock.advance(200)
+        self.with_host('one')
+        self.overbooking.look()
+        self.assertEqual([None], self.hosts_of(lease))
+        self.assertIs(True, self.get(lease)['degraded'])
+        self.with_host('three', VCPU=1)
+        self.overbooking.look()
+        self.assertEqual(['three'], self.hosts_of(lease))
+
     def test_the_newest_goes_and_only_where_it_does_not_fit(self):
         self.with_host('one', VCPU=2)
         first = self.lease(50, 100)

@@ -88,6 +88,7 @@ class Neutron(rest_service.RestService):
 
     name, group, prefix = 'Neutron', 'neutron', '/v2.0'
 
+    @rest_service.reads
     def subnets(self, network_id: str) -> list[Subnet] | None:
         """Return the subnets of an external network; None if there is none."""
         found = self._list('networks', id=network_id)
@@ -97,6 +98,7 @@ class Neutron(rest_service.RestService):
             (pool['start'], pool['end']) for pool in one['allocation_pools']))
             for one in self._list('subnets', network_id=network_id)]
 
+    @rest_service.reads
     def floating_ips(self, **limits: str) -> list[FloatingIP]:
         """Return floating IPs of all projects.
 
@@ -107,6 +109,7 @@ class Neutron(rest_service.RestService):
             _created(one), _reservations(one))
             for one in self._list('floatingips', **limits)]
 
+    @rest_service.reads
     def port_addresses(self, network_id: str) -> set[str]:
         """Return the addresses of a network that are in use by other things
         than floating IPs.
@@ -124,6 +127,7 @@ class Neutron(rest_service.RestService):
         """Return the floating IPs with the tag of any reservation."""
         return self.floating_ips(tags=_TAG)
 
+    @rest_service.reads
     def allocate(self, network_id: str, address: str, project_id: str) -> str:
         """Create the floating IP of an address for a project.
 
@@ -132,7 +136,7 @@ class Neutron(rest_service.RestService):
         made = self._ask('POST', '/floatingips', json={'floatingip': {
             'floating_network_id': network_id,
             'floating_ip_address': address, 'project_id': project_id}})
-        return ty.cast(str, made['floatingip']['id'])
+        return rest_service.id_of(made, 'floatingip')
 
     def tag(self, floating_ip_id: str, reservation_id: str) -> None:
         """Tag a floating IP with its reservation."""
@@ -144,14 +148,16 @@ class Neutron(rest_service.RestService):
         """
         self._ask('DELETE', f'/floatingips/{floating_ip_id}', missing={})
 
+    @rest_service.reads
     def segments(self) -> list[Segment]:
         """Return the segments of the ranges that belong to our own project,
         from which neutron gives none to others.
         """
         # Ranges cannot be filtered by these, and the extension is optional.
-        found = self._ask('GET', '/network_segment_ranges?' + '&'.join(
-            f'fields={name}' for name in _OF_RANGES),
-            missing={'network_segment_ranges': []})['network_segment_ranges']
+        kind = 'network_segment_ranges'
+        found = rest_service.list_of(self._ask('GET', f'/{kind}?' + '&'.join(
+            f'fields={name}' for name in _OF_RANGES), missing={kind: []}),
+            kind)
         mine = self._own_project() if found else ''
         return [Segment(one['network_type'], one['physical_network'] or None,
                         number)
@@ -159,6 +165,7 @@ class Neutron(rest_service.RestService):
                 if not one['shared'] and one['project_id'] == mine
                 for number in range(one['minimum'], one['maximum'] + 1)]
 
+    @rest_service.reads
     def networks(self, **limits: str) -> list[Network]:
         """Return networks of all projects."""
         return [Network(
@@ -186,6 +193,7 @@ class Neutron(rest_service.RestService):
         """Return the networks with the tag of any reservation."""
         return self.networks(tags=_TAG)
 
+    @rest_service.reads
     def create_network(self, segment: Segment, name: str, project_id: str,
                        ) -> str:
         """Create a network on a segment for a project; return its id.
@@ -206,13 +214,14 @@ class Neutron(rest_service.RestService):
             if not isinstance(exc.__cause__, exceptions.BadRequest):
                 raise
             made = self._ask('POST', '/networks', json={'network': body})
-        return ty.cast(str, made['network']['id'])
+        return rest_service.id_of(made, 'network')
 
     def tag_network(self, network_id: str, reservation_id: str) -> None:
         """Tag a network with its reservation."""
         self._ask('PUT', f'/networks/{network_id}/tags', json={
             'tags': _tags(reservation_id)})
 
+    @rest_service.reads
     def ports(self, network_id: str) -> list[Port]:
         """Return the ports of a network."""
         return [Port(one['id'], one['device_owner'], one['device_id'])
@@ -238,8 +247,7 @@ class Neutron(rest_service.RestService):
 
     def _list(self, kind: str, **limits: str) -> list[dict[str, ty.Any]]:
         query = urllib.parse.urlencode(limits)
-        found = self._ask('GET', f'/{kind}?{query}')
-        return ty.cast(list[dict[str, ty.Any]], found[kind])
+        return rest_service.list_of(self._ask('GET', f'/{kind}?{query}'), kind)
 
     def _sentence(self, answer: ty.Any) -> str:
         return ty.cast(str, answer['NeutronError']['message'])

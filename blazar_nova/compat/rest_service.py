@@ -17,10 +17,55 @@ from keystoneauth1 import loading
 from blazar_core.common import errors
 from blazar_nova.compat import process
 
-__all__ = ['RestService']
+__all__ = ['RestService', 'id_of', 'list_of', 'reads']
+
+_P = ty.ParamSpec('_P')
+_T = ty.TypeVar('_T')
 
 #: Seconds that a service has to answer.
 _SECONDS = 30
+
+
+def reads(method: ty.Callable[_P, _T]) -> ty.Callable[_P, _T]:
+    """Decorate a method of a service that reads an answer.
+
+    An answer that is JSON of another form raises CloudUnavailable: a proxy may
+    have given it, or a service of an unknown release.
+    """
+    @functools.wraps(method)
+    def read(*args: _P.args, **kwargs: _P.kwargs) -> _T:
+        try:
+            return method(*args, **kwargs)
+        except (AttributeError, LookupError, TypeError, ValueError) as exc:
+            service = ty.cast(RestService, args[0])
+            raise errors.CloudUnavailable(
+                f'{service.name} gives an answer that cannot be read: '
+                f'{type(exc).__name__} {exc}') from exc
+
+    return read
+
+
+def list_of(answer: ty.Mapping[str, ty.Any], key: str,
+            ) -> list[dict[str, ty.Any]]:
+    """Return the objects of an answer.
+
+    :raises TypeError: if it has no list of them
+    """
+    found = answer[key]
+    if not isinstance(found, list):
+        raise TypeError(f'{key} is not a list')
+    return found
+
+
+def id_of(answer: ty.Mapping[str, ty.Any], key: str) -> str:
+    """Return the id of the object of an answer.
+
+    :raises TypeError: if it has none
+    """
+    found = answer[key]['id']
+    if not isinstance(found, str):
+        raise TypeError(f'the id of {key} is not a string')
+    return found
 
 
 class RestService(abc.ABC):
@@ -28,8 +73,9 @@ class RestService(abc.ABC):
     it is first used, after WSGI servers have forked.
 
     Every method of the classes that derive from it raises
-    :class:`.errors.CloudUnavailable` if the service does not answer, or
-    refuses for a reason that may pass.
+    :class:`.errors.CloudUnavailable` if the service does not answer, refuses
+    for a reason that may pass, or gives an answer that cannot be read
+    (:func:`reads`).
 
     :cvar name: the service, as messages name it
     :cvar group: the group of nova.conf

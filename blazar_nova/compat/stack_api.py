@@ -71,6 +71,7 @@ class Heat(rest_service.RestService):
 
     name, group = 'Heat', GROUP
 
+    @rest_service.reads
     def preview(self, token: str, project_id: str, body: _Body,
                 ) -> list[ty.Any]:
         """Return the resources that a stack would have; a list is those of a
@@ -78,18 +79,21 @@ class Heat(rest_service.RestService):
 
         :raises InvalidLeaseParams: if Heat refuses it
         """
-        return ty.cast(list[ty.Any], self._of_user(
-            token, project_id, '/stacks/preview', body)[
-                'stack']['resources'])
+        found = rest_service.list_of(self._of_user(
+            token, project_id, '/stacks/preview', body)['stack'], 'resources')
+        _check(found)
+        return found
 
+    @rest_service.reads
     def create(self, token: str, project_id: str, body: _Body) -> str:
         """Create a stack; return its id.
 
         :raises InvalidLeaseParams: if Heat refuses it
         """
-        return ty.cast(str, self._of_user(
-            token, project_id, '/stacks', body)['stack']['id'])
+        return rest_service.id_of(self._of_user(
+            token, project_id, '/stacks', body), 'stack')
 
+    @rest_service.reads
     def find(self, token: str, project_id: str, path: str) -> Stack | None:
         """Return a stack, or None.
 
@@ -99,7 +103,7 @@ class Heat(rest_service.RestService):
                            missing={'stack': None})['stack']
         return None if found is None or (
             found['stack_status'] == 'DELETE_COMPLETE') else Stack(
-                found['stack_status'], found['stack_status_reason'] or '',
+                str(found['stack_status']), found['stack_status_reason'] or '',
                 tuple(found['tags'] or ()))
 
     def update(self, token: str, project_id: str, path: str, body: _Body,
@@ -153,6 +157,19 @@ class Heat(rest_service.RestService):
 
     def _sentence(self, answer: ty.Any) -> str:
         return ty.cast(str, answer['error']['message'])
+
+
+def _check(resources: list[ty.Any]) -> None:
+    """Check the resources of a preview, which are read elsewhere.
+
+    :raises TypeError: if one of them is none
+    """
+    for one in resources:
+        if isinstance(one, list):
+            _check(one)
+        elif not isinstance(one['properties'], dict):
+            raise TypeError(f'{one["resource_name"]} of {one["resource_type"]}'
+                            ' has no properties')
 
 
 @functools.cache

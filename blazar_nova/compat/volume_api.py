@@ -57,13 +57,15 @@ class Cinder(rest_service.RestService):
             service_name=service_name or None, interface=interface,
             region_name=group.os_region_name)
 
+    @rest_service.reads
     def types(self) -> list[VolumeType]:
         """Return all volume types, private ones too."""
         return [VolumeType(one['id'], one['name'], one['is_public'],
                            one.get('extra_specs', {}))
-                for one in self._ask('GET', '/types?is_public=None')[
-                    'volume_types']]
+                for one in rest_service.list_of(self._ask(
+                    'GET', '/types?is_public=None'), 'volume_types')]
 
+    @rest_service.reads
     def create_type(self, name: str, description: str,
                     extra_specs: ty.Mapping[str, str]) -> str:
         """Create a private volume type; returns its id."""
@@ -71,17 +73,18 @@ class Cinder(rest_service.RestService):
             'name': name, 'description': description,
             'os-volume-type-access:is_public': False,
             'extra_specs': dict(extra_specs)}})
-        return ty.cast(str, made['volume_type']['id'])
+        return rest_service.id_of(made, 'volume_type')
 
     def delete_type(self, type_id: str) -> None:
         """Delete a volume type without volumes; nothing when it is gone."""
         self._ask('DELETE', f'/types/{type_id}', missing={})
 
+    @rest_service.reads
     def projects_of(self, type_id: str) -> set[str]:
         """Return the projects that may use a private volume type."""
-        return {one['project_id'] for one in self._ask(
+        return {one['project_id'] for one in rest_service.list_of(self._ask(
             'GET', f'/types/{type_id}/os-volume-type-access',
-            missing={'volume_type_access': []})['volume_type_access']}
+            missing={'volume_type_access': []}), 'volume_type_access')}
 
     def allow(self, type_id: str, project_id: str) -> None:
         """Let a project use a private volume type that it may not use."""
@@ -101,6 +104,7 @@ class Cinder(rest_service.RestService):
         self._ask('PUT', f'/os-quota-sets/{project_id}', json={
             'quota_set': {f'gigabytes_{type_name}': gigabytes}})
 
+    @rest_service.reads
     def freeze(self, project_id: str, type_name: str) -> None:
         """Let a project have no more in volumes of a type than it has now:
         cinder refuses a quota below that.
@@ -110,6 +114,7 @@ class Cinder(rest_service.RestService):
             'quota_set'].get(key, {'in_use': 0, 'reserved': 0})
         self.limit(project_id, type_name, usage['in_use'] + usage['reserved'])
 
+    @rest_service.reads
     def volumes_of(self, type_id: str) -> list[Volume]:
         """Return the volumes of a type, of all projects."""
         found: list[Volume] = []
@@ -118,8 +123,9 @@ class Cinder(rest_service.RestService):
                      'limit': _PAGE, 'sort': 'id:asc'}
             if found:
                 query['marker'] = found[-1].id
-            page = self._ask('GET', '/volumes/detail?' + urllib.parse.
-                             urlencode(query), **_GROUPS)['volumes']
+            page = rest_service.list_of(self._ask(
+                'GET', f'/volumes/detail?{urllib.parse.urlencode(query)}',
+                **_GROUPS), 'volumes')
             found += [Volume(
                 one['id'], one['os-vol-tenant-attr:tenant_id'], one['status'],
                 tuple(attached['server_id'] for attached

@@ -278,6 +278,18 @@ class TestHolding(whole_hosts_base.WholeHostsTestCase):
         self.assertEqual('TERMINATED', self.status(lease))
         self.lease(400, 410)
 
+    def test_no_lease_gets_it_where_its_type_is_not_installed(self):
+        self.started()
+        self.types.named.clear()
+        self.clock.advance(100)
+        driven.run_due(self.engine)
+        self.assertEqual([None], self.scalars(models.Host.overdue_at))
+        self.clock.advance(300)
+        driven.run_due(self.engine)
+        self.assertEqual(['TERMINATING'], self.scalars(models.Lease.status))
+        self.assertEqual([self.clock.now()],
+                         self.scalars(models.Host.overdue_at))
+
     def test_the_servers_that_are_there_come_to_their_end_first(self):
         lease, reservation_id = self.started()
         hosted = uuidutils.generate_uuid()

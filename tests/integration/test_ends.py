@@ -3,6 +3,8 @@
 """Treatment of servers at the end of their leases on a real OpenStack."""
 
 import collections
+import concurrent.futures
+import threading
 import time
 import typing as ty
 
@@ -47,6 +49,60 @@ class SoftDeleteTest(base.IntegrationTestCase):
         self.wait_for_lease(lease_id, 'TERMINATED')
         self.assertEqual([], self.guests(server_id))
         self.assertEqual({}, self.allocations(server_id))
+
+
+class RacingTest(base.IntegrationTestCase):
+    """Actions that begin about when the lease of their server ends."""
+
+    #: By how many seconds they are earlier.
+    EARLIER = (3, 1, 0.2, -0.5)
+
+    def actions(self) -> dict[str, tuple[base.Client, ty.Any]]:
+        """Return who requests each action, and its value."""
+        return {
+            'resize': (self.demo, {'flavorRef': self.flavors['m1.tiny']}),
+            'shelve': (self.demo, None),
+            'rebuild': (self.demo, {'imageRef': self.image_id}),
+            'createImage': (self.demo, {'name': 'image'}),
+            'reboot': (self.demo, {'type': 'HARD'}),
+            'migrate': (self.admin, None),
+            'os-migrateLive': (self.admin, {
+                'host': None, 'block_migration': 'auto'})}
+
+    def test_none_keeps_its_server(self) -> None:
+        actions, ends = self.actions(), time.time() + 75
+        servers = {
+            (action, earlier): str(self.boot(self.lease_hints(
+                'now', round(ends - time.time())))['server']['id'])
+            for action in actions for earlier in self.EARLIER}
+        leases = {one: self.lease_of(server_id)
+                  for one, server_id in servers.items()}
+        for server_id in servers.values():
+            self.wait_for_server(server_id)
+        codes: collections.Counter[tuple[str, int]] = collections.Counter()
+        pause = threading.Event()
+
+        def act(one: tuple[str, float]) -> None:
+            action, earlier = one
+            client, value = actions[action]
+            pause.wait(max(0, leases[one]['end_date'] - earlier -
+                           time.time()))
+            codes[action, client.request(
+                'POST', f'/servers/{servers[one]}/action', {action: value},
+            ).status_code] += 1
+
+        with concurrent.futures.ThreadPoolExecutor(len(servers)) as pool:
+            list(pool.map(act, servers))
+        base.say(f'  {dict(codes)}')
+        self.assertLessEqual({code for _action, code in codes},
+                             {202, 400, 404, 409})
+        for one, server_id in servers.items():
+            self.wait_for_lease(leases[one]['id'], 'TERMINATED')
+            self.assertFalse(self.exists(server_id), one)
+            self.assertEqual(([], {}), (self.guests(server_id),
+                                        self.allocations(server_id)), one)
+        done = self.verify()
+        self.assertEqual(0, done.returncode, done.stdout)
 
 
 class EndsTest(test_tour.TourTestCase):

@@ -40,7 +40,7 @@ class RestartTest(base.IntegrationTestCase):
         where: base.Json = {'host': hosts[0], 'client': self.admin} if (
             hosts) else {}
         # With one host, it completes its work before it is stopped.
-        first = int(time.time()) + (16 if len(hosts) == 1 else 5)
+        first = int(time.time()) + (25 if len(hosts) == 1 else 5)
         then = first + 10
         while_away, lease_1 = self.hold_at(first, **where)
         pending, lease_2 = self.hold_at(then, **where)

@@ -3,11 +3,14 @@
 """The command that draws what is reserved over time."""
 
 import argparse
+import bisect
 import datetime
 import html
+import itertools
 import shutil
 import sys
 import typing as ty
+import unicodedata
 
 from osc_lib.command import command
 
@@ -17,8 +20,8 @@ from blazar_nova.osc import owners
 
 __all__ = ['Calendar', 'Drawing']
 
-#: The most columns of a terminal for the name of a row.
-_NAME = 30
+#: The most columns of a terminal for the name of a row, such as a project ID.
+_NAME = 32
 #: The character and the terminal colour of a bar, by status; other statuses
 #: have those of the last one.
 _MARKS = {'PENDING': ('▒', 34), 'OFFERED': ('░', 33), 'ACTIVE': ('█', 32),
@@ -127,7 +130,7 @@ class Drawing:
         """
         names = [*(name for name, _lease in self._rows),
                  *(f'free {rc}' for rc in self._classes)]
-        left = min(_NAME, max(4, *map(len, names)) if names else 4)
+        left = min(_NAME, max([4, *(_ends(name)[-1] for name in names)]))
         cells = max(10, width - left - 1)
         ends = _minute(self._start), _minute(self._end)
         yield ' ' * (left + 1) + (
@@ -247,8 +250,20 @@ def _printable(name: str) -> str:
     return ''.join(char if char.isprintable() else '?' for char in name)
 
 
+def _ends(name: str) -> list[int]:
+    """Return the columns of a terminal up to each character of a name, first
+    those of none.
+    """
+    return [*itertools.accumulate((
+        unicodedata.category(char) not in ('Mn', 'Me') and
+        1 + (unicodedata.east_asian_width(char) in 'WF')
+        for char in _printable(name)), initial=0)]
+
+
 def _cut(name: str, width: int) -> str:
-    """Return a name of a certain width, see :func:`_printable`."""
-    name = _printable(name)
-    return (name if len(name) <= width else f'{name[:width - 1]}…').ljust(
-        width)
+    """Return a name that takes some columns, see :func:`_printable`."""
+    name, ends = _printable(name), _ends(name)
+    if ends[-1] > width:
+        kept = bisect.bisect_right(ends, width - 1) - 1
+        name, ends = f'{name[:kept]}…', [ends[kept] + 1]
+    return name + ' ' * (width - ends[-1])

@@ -8,6 +8,7 @@ import time
 from xml.etree import ElementTree
 
 from oslotest import base
+import wcwidth
 
 from blazar_nova.osc import calendar
 
@@ -59,6 +60,19 @@ class TerminalTest(base.BaseTestCase):
         _axis, line = drawing((name, 'ACTIVE', 0, 9)).lines(60)
         self.assertNotIn('\x1b', line)
         self.assertEqual(60, len(line))
+
+    def test_names_of_wide_and_combining_characters_take_their_columns(self):
+        names = ('\u6f22\u5b57' * 20, 'e\u0301' * 5, '\U0001f600', 'x' * 80)
+        _axis, *lines = drawing(*(
+            (name, 'ACTIVE', 0, HOURS) for name in names)).lines(60)
+        for line in lines:
+            name, bar = line[:-27], line[-27:]
+            self.assertEqual('\u2588' * 27, bar)
+            self.assertEqual(33, wcwidth.wcswidth(name), line)
+
+    def test_ids_of_projects_are_complete(self):
+        line = [*drawing(('f' * 32, 'ACTIVE', 0, 1)).lines(60)][1]
+        self.assertEqual('f' * 32, line.split()[0])
 
     def test_leases_of_one_name_have_a_row_each_and_those_of_a_host_one(self):
         bars = ('a', 'ACTIVE', 0, 10), ('a', 'ACTIVE', 20, 30)

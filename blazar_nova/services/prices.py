@@ -40,6 +40,8 @@ _DIGITS = decimal.Decimal('0.000001')
 _DAYS = ('mon', 'tue', 'wed', 'thu', 'fri', 'sat', 'sun')
 _DEFAULT = 'default'
 _NUMBERS = ('reserved', 'used')
+#: Prices are lower, so that the digits of decimals suffice for costs.
+_LIMIT = 10 ** 9
 
 _Kind = usage_records.Kind
 _RECORDS = models.UsageRecord.__table__.c
@@ -122,7 +124,7 @@ def read(conf: cfg.ConfigOpts) -> Rates | None:
             values = tomllib.load(file, parse_float=decimal.Decimal)
         return _rates(values)
     except (OSError, tomllib.TOMLDecodeError, KeyError, TypeError, ValueError,
-            AttributeError, decimal.InvalidOperation,
+            AttributeError, RecursionError, decimal.InvalidOperation,
             errors.InvalidLeaseParams) as exc:
         raise errors.ConfigurationError(
             f'[blazar] rates_file {path} cannot be used: '
@@ -130,18 +132,17 @@ def read(conf: cfg.ConfigOpts) -> Rates | None:
 
 
 def _rates(values: dict[str, ty.Any]) -> Rates:
-    known = {'version', 'currency', 'timezone', 'rates', 'premium',
-             'early_release_discount'}
-    if values.keys() - known:
-        raise ValueError(f'{sorted(values.keys() - known)[0]} is not one of '
-                         f'{", ".join(sorted(known))}')
+    _check_keys(values, 'version', 'currency', 'timezone', 'rates', 'premium',
+                'early_release_discount')
     by_type: dict[str, dict[str, ty.Any]] = {}
     for resource_type, prices in values['rates'].items():
         by_type[resource_type] = {FLAT: _number(prices.get(FLAT, 0))}
         for rc, one in prices.items():
             if rc == FLAT:
                 continue
-            if one.keys() - set(_NUMBERS):
+            if rc != rc.upper():
+                raise ValueError(f'{rc} is not a resource class')
+            if not isinstance(one, dict) or one.keys() - set(_NUMBERS):
                 raise ValueError(f'rates of {rc} are {" and ".join(_NUMBERS)}')
             by_type[resource_type][rc] = {
                 name: _number(one.get(name, 0)) for name in _NUMBERS}
@@ -155,7 +156,13 @@ def _rates(values: dict[str, ty.Any]) -> Rates:
         1 - discount)
 
 
+def _check_keys(values: dict[str, ty.Any], *known: str) -> None:
+    for key in values.keys() - set(known):
+        raise ValueError(f'{key} is not one of {", ".join(known)}')
+
+
 def _premium(values: dict[str, ty.Any]) -> _Premium:
+    _check_keys(values, 'days', 'from', 'to', 'factor')
     start, end = (datetime.datetime.strptime(
         '00:00' if values[name] == '24:00' else values[name], '%H:%M')
         for name in ('from', 'to'))
@@ -169,10 +176,11 @@ def _premium(values: dict[str, ty.Any]) -> _Premium:
 
 
 def _number(value: ty.Any) -> _Number:
-    number = decimal.Decimal(value)
-    if isinstance(value, bool) or not number.is_finite() or number < 0:
-        raise ValueError(f'{value} is not a price')
-    return number
+    if type(value) in (int, decimal.Decimal):
+        number = decimal.Decimal(value)
+        if number.is_finite() and 0 <= number < _LIMIT:
+            return number
+    raise ValueError(f'{value} is not a price')
 
 
 def _days(premiums: ty.Sequence[_Premium]) -> tuple[_Day, ...]:

@@ -346,6 +346,13 @@ class TestRates(PricesTestCase):
         self.assertEqual(('2027-01', 'EUR', decimal.Decimal('0.5')), (
             rates.version, rates.currency, rates.released))
 
+    def test_the_highest_prices_can_be_added_up(self):
+        most = f'{prices._LIMIT - 1}'
+        rates = self.rates(RATES.replace('0.01', most).replace('0.25', most))
+        self.record('planned', 0, 1000 * HOUR, 10 ** 6)
+        self.assertEqual('999999999.000000', self.costs(
+            0, 1000 * HOUR, rates)[()]['flat'])
+
     def test_a_mistake_is_named(self):
         for text, part in (
                 ('', 'rates'), ('version = 1\n[rates.x]\nVCPU = {a = 1}',
@@ -356,7 +363,15 @@ class TestRates(PricesTestCase):
                 (RATES.replace('"UTC"', '"Mars"'), 'Mars'),
                 (RATES.replace('= 0.5', '= 2'), 'from 0 to 1'),
                 (RATES.replace('= 0.25', '= inf'), 'not a price'),
-                (RATES.replace('= 0.25', '= "x"'), 'rates_file'),
+                (RATES.replace('= 0.25', '= nan'), 'not a price'),
+                (RATES.replace('= 0.25', '= 1e999'), 'not a price'),
+                (RATES.replace('= 0.25', '= 1000000000'), 'not a price'),
+                (RATES.replace('= 0.25', '= [0, [1, 2], 0]'), 'not a price'),
+                (RATES.replace('= 0.25', '= "x"'), 'x is not a price'),
+                (RATES.replace('{reserved = 1}', '1'), 'rates of VCPU are'),
+                (RATES.replace('VCPU', 'vcpu'), 'vcpu is not a resource'),
+                (RATES.replace('days', 'day'), 'day is not one of days, '),
+                ('discounts = ' + '[' * 10 ** 5, 'rates_file'),
                 ('discounts = 1\n' + RATES, 'discounts is not one of'),
                 ('nonsense', 'rates_file')):
             error = self.assertRaises(

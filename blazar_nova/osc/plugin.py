@@ -100,14 +100,14 @@ class Client(adapter.Adapter):
             found += answer['leases']
         return found
 
-    def usage(self, **params: str) -> list[Json]:
-        """Return all rows of usage, page by page."""
+    def usage(self, **params: str) -> tuple[list[Json], Json]:
+        """Return all rows of usage, page by page, and the rates of costs."""
         answer = self.ask('GET', '/usage', params=params)
         found: list[Json] = answer['usage']
         while answer.get('usage_links'):
             answer = self.ask('GET', answer['usage_links'][0]['href'])
             found += answer['usage']
-        return found
+        return found, answer.get('rates', {})
 
     def find(self, name_or_id: str, status: str | None = None) -> str:
         """Return the ID of the lease of a name; an ID is returned unchanged.

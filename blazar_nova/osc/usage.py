@@ -14,6 +14,7 @@ __all__ = ['Usage']
 _GROUPS = {'project': 'project_id', 'lease': 'lease_id',
            'type': 'resource_type'}
 _KINDS = ('planned', 'reserved', 'used')
+_OF_COSTS = ('cost', 'currency', 'rates_version')
 
 
 class Usage(commands.Lister):
@@ -73,20 +74,21 @@ class Usage(commands.Lister):
             params['costs'] = 'true'
         if parsed_args.lease is not None:
             params['lease_id'] = client.find(parsed_args.lease)
-        found = client.usage(**params)
+        found, rates = client.usage(**params)
         keys = [_GROUPS[name] for one in (
             parsed_args.group_by or '').split(',')
             if (name := one.strip()) in _GROUPS]
         if 'lease_id' in keys:
             keys.append('lease_name')
         return ['start_date', 'end_date', *keys, 'resource_class', *_KINDS,
-                *(['cost'] if parsed_args.costs else [])], [
+                *(_OF_COSTS if rates else ())], [
             [lease_progress.when(row['start_date']),
              lease_progress.when(row['end_date']),
              *(row[key] for key in keys), rc,
              *(_amount(row[kind].get(rc, 0), parsed_args.seconds)
                for kind in _KINDS),
-             *([row['costs'].get(rc, '0')] if parsed_args.costs else [])]
+             *([row['costs'].get(rc, '0'), rates['currency'],
+                rates['version']] if rates else [])]
             for row in found
             for rc in sorted({rc for kind in (*_KINDS, 'costs')
                               for rc in row.get(kind, ())})]

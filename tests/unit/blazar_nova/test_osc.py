@@ -227,12 +227,14 @@ class UsageTest(osc_base.OwnersTestCase):
     def test_what_it_costs(self):
         self.cloud.sees('GET /usage', (200, {'usage': [{
             **self.ROW, 'cost': '1.25', 'costs': {
-                'VCPU': '1.00', 'flat': '0.25'}}]}))
+                'VCPU': '1.00', 'flat': '0.25'}}],
+            'rates': {'version': '7', 'currency': 'EUR'}}))
         found = self.reservation('usage', '--costs')
         self.assertEqual({'costs': 'true'}, self.cloud.requests[-1].query)
-        self.assertEqual([('VCPU', 2.0, '1.00'), ('flat', 0.0, '0.25')], [
-            (one['resource_class'], one['planned'], one['cost'])
-            for one in found])
+        self.assertEqual([
+            ['VCPU', 2.0, 1.5, 0.0, '1.00', 'EUR', '7'],
+            ['flat', 0.0, 0.0, 0.0, '0.25', 'EUR', '7']], [
+                [*one.values()][2:] for one in found])
 
     def test_whole_seconds(self):
         self.cloud.sees('GET /usage', (200, {'usage': [self.ROW]}))

@@ -54,10 +54,9 @@ def query(values: dict[str, ty.Any], now: int) -> tuple[accounting.Query, int]:
         text = values.get(key)
         if text is None:
             return default
-        wall = dates.wall(text)
+        found, wall = dates.parse_date(text, now), dates.wall(text)
         # Without an offset, the date is local to the time zone.
-        return dates.parse_date(text, now) if wall is None else (
-            recurrences.instant(wall, zone))
+        return found if wall is None else recurrences.instant(wall, zone)
 
     end = instant('end_date', now)
     start = instant('start_date', end - DEFAULT_DAYS * 86400)

@@ -194,16 +194,18 @@ def _reserved(connection: sa.Connection, window: model.Window,
 def _away(connection: sa.Connection, window: model.Window) -> list[Change]:
     """Return the changes of what is on hosts that are down or in maintenance.
     """
-    found = []
+    found, until = [], collections.defaultdict[int, int](lambda: window.start)
     for row in connection.execute(sa.select(
             _BOOKING.start_date, _BOOKING.end_date, _BOOKING.resources,
-            _HOST.usage).join(
+            _HOST.id, _HOST.usage).join(
                 models.Host, _HOST.id == _BOOKING.host_id).where(
                     _BOOKING.outage.in_(
                         [outages.FAILURE, outages.MAINTENANCE]),
-                    *_within(window))):
-        for time, sign in ((max(row.start_date, window.start), 1),
-                           (row.end_date, -1)):
+                    *_within(window)).order_by(_BOOKING.start_date)):
+        # A host in maintenance may be down, too.
+        start = max(row.start_date, until[row.id])
+        end = until[row.id] = max(row.end_date, until[row.id])
+        for time, sign in (start, 1), (end, -1):
             # What its servers without a lease use counts already.
             found.append(Change(time, True, {
                 rc: sign * max(0, amount - row.usage.get(rc, 0))

@@ -88,17 +88,37 @@ class TestDays(ForecastTestCase):
                  NOW + 60 * (first + of.index(max(of))), 15 - max(of)),
                 (day.start, day.reserved, day.peak, day.peak_at, day.free))
 
+    def outage(self, name, kind, start, end):
+        with self.database.writer() as session:
+            outage = models.Outage(host_id=session.scalar(sa.select(
+                models.Host.id).where(models.Host.name == name)),
+                kind=kind, reason='', seen_at=NOW)
+            session.add(outage)
+            session.flush()
+            outages.plan(session, NOW, outage,
+                         model.Window(NOW + start, NOW + end))
+
+    def test_hosts_that_are_down_in_their_maintenance_are_away_once(self):
+        self.outage('one', outages.MAINTENANCE, 100, 300)
+        self.outage('one', outages.FAILURE, 200, 400)
+        self.outage('two', outages.MAINTENANCE, 600, 900)
+        self.outage('two', outages.FAILURE, 700, 800)
+        with self.database.connection() as connection:
+            changes = [*calendar.planned(connection, model.Window(
+                NOW, NOW + 1000)).changes]
+            (day,) = forecast.days(connection, NOW, 1)
+        level = [0] * 1000
+        for one in changes:
+            for second in range(one.time - NOW, 1000):
+                level[second] += one.amounts['VCPU']
+        self.assertEqual([0] * 100 + [7] * 300 + [0] * 200 + [8] * 300 + (
+            [0] * 100), level)
+        self.assertEqual(7, day.free)
+
     def test_hosts_in_maintenance_are_not_free_and_those_that_are_off(self):
         for name, kind in (('one', outages.MAINTENANCE),
                            ('two', outages.POWER)):
-            with self.database.writer() as session:
-                outage = models.Outage(host_id=session.scalar(sa.select(
-                    models.Host.id).where(models.Host.name == name)),
-                    kind=kind, reason='', seen_at=NOW)
-                session.add(outage)
-                session.flush()
-                outages.plan(session, NOW, outage,
-                             model.Window(NOW + DAY, NOW + DAY + 100))
+            self.outage(name, kind, DAY, DAY + 100)
         window = model.Window(NOW, NOW + 3 * DAY)
         with self.database.connection() as connection:
             found = forecast.days(connection, NOW, 3)

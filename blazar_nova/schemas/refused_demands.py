@@ -81,7 +81,9 @@ def count(database: api.Database, exc: errors.Refused, project_id: str,
 
 
 def _written(exc: errors.Refused) -> str:
-    """Return a demand as text; empty: it is too long, or unknown."""
+    """Return a demand as text; empty: it is too long, for no amounts or
+    unknown.
+    """
     if exc.wanted is None:
         return ''
     demands, window = exc.wanted
@@ -91,7 +93,7 @@ def _written(exc: errors.Refused) -> str:
             model.plain(one.resources).items()))] += one.count
     lot = '+'.join(f'{number}x{amounts}' for amounts, number in sorted(
         counts.items())) + f';{window.start};{window.end}'
-    return lot if len(lot) <= _LONGEST else ''
+    return lot if all(counts) and len(lot) <= _LONGEST else ''
 
 
 def _read(lot: str) -> tuple[tuple[tuple[dict[str, int], int], ...],

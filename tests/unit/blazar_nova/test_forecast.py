@@ -208,6 +208,16 @@ class TestRefused(ForecastTestCase):
             self.assertLessEqual(len(labels), 190)
         self.assertTrue(self.found())
 
+    def test_a_demand_for_no_amounts_is_left_out(self):
+        """Such as that of a flavor whose extra specs override all of them."""
+        for resources in ({}, {'GPU@a1': 1}):
+            refused_demands.count(self.database, errors.Refused(
+                refusals.Refusal(refusals.Reason.NO_HOST, 1, 0, None), (
+                    [model.Demand(resources), model.Demand({'VCPU': 1})],
+                    model.Window(NOW, NOW + 100))), 'p', NOW)
+        (one,) = self.found()
+        self.assertEqual(((), None, 2), (one.parts, one.window, one.tries))
+
     def test_ids_and_demands_that_are_too_long_are_left_out(self):
         exc = self.assertRaises(
             errors.Refused, self.reserve, 0, 100, self.places(9, 8))

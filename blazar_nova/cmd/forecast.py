@@ -36,19 +36,28 @@ def add(nouns: ty.Any) -> argparse.ArgumentParser:
             'planned now; or which leases were refused for want of capacity '
             f'in the last {refused_demands.KEEP} days, and what more hosts '
             'would have admitted.'))
-    parser.add_argument('--days', type=int, choices=range(1, 367), default=14,
-                        metavar='NUMBER',
-                        help='number of days, from now on (default: 14)')
+    parser.add_argument('--days', type=_up_to(366), default=14,
+                        metavar='NUMBER', help='number of days, from now on '
+                        '(default: 14; at most 366)')
     what = parser.add_mutually_exclusive_group()
     what.add_argument('--refused', action='store_true',
                       help='show the leases that were refused')
     what.add_argument(
-        '--hosts', type=int, choices=range(1, 101), metavar='NUMBER',
+        '--hosts', type=_up_to(100), metavar='NUMBER',
         help='show how many of these leases up to NUMBER more hosts of '
              'the most frequent size would have admitted in addition to the '
              'real ones; at most 100')
     listings.add_format(parser, listings.CSV)
     return parser
+
+
+def _up_to(most: int) -> ty.Callable[[str], int]:
+    def number(text: str) -> int:
+        if 1 <= int(text) <= most:
+            return int(text)
+        raise argparse.ArgumentTypeError(f'write a number from 1 to {most}')
+
+    return number
 
 
 def run(conf: cfg.ConfigOpts, parsed: argparse.Namespace) -> None:

@@ -336,6 +336,20 @@ class ManageTest(base.TestCase):
             self.json('forecast', '--hosts', '2'))
         self.assertIn('| Least free |', self.manage('forecast')[1])
 
+    def test_numbers_of_a_forecast_are_bounded(self):
+        for words, wanted in (
+                (('--days', '0'), '--days: write a number from 1 to 366\n'),
+                (('--days', '367'), '--days: write a number from 1 to 366\n'),
+                (('--days', 'x'), "--days: invalid number value: 'x'\n"),
+                (('--hosts', '-1'), '--hosts: write a number from 1 to 100\n'),
+                (('--hosts', '101'), 'from 1 to 100\n'),
+                (('--hosts', '1', '--refused'), 'not allowed with')):
+            error = io.StringIO()
+            with contextlib.redirect_stderr(error):
+                self.assertEqual(2, self.assertRaises(
+                    SystemExit, manage.main, ['forecast', *words]).code)
+            self.assertIn(wanted, error.getvalue())
+
     def test_usage_that_cannot_be_shown_is_a_sentence(self):
         self.manage('db', 'sync')
         code, text = self.manage('usage', '--group-by', 'week')

@@ -5,6 +5,7 @@
 import argparse
 import contextlib
 import csv
+import re
 import sys
 import typing as ty
 
@@ -24,9 +25,10 @@ __all__ = ['CSV', 'JSON', 'Listing', 'add_format', 'announced', 'dump',
 
 JSON = 'json'
 CSV = 'csv'
-#: Beginnings of texts that a spreadsheet takes for a formula, in some locales
-#: by their full-width forms.
-_FORMULA = tuple('=+-@\t\r\n\uff1d\uff0b\uff0d\uff20')
+#: Before what a spreadsheet takes for a formula, in some locales in full-width
+#: forms or after a semicolon.
+_FORMULA = re.compile(
+    '(^|[;\t\r\n])(?=[\t\r\n]|\\s*[=+@\uff1d\uff0b\uff0d\uff20-])')
 
 
 class Listing(ty.NamedTuple):
@@ -83,8 +85,7 @@ def _inert(value: ty.Any) -> ty.Any:
     """Return a value for CSV: text that looks like a formula is quoted, as
     spreadsheets would evaluate it.
     """
-    return f"'{value}" if isinstance(value, str) and value.startswith(
-        _FORMULA) else value
+    return _FORMULA.sub(r"\1'", value) if isinstance(value, str) else value
 
 
 def _cell(value: ty.Any) -> ty.Any:

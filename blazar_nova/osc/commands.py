@@ -55,9 +55,10 @@ PAUSE = 5
 #: Exit code of a quote that does not fit. 1 is an error, 2 wrong arguments.
 DOES_NOT_FIT = 3
 
-#: Beginnings of texts that a spreadsheet takes for a formula, in some locales
-#: by their full-width forms.
-_FORMULA = tuple('=+-@\t\r\n\uff1d\uff0b\uff0d\uff20')
+#: Before what a spreadsheet takes for a formula, in some locales in full-width
+#: forms or after a semicolon.
+_FORMULA = re.compile(
+    '(^|[;\t\r\n])(?=[\t\r\n]|\\s*[=+@\uff1d\uff0b\uff0d\uff20-])')
 _UNITS = {'w': 604800, 'd': 86400, 'h': 3600, 'm': 60, 's': 1}
 
 
@@ -252,9 +253,8 @@ class Lister(command.Lister):
                        column_names: ty.Sequence[str],
                        data: ty.Iterable[ty.Sequence[ty.Any]]) -> int:
         if parsed_args.formatter == 'csv':
-            data = [[f"'{cell}" if isinstance(cell, str) and (
-                cell.startswith(_FORMULA)) else cell
-                for cell in row] for row in data]
+            data = [[_FORMULA.sub(r"\1'", cell) if isinstance(cell, str)
+                     else cell for cell in row] for row in data]
         return int(super().produce_output(parsed_args, column_names, data))
 
 

@@ -240,14 +240,15 @@ class ManageTest(base.TestCase):
         self.hold(database)
         with database.writer() as session:
             session.execute(sa.update(models.UsageRecord).values(
-                project_id='=cmd()'))
+                project_id='=cmd();+cmd();x'))
         words = ('--start', '2027-01-15T08:00Z', '--end', '2027-01-15T09:00Z')
         code, text = self.manage('usage', *words, '--format', 'csv')
         self.assertEqual((0, [
             'start_date,end_date,project_id,resource_class,planned,reserved,'
             'used',
-            "2027-01-15T08:00:00,2027-01-15T09:00:00,'=cmd(),VCPU,0.0028,"
-            '0.0028,0.0']), (code, text.splitlines()))
+            # Some locales separate cells by semicolons.
+            "2027-01-15T08:00:00,2027-01-15T09:00:00,'=cmd();'+cmd();x,VCPU,"
+            '0.0028,0.0028,0.0']), (code, text.splitlines()))
         (row,) = self.json('usage', *words, '--seconds', '--group-by',
                            'lease,day', '--timezone', 'Asia/Tokyo')[:1]
         self.assertEqual((10, 10, 0), (

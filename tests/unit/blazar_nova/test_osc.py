@@ -90,6 +90,14 @@ class ListTest(osc_base.OscTestCase):
                 'description')
             self.assertEqual(f'"\'{name}","a=b"', out.splitlines()[1])
 
+    def test_nor_after_what_separates_cells_in_some_locales(self):
+        self.cloud.sees('GET /leases', (200, {'leases': [osc_base.a_lease(
+            name='a;=1+2;b', description='a; -1;b', reservations=[])]}))
+        _code, out, _error = self.openstack(
+            'reservation', 'list', '-f', 'csv', '-c', 'name', '-c',
+            'description')
+        self.assertEqual('"a;\'=1+2;b","a;\' -1;b"', out.splitlines()[1])
+
     def test_only_some_are_asked_for(self):
         self.listed('--name', 'lease1', '--status', 'PENDING', '--ended',
                     reservations=[])

@@ -25,7 +25,7 @@ from blazar_core.db import models
 from blazar_core.leases import views
 
 __all__ = ['KEYS', 'MAX_INTERVALS', 'Query', 'Totals', 'UNITS', 'forget',
-           'totals', 'within']
+           'totals', 'visible', 'within']
 
 #: Keys by which totals can be grouped, in addition to the time.
 KEYS = ('project_id', 'lease_id', 'resource_type')
@@ -50,7 +50,8 @@ class Query:
     """A query for totals.
 
     :ivar lease_ids: only of these leases; None: of all
-    :ivar tags: only of leases that have all of these and are not purged
+    :ivar tags: only of leases that have all of these and are neither purged
+        nor, with a project, transferred to another one
     :ivar group_by: some of :data:`KEYS`
     :ivar unit: one of :data:`UNITS`; None: the time is not divided
     :ivar zone: time zone of days and months
@@ -176,6 +177,14 @@ def _by_window(query: Query, windows: ty.Sequence[model.Window],
                         kinds[kind].items()) if amount} for kind in _Kind})
 
 
+def visible(query: Query) -> list[sa.ColumnElement[bool]]:
+    """Return the conditions of leases of which a query may show more than
+    usage: a project has usage of leases that it has transferred.
+    """
+    return [] if query.project_id is None else [
+        models.Lease.project_id == query.project_id]
+
+
 def within(query: Query, window: model.Window, now: int) -> sa.Select[ty.Any]:
     """Return the statement that selects the parts of usage records within a
     window: their ``kind``, ``sign``, ``amounts`` as text, ``begins`` and
@@ -189,7 +198,8 @@ def within(query: Query, window: model.Window, now: int) -> sa.Select[ty.Any]:
         wanted.append(_RECORDS.lease_id.in_(query.lease_ids))
     if query.tags:
         wanted.append(sa.exists().where(
-            models.Lease.id == _RECORDS.lease_id, *views.tagged(query.tags)))
+            models.Lease.id == _RECORDS.lease_id, *views.tagged(query.tags),
+            *visible(query)))
     until = sa.case((_RECORDS.kind == _Kind.USED, max(
         start, min(end, now))), else_=end)
     found = sa.select(

@@ -29,7 +29,7 @@ MAX_LIMIT = 1000
 DEFAULT_DAYS = 30
 
 _LEASE = models.Lease.__table__.c
-#: Fields of a lease that is purged.
+#: Fields of a lease that is purged, or another project's.
 _PURGED: dict[str, ty.Any] = {
     'lease_name': None, 'description': None, 'tags': []}
 #: Known keys, with examples.
@@ -129,7 +129,8 @@ def rows(connection: sa.Connection, query: accounting.Query,
                           'tags': row.tags or []}
                  for row in connection.execute(sa.select(
                      _LEASE.id, _LEASE.name, _LEASE.description, _LEASE.tags,
-                 ).where(_LEASE.id.in_({row['lease_id'] for row in found})))}
+                 ).where(_LEASE.id.in_({row['lease_id'] for row in found}),
+                         *accounting.visible(query)))}
         for row in found:
             row |= known.get(row['lease_id'], _PURGED)
     return found

@@ -2,6 +2,7 @@
 
 """Parameters of a request for usage, and its pages."""
 
+import dataclasses
 import types
 from unittest import mock
 import zoneinfo
@@ -10,6 +11,7 @@ import sqlalchemy as sa
 import webob
 
 from blazar_core.common import model
+from blazar_core.db import models
 from blazar_core.leases import accounting
 from blazar_core.plugins import cloud_api
 from blazar_nova.api import usage as usage_api
@@ -90,6 +92,27 @@ class OfLeasesTest(base.LeaseTestCase):
             (row['lease_name'], row['description'], row['tags'])
             for row in rows])
         self.assertEqual({'VCPU': 100}, rows[0]['planned'])
+
+    def test_a_project_sees_nothing_of_a_lease_that_it_no_longer_has(self):
+        self.host('one', VCPU=8)
+        lease = self.lease(request=self.request(tags=('ci',)))
+        with self.database.begin() as connection:
+            connection.execute(sa.update(models.Lease).values(
+                project_id='new', name='secret', description='secret'))
+        whole = accounting.Query(
+            model.Window(NOW, NOW + 100), group_by=('lease_id',))
+        for project_id, name, tagged in (
+                ('project', None, 0), ('new', 'secret', 0),
+                (None, 'secret', 1)):
+            query = dataclasses.replace(whole, project_id=project_id)
+            with self.database.connection() as connection:
+                self.assertEqual(tagged, len(accounting.totals(
+                    connection, dataclasses.replace(query, tags=('ci',)),
+                    NOW, 10)))
+                (row,) = usage_schema.rows(connection, query, [
+                    accounting.Totals(query.window, (lease['id'],), {})])
+            self.assertEqual((name, name), (
+                row['lease_name'], row['description']))
 
     def test_utilization_is_of_each_reservation_until_now(self):
         self.host('one', VCPU=8)

@@ -50,7 +50,8 @@ class CalendarController:
                     None, context.project_id):
                 raise errors.Forbidden(
                     'Hosts and the leases of other projects are for admins. '
-                    'Write rows=lease or rows=type, and leave project_id out.')
+                    'Write rows=lease or rows=type, and leave "project_id" '
+                    'out.')
             project_id = context.project_id
         with self._parts.database.connection() as connection:
             found = (calendar.on_hosts if rows == 'host' else calendar.bars)(

@@ -71,7 +71,7 @@ class LeaseController:
             if query.project_id not in (None, context.project_id):
                 raise errors.Forbidden(
                     'The leases of other projects are for admins. Leave '
-                    'project_id out.')
+                    '"project_id" out.')
             query = dataclasses.replace(query, project_id=context.project_id)
         if query.marker is not None and not query.occurrences:
             query = dataclasses.replace(

@@ -41,7 +41,7 @@ class UsageController:
             if query.project_id not in (None, context.project_id):
                 raise errors.Forbidden(
                     'The usage of other projects is for admins. Leave '
-                    'project_id out.')
+                    '"project_id" out.')
             query = dataclasses.replace(query, project_id=context.project_id)
         with self._parts.database.connection() as connection:
             found = accounting.totals(connection, query, now, limit + 1)

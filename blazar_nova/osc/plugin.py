@@ -33,7 +33,8 @@ _OPTIONS = {
     'offer_seconds': '--expires', 'lease_type': '--lease-type',
     'retries': '--retries', 'retry_interval': '--retry-interval',
     'timeout': '--timeout', 'tags': '--tags',
-    'description': '--description'}
+    'description': '--description', 'project_id': '--project',
+    'costs': '--costs'}
 #: A key, alone or with a string or number, as written in JSON.
 _KEY = re.compile(
     f'"(?P<key>{"|".join(_OPTIONS)})"'

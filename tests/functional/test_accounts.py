@@ -110,7 +110,7 @@ class TestWhoMaySee(AccountsTestCase):
                 self.bob, lease_id=lease, **more)['usage'])
             error = self.usage(self.bob, 403, **more,
                                project_id=self.alice.who.project)
-            self.assertIn('Leave project_id out.', error['error_message'])
+            self.assertIn('Leave "project_id" out.', error['error_message'])
         # A marker that is a row of another project.
         page = self.usage(self.admin, group_by='project', limit=1)
         (marker,) = parse.parse_qs(parse.urlsplit(

@@ -244,6 +244,11 @@ class UsageTest(osc_base.OwnersTestCase):
             ['flat', 0.0, 0.0, 0.0, '0.25', 'EUR', '7']], [
                 [*one.values()][2:] for one in found])
 
+    def test_a_refusal_names_options(self):
+        self.cloud.sees('GET /usage', (400, {
+            'error_message': 'Leave "costs" or "project_id" out.'}))
+        self.assertIn('Leave --costs or --project out.', self.fails('usage'))
+
     def test_whole_seconds(self):
         self.cloud.sees('GET /usage', (200, {'usage': [self.ROW]}))
         (row,) = self.reservation('usage', '--seconds')

@@ -7,6 +7,7 @@ import bisect
 import datetime
 import html
 import itertools
+import os
 import shutil
 import sys
 import typing as ty
@@ -97,7 +98,8 @@ class Calendar(command.Command):
             stdout = self.app.stdout
             for line in drawing.lines(
                     shutil.get_terminal_size().columns,
-                    colours=sys.stdout.isatty()):
+                    colours=sys.stdout.isatty() and not os.environ.get(
+                        'NO_COLOR')):
                 stdout.write(f'{line}\n')
 
 

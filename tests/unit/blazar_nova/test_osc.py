@@ -11,6 +11,7 @@ import io
 import json
 import subprocess
 import sys
+from unittest import mock
 
 import fixtures
 from openstackclient.common import clientmanager
@@ -254,6 +255,51 @@ class UsageTest(osc_base.OwnersTestCase):
         (row,) = self.reservation('usage', '--seconds')
         self.assertEqual((7200, 5400, 0), (
             row['planned'], row['reserved'], row['used']))
+
+
+class CalendarTest(osc_base.OwnersTestCase):
+
+    def setUp(self):
+        super().setUp()
+        day = {'start_date': '2026-12-01T00:00:00.000000',
+               'end_date': '2026-12-02T00:00:00.000000'}
+        self.cloud.sees('GET /calendar', (200, {'calendar': {
+            **day, 'free': [{**day, 'levels': {'VCPU': 4}}], 'bars': [{
+                **day, 'row': 'host1', 'lease_id': ID, 'lease_name': 'lease1',
+                'project_id': OTHER, 'status': 'ACTIVE'}]}}))
+
+    def drawn(self, *words):
+        code, out, error = self.openstack('reservation', 'calendar', *words)
+        self.assertEqual(0, code, error)
+        return out
+
+    def test_what_is_asked_for_is_drawn(self):
+        _axis, *lines = self.drawn(
+            '--from', '2026-12-01', '--to', '2026-12-02', '--hosts',
+            '--project', 'lab').splitlines()
+        self.assertEqual(['host1', 'free VCPU'], [
+            line.rstrip('\u2588').rstrip() for line in lines])
+        self.assertEqual({
+            'start_date': '2026-12-01', 'end_date': '2026-12-02',
+            'rows': 'host', 'project_id': OTHER},
+            self.cloud.requests[-1].query)
+
+    def test_files_are_written_instead(self):
+        folder = self.useFixture(fixtures.TempDir()).path
+        paths = [f'{folder}/it.svg', f'{folder}/it.html']
+        self.assertEqual('', self.drawn('--svg', paths[0], '--html', paths[1]))
+        for path in paths:
+            with open(path) as file:
+                self.assertIn('lease1 ACTIVE', file.read())
+        self.assertIn('No such file', self.fails(
+            'calendar', '--svg', f'{folder}/none/it.svg'))
+
+    def test_colours_are_for_terminals_unless_a_user_wants_none(self):
+        self.assertNotIn('\x1b', self.drawn())
+        with mock.patch('io.StringIO', osc_base.Terminal):
+            self.assertIn('\x1b[32m', self.drawn())
+            self.useFixture(fixtures.EnvironmentVariable('NO_COLOR', '1'))
+            self.assertNotIn('\x1b', self.drawn())
 
 
 class DeleteTest(osc_base.OscTestCase):

@@ -8,6 +8,7 @@ here imports them; only dependencies of the openstack client are used.
 
 import re
 import typing as ty
+from urllib import parse
 
 from keystoneauth1 import adapter
 from osc_lib import exceptions
@@ -106,7 +107,9 @@ class Client(adapter.Adapter):
         answer = self.ask('GET', '/usage', params=params)
         found: list[Json] = answer['usage']
         while answer.get('usage_links'):
-            answer = self.ask('GET', answer['usage_links'][0]['href'])
+            # Behind a proxy, the rest of the link may lead elsewhere.
+            answer = self.ask('GET', '/usage?' + parse.urlsplit(
+                answer['usage_links'][0]['href']).query)
             found += answer['usage']
         return found, answer.get('rates', {})
 

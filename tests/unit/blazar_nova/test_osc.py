@@ -201,7 +201,9 @@ class UsageTest(osc_base.OwnersTestCase):
     def test_all_that_can_be_said_arrives_and_all_pages_are_shown(self):
         self.cloud.sees('GET /usage', (200, {
             'usage': [self.ROW], 'usage_links': [{
-                'rel': 'next', 'href': '/usage?marker=1'}]}), (
+                'rel': 'next', 'href':
+                # As behind a proxy that terminates TLS.
+                'http://203.0.113.1/v1/usage?marker=1'}]}), (
                     200, {'usage': [self.ROW]}))
         shown = {'start_date': '2026-12-01 00:00:00',
                  'end_date': '2026-12-02 00:00:00', 'project_id': 'here',
@@ -218,6 +220,7 @@ class UsageTest(osc_base.OwnersTestCase):
             'project_id': OTHER, 'lease_id': ID,
             'resource_type': 'virtual:instance', 'group_by': 'project,day',
             'timezone': 'Europe/Berlin'}, self.cloud.requests[-2].query)
+        self.assertEqual({'marker': '1'}, self.cloud.requests[-1].query)
 
     def test_a_project_that_does_not_exist(self):
         self.projects([])

@@ -236,6 +236,8 @@ class _World:
                         of[self._timeline.index(host_id)]
                         if amount and model.HOST in row.resources
                         else amount * count // len(row.hosts)))
+        # What follows may take minutes, and databases end idle transactions.
+        connection.rollback()
         arrays = {name: np.frombuffer(of, np.int64) for name, of in
                   columns.items() if of}
         if arrays:

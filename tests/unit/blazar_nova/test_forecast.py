@@ -9,6 +9,7 @@ import sqlalchemy as sa
 
 from blazar_core.capacity import inventory
 from blazar_core.capacity import outages
+from blazar_core.capacity import timelines
 from blazar_core.common import errors
 from blazar_core.common import model
 from blazar_core.common import refusals
@@ -313,6 +314,24 @@ class TestReplay(ForecastTestCase):
             self.refuse(start, start + 100, self.places(4, 8))
         self.refuse(250, 300, self.places(4, 8))
         self.assertEqual((4, 3, 12), self.replayed(3)[-1])
+
+    def test_no_transaction_is_open_while_it_is_computed(self):
+        """Databases end transactions that are idle for some seconds."""
+        self.reserve(0, 100, self.places(1, 7))
+        self.refuse(0, 100, self.places(3, 8))
+        self.database.counters.flush()
+        load, seen = timelines.Timeline.load, []
+
+        def loaded(timeline, blocks):
+            blocks = [*blocks]
+            seen.append((len(blocks), connection.in_transaction()))
+            load(timeline, blocks)
+
+        with (mock.patch.object(timelines.Timeline, 'load', loaded),
+              self.database.connection() as connection):
+            self.assertEqual(1, forecast.replay(connection, 1)[-1].demands)
+            self.assertFalse(connection.in_transaction())
+        self.assertEqual([(1, False)], seen)
 
     def test_hosts_are_compute_hosts(self):
         """Regardless of enrolled floating IPs or networks."""

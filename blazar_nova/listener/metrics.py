@@ -185,8 +185,9 @@ class Metrics:
             'blazar_capacity_reserved', 'What leases reserve of it at a time, '
             'as it is planned now.', labels=[*by, 'in_hours'])
         used = core.GaugeMetricFamily(
-            'blazar_capacity_used', 'What servers use of what is reserved '
-            'now; a whole host is used while servers are on it.', labels=by)
+            'blazar_capacity_used', 'What servers in leases use now, also '
+            'past their end; a whole host is used while servers are on it.',
+            labels=by)
         with self._parts.database.connection() as connection:
             hosts = connection.execute(sa.select(
                 host.id, host.service_host, host.capacity, host.usage,
@@ -223,8 +224,8 @@ class Metrics:
             'blazar_project_capacity_reserved', 'What leases of a project '
             'reserve now, in units of the resource class.', labels=by)
         used = core.GaugeMetricFamily(
-            'blazar_project_capacity_used', 'What servers of a project use of '
-            'that.', labels=by)
+            'blazar_project_capacity_used', 'What servers in leases of a '
+            'project use now, also past their end.', labels=by)
         with self._parts.database.connection() as connection:
             sums = _reserved(connection, now, _LEASE.project_id,
                              models.Reservation, models.Lease)
@@ -349,14 +350,15 @@ def _reserved(connection: sa.Connection, instant: int, key: ty.Any,
               ) -> dict[ty.Any, tuple[collections.Counter[str],
                                       collections.Counter[str]]]:
     """Return by a key what leases reserve at an instant, as currently planned,
-    and what of that servers use now, by class. A whole host is in use while
-    servers are on it.
+    and what servers use now of that or past their end, by class. A whole host
+    is in use while servers are on it.
 
     :param key: a column of bookings, or of the tables that are joined
     """
     amounts = sa.cast(_BOOKING.resources, sa.Text)
     bookings = sa.select(
         key.label('key'), amounts.label('amounts'), _BOOKING.running,
+        (_BOOKING.end_date > instant).label('is_reserved'),
         sa.func.count().label('number')).select_from(models.Booking)
     for one in joined:
         bookings = bookings.join(one)
@@ -365,12 +367,12 @@ def _reserved(connection: sa.Connection, instant: int, key: ty.Any,
     for row in connection.execute(bookings.where(
             _BOOKING.reservation_id.is_not(None),
             _BOOKING.host_id.is_not(None), _BOOKING.start_date <= instant,
-            _BOOKING.end_date > instant,
-    ).group_by(key, amounts, _BOOKING.running)):
+            sa.or_(_BOOKING.end_date > instant, _BOOKING.running),
+    ).group_by(key, amounts, _BOOKING.running, sa.text('is_reserved'))):
         reserved, used = found.setdefault(
             row.key, (collections.Counter(), collections.Counter()))
         for rc, amount in model.plain(json.loads(row.amounts)).items():
-            reserved[rc] += amount * row.number
+            reserved[rc] += amount * row.number * row.is_reserved
             used[rc] += amount * row.number * row.running
     return found
 

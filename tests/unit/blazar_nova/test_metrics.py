@@ -111,6 +111,22 @@ class TestMetrics(MetricsTestCase):
             value for key, value in found.items()
             if key[0] == 'blazar_capacity_used'))
 
+    def test_servers_past_their_end_use_what_is_not_reserved(self):
+        """As in usage records."""
+        self.books.conf.set_override('metrics_by_project', True, 'blazar')
+        self.running_lease(0, 100, count=2)
+        for elapsed, reserved in (0, 2), (100, 0):
+            self.clock.advance(elapsed)
+            self.refresh()
+            sums = collections.Counter()
+            for (name, *labels), value in self.values().items():
+                if dict(labels).get('in_hours', '0') == '0':
+                    sums[name] += value
+            self.assertEqual([reserved, 2] * 2, [
+                sums[f'blazar_{prefix}capacity_{kind}']
+                for prefix in ('', 'project_')
+                for kind in ('reserved', 'used')])
+
     def test_what_interruptible_servers_use_is_told_apart(self):
         with self.database.begin() as connection:
             connection.execute(sa.update(models.Host).where(

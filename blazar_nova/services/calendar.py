@@ -19,6 +19,7 @@ from blazar_core.common import errors
 from blazar_core.common import model
 from blazar_core.common import states
 from blazar_core.db import models
+from blazar_core.leases import views
 
 __all__ = ['Bar', 'Change', 'Free', 'LEVELS', 'MOST', 'MOST_CHANGES', 'Plan',
            'bars', 'free', 'on_hosts', 'planned']
@@ -35,7 +36,7 @@ _PARTS = 200
 _LEASE, _BOOKING = models.Lease.__table__.c, models.Booking.__table__.c
 _RESERVATION, _HOST = models.Reservation.__table__.c, models.Host.__table__.c
 _OF_LEASE = (_LEASE.id.label('lease_id'), _LEASE.name, _LEASE.project_id,
-             _LEASE.status)
+             _LEASE.status, _LEASE.deleted_at)
 
 
 class Bar(ty.NamedTuple):
@@ -110,7 +111,7 @@ def bars(connection: sa.Connection, window: model.Window,
             _RESERVATION.lease_id, _RESERVATION.resource_type).join(
                 ids, ids.c.id == _RESERVATION.lease_id).distinct()):
         types[lease_id].add(resource_type)
-    return [Bar(row.lease_id, row.name, row.project_id, row.status,
+    return [Bar(row.lease_id, row.name, row.project_id, views.status(row),
                 row.start_date, row.end_date, None,
                 tuple(sorted(types[row.lease_id]))) for row in found]
 
@@ -133,7 +134,7 @@ def on_hosts(connection: sa.Connection, window: model.Window,
         *_of(project_id)).distinct().order_by(
         _HOST.name, _BOOKING.start_date, _LEASE.id).limit(MOST + 1)).all()
     _check(found)
-    return [Bar(row.lease_id, row.name, row.project_id, row.status,
+    return [Bar(row.lease_id, row.name, row.project_id, views.status(row),
                 row.start_date, row.end_date, row.host,
                 (row.resource_type,)) for row in found]
 

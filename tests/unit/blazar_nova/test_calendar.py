@@ -46,6 +46,14 @@ class TestCalendar(base.LeaseTestCase):
         self.lifecycle.lease_end.end(lease['id'])
         self.assertEqual([], self.ask(calendar.bars, 0, 400, None))
 
+    def test_statuses_are_those_of_the_api(self):
+        lease = self.running_lease(0, 200)
+        self.lifecycle.lease_end.delete(lease['id'])
+        self.assertEqual('DELETING', self.status(lease))
+        for what in calendar.bars, calendar.on_hosts:
+            self.assertEqual(['DELETING'], [
+                one.status for one in self.ask(what, 0, 400, None)])
+
     def test_what_leases_have_on_hosts(self):
         lease = self.lease(50, 100, count=10)
         self.assertEqual([

@@ -112,7 +112,8 @@ class Drawing:
 
     def __init__(self, calendar: commands.Json, rows: str) -> None:
         self._start, self._end = _dates(calendar)
-        self._title = (f'Leases by {rows}, {_minute(self._start)} to '
+        by = '' if rows == 'lease' else f' by {rows}'
+        self._title = (f'Leases{by}, {_minute(self._start)} to '
                        f'{_minute(self._end)} UTC')
         #: Bars by name and lease id, as leases may have the same name.
         self._rows: dict[tuple[str, str], list[commands.Json]] = {}

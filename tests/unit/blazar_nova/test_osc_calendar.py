@@ -121,6 +121,12 @@ class ImageTest(base.BaseTestCase):
             for one in ElementTree.fromstring(drawing(
                 (name, 'ACTIVE', 0, 1)).svg()).iter(f'{SVG}title')])
 
+    def test_the_title_says_what_is_drawn(self):
+        for rows, by in ('lease', ''), ('host', ' by host'):
+            self.assertIn(
+                f'<h1>Leases{by}, 2026-12-01 14:00 to 2026-12-05 18:00 UTC<',
+                drawing(rows=rows).html())
+
     def test_a_page_needs_nothing_else(self):
         page = drawing(('a', 'ACTIVE', 0, 1), free=[(0, 100, 2)]).html()
         self.assertEqual([], [

@@ -595,7 +595,8 @@ class Stack:
         def done() -> bool:
             with engine.connect() as connection:
                 count = connection.exec_driver_sql(
-                    'SELECT count(*) FROM hosts').scalar()
+                    "SELECT count(*) FROM hosts WHERE pool = 'compute'",
+                ).scalar()
             return count == len(self.hosts())
 
         self._wait(done, 'What blazar-listener knows of the hosts',

@@ -5,9 +5,9 @@
 # top folder of the repository, with the packages of constraints.txt that are
 # needed to run and to test, unless it is up to date; it sets VENV.
 # `use_venv stack-requirements.txt` also installs the packages of that file.
-# `need_databases` and `need_stack_servers` install servers, `need_browser` the
-# browser of the Horizon tests. `use_nova 33 ...` is use_venv for a separate
-# environment with that release of Nova.
+# `need_databases` and `need_stack_servers` install servers, `need_prometheus`
+# and `need_browser` what further tests need. `use_nova 33 ...` is use_venv for
+# a separate environment with that release of Nova.
 
 ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 VENV=$ROOT/.venv
@@ -90,6 +90,10 @@ missing_browser() {
     command -v chromedriver >/dev/null || echo chromium-driver
 }
 
+missing_prometheus() {
+    command -v prometheus >/dev/null || echo prometheus
+}
+
 # Runs a command in which installed packages start no services: invoke-rc.d
 # and deb-systemd-invoke run this file first.
 without_services() (
@@ -113,6 +117,10 @@ need_browser() {
 
 need_nginx() {
     need_or_skip missing_nginx
+}
+
+need_prometheus() {
+    need_or_skip missing_prometheus
 }
 
 # Installs the packages that a function prints. Failures are not fatal, as

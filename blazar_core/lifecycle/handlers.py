@@ -108,7 +108,7 @@ class Handlers:
                 database, clock, admission, types), integration.granting,
             notify)
         self.no_shows = no_show_check.NoShows(
-            database, clock, notify, options.no_show_time,
+            database, clock, notify, types, options.no_show_time,
             options.no_show_notice, options.low_use_share,
             options.low_use_period)
         self.demands = demands.Demands(clock, decrypt, types)

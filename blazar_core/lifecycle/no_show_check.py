@@ -8,6 +8,7 @@ under the lock of the lease when servers are admitted
 the first one decides. How much is used follows from the usage records.
 """
 
+import collections
 import sys
 import typing as ty
 
@@ -28,6 +29,7 @@ from blazar_core.leases import events
 from blazar_core.leases import slots
 from blazar_core.leases import views
 from blazar_core.lifecycle import lease_status
+from blazar_core.plugins import resource_types
 
 __all__ = ['EVENT', 'LOW_USE', 'NoShows']
 
@@ -43,6 +45,7 @@ class NoShows:
     """Announces leases that are not used, and ends them.
 
     :param notify: called with an event type and a lease
+    :param types: those whose use is not noticed are never used too little
     :param after: seconds after its start after which an unused lease is
         announced; 0: none is
     :param notice: seconds from then until it is ended
@@ -53,11 +56,13 @@ class NoShows:
 
     def __init__(self, database: api.Database, clock: clocks.Clock,
                  notify: ty.Callable[[str, lease_status.Lease], None],
+                 types: resource_types.ResourceTypes,
                  after: int, notice: int, share: int = 0,
                  period: int = 86400) -> None:
         self._database = database
         self._clock = clock
         self._notify = notify
+        self._types = types
         self._after = after
         self._notice = notice
         self._share = share
@@ -100,11 +105,19 @@ class NoShows:
         """Return the leases of which less than the share was used lately."""
         query = accounting.Query(
             model.Window(now - self._period, now), lease_ids=lease_ids,
-            group_by=('lease_id',))
-        return {keys[0] for _window, keys, amounts in accounting.totals(
-            connection, query, now, sys.maxsize) if amounts['reserved'] and
-            all(100 * amounts['used'].get(rc, 0) < self._share * amount
-                for rc, amount in amounts['reserved'].items())}
+            group_by=('lease_id', 'resource_type'))
+        # By class, how much more would have to be used.
+        missing: dict[str, collections.Counter[str]] = (
+            collections.defaultdict(collections.Counter))
+        for _window, (lease_id, name), amounts in accounting.totals(
+                connection, query, now, sys.maxsize):
+            if self._types.of(name, False).is_for_boots:
+                for kind, times in (('reserved', self._share), ('used', -100)):
+                    missing[lease_id].update({
+                        rc: times * amount
+                        for rc, amount in amounts[kind].items()})
+        return {lease_id for lease_id, more in missing.items()
+                if min(more.values(), default=0) > 0}
 
     def _is_used(self, session: orm.Session, lease: models.Lease) -> bool:
         """Return whether a lease is used as much as required."""

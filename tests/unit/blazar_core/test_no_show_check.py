@@ -6,6 +6,7 @@ from blazar_core.audit import audit
 from blazar_core.capacity import inventory
 from blazar_core.common import conditions
 from blazar_core.common import errors
+from blazar_core.common import model
 from blazar_core.db import models
 from blazar_core.leases import creation
 from blazar_core.leases import updates
@@ -22,6 +23,12 @@ NOW = base.NOW
 load_tests = databases.load_tests
 
 
+class Addresses(base.FakeType):
+    """What no server uses."""
+
+    for_servers = False
+
+
 class NoShowTestCase(base.LeaseTestCase):
     """A host with two CPUs.
 
@@ -30,6 +37,15 @@ class NoShowTestCase(base.LeaseTestCase):
     """
 
     no_shows = (100, 50)
+
+    def more_types(self):
+        return {'address': Addresses()}
+
+    def ips(self):
+        """Return a reservation of an address."""
+        return creation.NewReservation(
+            model.Demand({'FLOATING_IP': 1}), resource_type='address',
+            params={}, spec={})
 
     def setUp(self):
         super().setUp()
@@ -156,6 +172,18 @@ class TestNoShows(NoShowTestCase):
         self.look(500)
         self.assertEqual(0, self.told(lease))
 
+    def test_what_no_server_can_use_is_no_use_of_the_rest(self):
+        self.host('pool', FLOATING_IP=1)
+        lease = self.reserve(0, 1000, self.places(2), self.ips())
+        driven.run_due(self.engine)
+        self.look(100)
+        self.assertEqual(1, self.told(lease))
+        self.take_slots(lease, number=[
+            one['resource_type'] for one in lease['reservations']].index(
+                'virtual:instance'))
+        self.look(50)
+        self.assertEqual('ACTIVE', self.status(lease))
+
     def test_the_time_begins_when_it_could_be_used(self):
         self.places_type.broken['start'] = errors.CloudUnavailable('away')
         lease = self.reserve(0, 1000, self.places(2))
@@ -258,7 +286,7 @@ class TestLowUse(NoShowTestCase):
 
     def more_types(self):
         self.machines = test_usage_records.Machines()
-        return {'machine': self.machines}
+        return {**super().more_types(), 'machine': self.machines}
 
     def announced(self, lease):
         return [event for event, lease_id in self.notified
@@ -389,6 +417,17 @@ class TestLowUse(NoShowTestCase):
         self.look(50)
         driven.run_due(self.engine)
         self.assertEqual('TERMINATED', self.status(lease))
+
+    def test_what_no_server_uses_is_not_measured(self):
+        self.host('pool', FLOATING_IP=2)
+        alone = self.reserve(0, 1000, self.ips())
+        beside = self.reserve(0, 1000, self.places(2), self.ips())
+        driven.run_due(self.engine)
+        self.look(200)
+        self.look(50)
+        self.assertEqual([0, 1], [*map(self.announced, (alone, beside))])
+        self.assertEqual(['ACTIVE', 'TERMINATING'],
+                         [*map(self.status, (alone, beside))])
 
     def test_a_lease_of_a_boot_uses_all_that_it_has(self):
         lease = self.running_lease(0, 2000)

@@ -133,9 +133,12 @@ class NoShows:
                 conditions.update(
                     lease, self._clock.now(), conditions.Type.UNUSED)
 
+    def _is_no_show(self, lease: models.Lease) -> bool:
+        return bool(self._after) and lease.used_at is None
+
     def _condition(self, lease: models.Lease, until: int,
                    ) -> conditions.Condition:
-        return slots.unused_condition(until) if lease.used_at is None else (
+        return slots.unused_condition(until) if self._is_no_show(lease) else (
             conditions.Condition(
                 conditions.Type.UNUSED, conditions.Reason.LOW_USE,
                 f'Less than {self._share} % of it was used in the last '
@@ -198,7 +201,7 @@ class NoShows:
                     lease.no_show_at + self._notice > now or
                     self._is_used(session, lease)):
                 return None
-            low = lease.used_at is not None
+            low = not self._is_no_show(lease)
             conditions.update(
                 lease, now, conditions.Type.UNUSED, conditions.Condition(
                     conditions.Type.ENDED_EARLY,

@@ -329,6 +329,14 @@ class TestLowUse(NoShowTestCase):
              found['conditions'][0]['reason']))
         self.reserve(250, 1000, self.places(2))
 
+    def test_one_that_was_never_used_is_announced_as_used_too_little(self):
+        lease = self.begun()
+        self.look(200)
+        self.assertEqual((0, 1), (self.told(lease), self.announced(lease)))
+        self.assertIn('unless more is used by then', self.reason(lease))
+        self.look(50)
+        self.assertIn('less than 40 % of it was used', self.reason(lease))
+
     def test_enough_use_is_never_announced(self):
         lease = self.begun()
         self.boot(lease)

@@ -251,7 +251,7 @@ def rows_of(new: NewLease, picked: ty.Sequence[ty.Sequence[int | None]],
         'warnings': new.warnings or None,
         'auto_extend': request.auto_extend, 'recurrence_id': new.recurrence_id,
         'description': request.description, 'tags': [*request.tags] or None,
-        'used_at': None if not new.server_ids and all(
+        'used_at': None if not new.server_ids and any(
             types.of(one.resource_type, one.params is None).is_for_boots
             for one in new.reservations) else now,
         'created_at': now, 'updated_at': now, 'deleted_at': None,

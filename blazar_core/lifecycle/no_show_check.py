@@ -78,16 +78,17 @@ class NoShows:
             return
         now = self._clock.now()
         with self._database.connection() as connection:
+            strays = connection.scalars(_STRAYS, {'now': now}).all()
+        if strays:
+            self._database.retried(self._forget, strays, now)
+        with self._database.connection() as connection:
             found = {row.id: row for row in connection.execute(_UNUSED, {
                 'now': now, 'before': now - self._after,
                 'notice': now - self._notice})} if self._after else {}
-            strays = connection.scalars(_STRAYS, {'now': now}).all()
             begun = connection.execute(_BEGUN, {
                 'now': now, 'before': now - self._period}).all() if (
                     self._share) else []
             low = self._low(connection, now) if begun else set()
-        if strays:
-            self._database.retried(self._set_back, strays, now)
         for row in begun:
             if row.id in low and (row.no_show_at or 0) + self._notice <= now:
                 found.setdefault(row.id, row)
@@ -176,14 +177,14 @@ class NoShows:
                 conditions.update(
                     lease, self._clock.now(), self._condition(lease, until))
 
-    def _set_back(self, lease_ids: ty.Sequence[str], now: int) -> None:
-        """Count the notice from now on for leases that were announced by a
-        clock that was ahead.
+    def _forget(self, lease_ids: ty.Sequence[str], now: int) -> None:
+        """Have leases announced again, with the right date, that were
+        announced by a clock that was ahead.
         """
         with self._database.begin() as connection:
             connection.execute(sa.update(models.Lease.__table__).where(
                 _LEASE.id.in_(lease_ids), _LEASE.no_show_at > now,
-            ).values(no_show_at=now))
+            ).values(no_show_at=None))
 
     def end(self, lease_id: str) -> None:
         """End an unused lease early, unless it is used by now."""

@@ -116,6 +116,9 @@ class TestNoShows(NoShowTestCase):
         self.clock.step(-900)
         self.assertEqual(1, self.told(first))
         self.look()
+        # Announced again, as the date was wrong.
+        self.assertEqual(2, self.told(first))
+        self.assertIn('it ends at 2027-01-15 08:17:30 UTC', self.reason(first))
         self.look(49)
         self.assertEqual('ACTIVE', self.status(first))
         self.look(1)

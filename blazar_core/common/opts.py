@@ -585,7 +585,8 @@ LIMIT_OPTS: list[cfg.Opt] = [
     cfg.DictOpt(
         'max_class_hours_per_month', default={},
         help='Maximum hours of resource classes that a project may reserve in '
-             'a calendar month (UTC), such as "VCPU:20000,HOST:500". With '
+             'a calendar month (UTC), also by leases that wait for capacity, '
+             'such as "VCPU:20000,HOST:500". With '
              'nova.quota.UnifiedLimitsDriver, a limit that is registered in '
              'keystone as lease_hours:VCPU replaces that of its class; -1: '
              'only the one in keystone applies.'),

@@ -73,6 +73,7 @@ class Asked:
     :ivar resources: of all its servers together
     :ivar lease_id: the lease that would be changed; None: a new one
     :ivar beside: leases that are changed with it, and do not overlap with it
+    :ivar together: these, in the first one of them only
     :ivar resized: whether its servers would change
     :ivar added: whether ``servers`` and ``resources`` are added to what the
         lease has now, which may differ from what it was created with
@@ -90,6 +91,7 @@ class Asked:
     resources: model.Resources
     lease_id: str | None = None
     beside: frozenset[str] = frozenset()
+    together: 'tuple[Asked, ...]' = ()
     resized: bool = True
     added: bool = False
     described: dict[str, ty.Any] = dataclasses.field(default_factory=dict)
@@ -448,9 +450,12 @@ class Limits:
                 found.lease.add((row.first_date, row.last_date, row.kind,
                                  row.start_date, row.end_date, row.server_id,
                                  row.amount))
-            elif not row.beside:
-                found.windows[row.id] = model.Window(
-                    row.first_date, row.last_date)
+            found.windows[row.id] = model.Window(
+                row.first_date, row.last_date)
+            if row.waits:
+                found.waiting.append((
+                    model.Window(row.start_date, row.end_date),
+                    {rc: row.amount * amount for rc, amount in each.items()}))
             # Includes this lease, whose number is not compared as it exists.
             found.others[_LEASES] = row.leases
             if row.amount and not row.beside:

@@ -45,8 +45,11 @@ class ProjectUsage:
     #: The dates and the numbers of bookings of the lease to be checked.
     lease: set[tuple[ty.Any, ...]] = dataclasses.field(default_factory=set)
     uses: list[Use] = dataclasses.field(default_factory=list)
-    #: The windows of unchanged leases by id, including the grace period.
+    #: The present windows of leases by id, including the grace period.
     windows: dict[str, model.Window] = dataclasses.field(default_factory=dict)
+    #: The bookings of leases that wait for capacity.
+    waiting: list[tuple[model.Window, model.Resources]] = dataclasses.field(
+        default_factory=list)
     #: Each with the user of its lease.
     servers: list[tuple[str, cloud_api.CountedServer]] = dataclasses.field(
         default_factory=list)
@@ -69,6 +72,7 @@ def books_of(project_id: str, lease_id: str | None,
         models.Lease.id, (models.Lease.id == lease_id).label('own'),
         (models.Lease.id.in_(beside) if beside else sa.false()).label(
             'beside'),
+        models.Lease.status.in_(states.SEEKING).label('waits'),
         sa.and_(models.Lease.status.in_(states.HOLDING),
                 models.Booking.server_id.is_not(None),
                 models.Booking.dispatched_at.is_(None)).label('held'),
@@ -99,7 +103,8 @@ def books_of(project_id: str, lease_id: str | None,
             models.Booking.failed_at.is_(None)),
     ).where(not_over).group_by(*(
         one.name if isinstance(one, sa.Label) and one.name in (
-            'own', 'beside', 'held', 'kind') else one for one in each))
+            'own', 'beside', 'waits', 'held', 'kind') else one
+        for one in each))
 
 
 def growing(connection: sa.Connection, rows: ty.Sequence[ty.Any],

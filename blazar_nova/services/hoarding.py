@@ -66,8 +66,11 @@ class Hoarding:
                     series: ty.Sequence[limits.Asked],
                     found: usage.ProjectUsage,
                     ) -> list[conditions.Condition]:
-            if asked.project_id in group.exempt_project_ids:
+            # Leases that are changed together are checked with the first.
+            if asked.project_id in group.exempt_project_ids or (
+                    asked.beside and not asked.together):
                 return []
+            series = [*series, *asked.together]
             used: dict[tuple[str, str], tuple[int, int, int]] = {}
 
             def note(limit: str, what: str, before: int, after: int,
@@ -76,19 +79,21 @@ class Hoarding:
                 first = used.get((limit, what), (before,))[0]
                 used[limit, what] = first, after, most
 
-            windows = list(found.windows.values())
+            changed = {one.lease_id for one in series}
+            windows = [window for lease_id, window in found.windows.items()
+                       if lease_id not in changed]
             for one in series:
                 window = _window(one)
-                before = _before(found)
+                before = found.windows.get(one.lease_id or '')
                 if before is not None:
                     self._check_extension(before, window)
                 if window != before:
-                    if before is None:
+                    if before is None or before.start <= self._clock.now():
                         self._check_future(windows, window, note)
                     self._check_chain(windows, window, note)
                 windows.append(window)
             if hours:
-                self._check_hours(connection, series, hours, note)
+                self._check_hours(connection, series, found, hours, note)
             return _near(used, group.warning_shares)
 
         return compare
@@ -104,9 +109,9 @@ class Hoarding:
     def _check_extension(self, before: model.Window,
                          after: model.Window) -> None:
         group = self._conf.blazar_enforcement
-        more, window = after.end - before.end, group.extension_window
-        if more <= 0 or (after.end - after.start <=
-                         before.end - before.start):
+        window = group.extension_window
+        more = (after.end - after.start) - (before.end - before.start)
+        if more <= 0:
             return
         opens = before.end - window
         if 0 <= window and self._clock.now() < opens:
@@ -116,12 +121,12 @@ class Hoarding:
                 '(extension_window): extend this one at '
                 f'{clocks.minute(opens)} UTC or later.')
         if 0 <= group.max_extension < more:
+            latest = after.end - more + group.max_extension
             raise errors.LimitExceeded(
                 'A lease may be extended by at most '
                 f'{words.duration(group.max_extension)} at a time '
                 '(max_extension): extend this one to '
-                f'{clocks.minute(before.end + group.max_extension)} UTC or '
-                'earlier.')
+                f'{clocks.minute(latest)} UTC or earlier.')
 
     def _check_future(self, windows: ty.Iterable[model.Window],
                       window: model.Window, note: _Note) -> None:
@@ -163,7 +168,8 @@ class Hoarding:
 
     def _check_hours(self, connection: sa.Connection,
                      series: ty.Sequence[limits.Asked],
-                     hours: _Hours, note: _Note) -> None:
+                     found: usage.ProjectUsage, hours: _Hours,
+                     note: _Note) -> None:
         """Check the hours that are reserved in each month.
 
         :raises LimitExceeded: if there are too many
@@ -177,31 +183,33 @@ class Hoarding:
         def reserved(window: model.Window, lease_ids: list[str] | None,
                      ) -> dict[int, usage.Amounts]:
             """Return amount-seconds by class, by the end of each month."""
-            found: dict[int, usage.Amounts] = collections.defaultdict(
+            sums: dict[int, usage.Amounts] = collections.defaultdict(
                 usage.Amounts)
             for total in accounting.totals(connection, accounting.Query(
                     window, asked.project_id, lease_ids, unit='month',
                     group_by=('resource_type',)), now, _ALL):
                 amounts = total.amounts['reserved']
                 # Of whole hosts only HOST counts, not what they contain.
-                found[total.window.end].update(
+                sums[total.window.end].update(
                     {model.HOST: amounts[model.HOST]} if model.HOST in amounts
                     else amounts)
-            return found
+            return sums
 
-        # What was reserved until now counts, however the lease changes.
-        own = reserved(model.Window(max(now, whole.start), whole.end),
-                       [asked.lease_id]) if (
+        # What was reserved until now counts, however the leases change.
+        own = reserved(model.Window(max(now, whole.start), whole.end), [
+            one.lease_id for one in series if one.lease_id]) if (
             asked.lease_id and not asked.added and whole.end > now) else {}
         others = reserved(whole, None)
         end = whole.start
         while end < whole.end:
             begin, end = end, _month(end + 32 * 86400)
             there = others.get(end, usage.Amounts())
+            since = max(begin, now)
             for rc, most in hours.items():
-                added = sum(max(0, min(end, one.window.end) - max(
-                    begin, one.window.start, now)) * one.resources.get(rc, 0)
-                    for one in series) - own.get(end, usage.Amounts())[rc]
+                added = _within(
+                    ((one.window, one.resources) for one in series), rc,
+                    since, end) - own.get(end, usage.Amounts())[rc]
+                there[rc] += _within(found.waiting, rc, since, end)
                 if added > 0 and there[rc] + added > 3600 * most:
                     taken = there[rc] // 3600
                     raise errors.LimitExceeded(
@@ -270,15 +278,17 @@ def _month(instant: int) -> int:
         day=1, hour=0, minute=0, second=0, microsecond=0), utc)
 
 
+def _within(parts: ty.Iterable[tuple[model.Window, model.Resources]], rc: str,
+            start: int, end: int) -> int:
+    """Return the amount-seconds of a class within an interval."""
+    return sum(amounts.get(rc, 0) * max(0, min(end, window.end) - max(
+        start, window.start)) for window, amounts in parts)
+
+
 def _window(asked: limits.Asked) -> model.Window:
     """Return the window of a lease with its grace period."""
     return model.Window(asked.window.start,
                         asked.window.end - asked.cleaning_time)
-
-
-def _before(found: usage.ProjectUsage) -> model.Window | None:
-    """Return the current window of the lease that is being changed."""
-    return next((model.Window(*one[:2]) for one in found.lease), None)
 
 
 def chain(windows: ty.Iterable[model.Window], new: model.Window, gap: int,

@@ -16,7 +16,6 @@ from blazar_core.common import model
 from blazar_core.common import states
 from blazar_core.leases import creation
 from blazar_core.leases import hosted_servers
-from blazar_core.leases import limits
 from blazar_core.leases import updates
 from blazar_core.leases import views
 from blazar_nova.compat import server_demand
@@ -34,6 +33,8 @@ __all__ = ['LeaseChanges', 'actions_of', 'asking', 'is_owner', 'may_entrust']
 
 
 _Lease: ty.TypeAlias = dict[str, ty.Any]
+#: A lease, its change, and whether that resizes it.
+_Wanted: ty.TypeAlias = tuple[_Lease, updates.LeaseChange, bool]
 
 
 class LeaseChanges:
@@ -63,7 +64,6 @@ class LeaseChanges:
         :returns: the updated leases
         :raises InvalidLeaseParams: with the message for the user
         """
-        ids = frozenset(lease['id'] for _body, lease in wanted)
         asks = asking(self._parts, context, self._parts.clock.now())
         asked = [(lease, self._read(body, lease)) for body, lease in wanted]
         with contextlib.ExitStack() as undone:
@@ -72,8 +72,9 @@ class LeaseChanges:
                 lease_trusts.meanwhile(self._parts, make))
                 for lease, one in asked
                 if (make := self._trust(context, lease, one.change))}
-            changes = {lease['id']: self._asked(asks, one, lease, ids)
-                       for lease, one in asked}
+            changes = self._granted([
+                (lease, *self._asked(asks, one, lease))
+                for lease, one in asked])
             given = {lease_id: trust for lease_id, made in coming.items()
                      if (trust := made()) is not None}
             keeping = lease_trusts.Keeping(self._parts, given, also)
@@ -99,11 +100,10 @@ class LeaseChanges:
         return asked
 
     def _asked(self, asks: registry.Asking, asked: lease_schema.ChangeRequest,
-               lease: _Lease, ids: frozenset[str]) -> updates.LeaseChange:
-        """Return the changes of a lease if they are allowed.
+               lease: _Lease) -> tuple[updates.LeaseChange, bool]:
+        """Return the changes of a lease, and whether they resize it.
 
         :param asks: the request
-        :param ids: of the leases that are updated together
         """
         change = asked.change
         # All leases of the request share its caches.
@@ -119,9 +119,7 @@ class LeaseChanges:
             change = dataclasses.replace(change, elsewhere=functools.cache(
                 functools.partial(self._as_they_are, asks, lease, False)))
             reservations = self._as_they_are(asks, lease, True) | reservations
-        change = dataclasses.replace(change, reservations=reservations)
-        return dataclasses.replace(change, granted=self._check_change(
-            lease, change, resized, ids - {lease['id']}))
+        return dataclasses.replace(change, reservations=reservations), resized
 
     def _lasts_longer(self, lease: _Lease,
                       change: updates.LeaseChange) -> bool:
@@ -287,21 +285,31 @@ class LeaseChanges:
                         same[one['id']] = new
         return same
 
-    def _check_change(self, lease: _Lease, change: updates.LeaseChange,
-                      resized: bool, beside: frozenset[str],
-                      ) -> limits.Granted | None:
-        """Check the limits for an updated lease."""
+    def _granted(self, wanted: ty.Sequence[_Wanted],
+                 ) -> dict[str, updates.LeaseChange]:
+        """Return the changes of leases, by id, if the limits allow them.
+
+        :param wanted: for the leases that are updated together
+        """
         parts = self._parts
-        if resized:
-            lease_schema.check_total(
-                (demand.count for demand in limit_requests.as_changed(
-                    lease, change).demands),
-                parts.conf.blazar.max_amount,
-                sum(one['amount'] for one in lease['reservations']),
-                others=parts.leases.series.amount_beside(lease))
-        return limit_requests.of_change(
-            parts.limits, parts.types, parts.answers, lease, change, resized,
-            beside)
+        ids = frozenset(lease['id'] for lease, _change, _resized in wanted)
+        for lease, change, resized in wanted:
+            if resized:
+                lease_schema.check_total(
+                    (demand.count for demand in limit_requests.as_changed(
+                        lease, change).demands),
+                    parts.conf.blazar.max_amount,
+                    sum(one['amount'] for one in lease['reservations']),
+                    others=parts.leases.series.amount_beside(lease))
+        asked = [limit_requests.asked_of_change(
+            parts.types, parts.answers, lease, change, resized,
+            ids - {lease['id']}) for lease, change, resized in wanted]
+        asked[:1] = [dataclasses.replace(one, together=tuple(asked[1:]))
+                     for one in asked[:1]]
+        return {lease['id']: dataclasses.replace(
+            change, granted=parts.limits.check(one))
+            for (lease, change, _resized), one in zip(
+                wanted, asked, strict=True)}
 
 
 def asking(parts: wiring.Parts, context: ty.Any, start: int,

@@ -15,7 +15,7 @@ from blazar_core.leases import updates
 from blazar_core.plugins import resource_types
 from blazar_nova.schemas import lease_views
 
-__all__ = ['asked_of', 'as_changed', 'of_change']
+__all__ = ['asked_of', 'asked_of_change', 'as_changed', 'of_change']
 
 
 def asked_of(new: creation.NewLease, held: bool,
@@ -75,19 +75,27 @@ def _count(reservation: dict[str, ty.Any]) -> int:
             else reservation['amount'])
 
 
-def of_change(allowed: limits.Limits, types: resource_types.ResourceTypes,
-              words: lease_views.LeaseViews, lease: dict[str, ty.Any],
-              change: updates.LeaseChange, resized: bool = False,
-              beside: frozenset[str] = frozenset(),
-              ) -> limits.Granted | None:
-    """Check the limits for a lease with changes applied.
+def asked_of_change(types: resource_types.ResourceTypes,
+                    words: lease_views.LeaseViews, lease: dict[str, ty.Any],
+                    change: updates.LeaseChange, resized: bool = False,
+                    beside: frozenset[str] = frozenset()) -> limits.Asked:
+    """Return what a lease with changes applied takes of the limits.
 
     :param lease: its current state
     :param resized: whether it would have other servers than before
     :param beside: the leases that are changed together with it
-    :raises LimitExceeded: if a limit forbids the change
     """
-    return allowed.check(dataclasses.replace(
+    return dataclasses.replace(
         asked_of(as_changed(lease, change), False, types),
         lease_id=lease['id'], resized=resized, beside=beside,
-        current=words.lease(lease)))
+        current=words.lease(lease))
+
+
+def of_change(allowed: limits.Limits, types: resource_types.ResourceTypes,
+              words: lease_views.LeaseViews, lease: dict[str, ty.Any],
+              change: updates.LeaseChange) -> limits.Granted | None:
+    """Check the limits for a lease with changes applied.
+
+    :raises LimitExceeded: if a limit forbids the change
+    """
+    return allowed.check(asked_of_change(types, words, lease, change))

@@ -198,6 +198,26 @@ class TestLimitNear(api_base.ApiTestCase):
         self.make(start_in=5 * DAY, reservations=small)
 
 
+class TestTogether(api_base.ApiTestCase):
+    """What is reserved of a month, by leases that are changed together."""
+
+    more_conf = ('[blazar_enforcement]\n'
+                 'max_class_hours_per_month = VCPU:30\n'
+                 'max_consecutive_leases_per_project = 3\n')
+
+    def test_a_recurring_lease_counts_as_a_whole(self):
+        lease = self.make(
+            start_in=HOUR, reservations=[self.reservation(vcpus=2)],
+            recurrence={'rule': 'FREQ=HOURLY;INTERVAL=6;COUNT=10'})
+        for hours, words in ((4, 'max_class_hours_per_month'),
+                             (5.5, 'max_consecutive_leases_per_project')):
+            refused = self.ask('PUT', f'/leases/{lease["id"]}', {
+                'end_date': self.at(HOUR + int(hours * HOUR))}, code=403)
+            self.assertIn(words, refused['error_message'])
+        self.ask('PUT', f'/leases/{lease["id"]}', {
+            'end_date': self.at(HOUR + HOUR // 2)}, code=200)
+
+
 class TestBrowser(AccountsTestCase):
 
     def setUp(self):

@@ -10,6 +10,7 @@ import sqlalchemy as sa
 from blazar_core.common import errors
 from blazar_core.common import model
 from blazar_core.leases import limits
+from blazar_core.leases import requests
 from blazar_core.leases import updates
 from blazar_core.plugins import cloud_api
 from blazar_nova.compat import nova_quota
@@ -79,6 +80,14 @@ class TestFuture(HoardingTestCase):
         self.allowed(start=70, end=120, lease_id=lease['id'])
         self.refused(FUTURE, 0)
 
+    def test_one_that_should_have_started_does_not_wait_anew(self):
+        self.limit(**{FUTURE: 1})
+        self.have(600, 700)
+        lease = self.leases.creation.create(
+            self.new_lease(0, 100, resources=SIZE), None)
+        self.refused(FUTURE, start=600, end=700, lease_id=lease['id'])
+        self.allowed(start=0, end=200, lease_id=lease['id'])
+
     def test_occurrences_count_each(self):
         self.limit(**{FUTURE: 2})
         series = [self.asked(start, start + 10) for start in (50, 70, 90)]
@@ -104,6 +113,21 @@ class TestConsecutive(HoardingTestCase):
         # A concurrent lease follows none.
         self.allowed(start=0, end=600)
         self.refused(CHAIN, start=300, end=330)
+
+    def test_those_that_are_moved_together_count_together(self):
+        ids = [self.have(start, start + 10)['id'] for start in (0, 200, 400)]
+
+        def asked(end):
+            first, *others = (self.asked(
+                start, start + end, lease_id=lease_id,
+                beside=frozenset(ids) - {lease_id})
+                for lease_id, start in zip(ids, (0, 200, 400)))
+            return dataclasses.replace(first, together=tuple(others))
+
+        self.limits.check(asked(130))
+        error = self.assertRaises(
+            errors.LimitExceeded, self.limits.check, asked(150))
+        self.assertIn('there would be 3', str(error))
 
     def test_others_with_the_same_dates_are_one_link(self):
         for _count in range(3):
@@ -162,8 +186,10 @@ class TestExtension(HoardingTestCase):
         later = self.have(20 * DAY, 21 * DAY)
         self.limits.check(self.asked(
             22 * DAY, 23 * DAY, lease_id=later['id']))
-        self.assertRaises(errors.LimitExceeded, self.limits.check, self.asked(
-            20 * DAY, 22 * DAY, lease_id=later['id']))
+        for start, end in ((20, 22), (19, 21), (21, 23.5)):
+            self.assertRaises(
+                errors.LimitExceeded, self.limits.check, self.asked(
+                    start * DAY, int(end * DAY), lease_id=later['id']))
 
     def test_a_longer_grace_period_is_one(self):
         # The window of a lease ends with its grace period.
@@ -213,6 +239,35 @@ class TestHours(HoardingTestCase):
         self.allowed(end=50 * 3600, start=0, lease_id=lease['id'])
         self.limit(**{HOURS: {'VCPU': '10'}})
         self.allowed(end=39 * 3600, start=0, lease_id=lease['id'])
+
+    def test_leases_that_wait_for_capacity_count(self):
+        self.limit(**{HOURS: {'VCPU': '100'}})
+        self.have(0, 40 * 3600, count=32, project='other')
+        new = self.new_lease(request=self.request(
+            0, 40 * 3600, retry=requests.Retry(60, 100)), resources=SIZE)
+        lease = self.leases.creation.create(dataclasses.replace(
+            new, granted=self.limits.check(self.asked(0, 40 * 3600))), None)
+        self.assertEqual('WAITING', lease['status'])
+        self.refused(HOURS, 100, 80, 22, start=0, end=11 * 3600)
+        self.allowed(start=0, end=10 * 3600)
+
+    def test_those_that_are_changed_together_count_together(self):
+        self.limit(**{HOURS: {'VCPU': '100'}})
+        ids = [self.have(start * DAY, start * DAY + 10 * 3600)['id']
+               for start in range(3)]
+
+        def asked(hours):
+            first, *others = (self.asked(
+                start * DAY, start * DAY + hours * 3600, lease_id=lease_id,
+                beside=frozenset(ids) - {lease_id})
+                for start, lease_id in enumerate(ids))
+            return dataclasses.replace(first, together=tuple(others))
+
+        self.limits.check(asked(16))
+        error = self.assertRaises(
+            errors.LimitExceeded, self.limits.check, asked(17))
+        self.assertIn('it has reserved 60, and this lease asks for 42 more',
+                      str(error))
 
     def test_many_months_are_one_statement(self):
         """Part of them are sent while others of the project wait."""

@@ -295,8 +295,8 @@ def chain(windows: ty.Iterable[model.Window], new: model.Window, gap: int,
           ) -> list[model.Window]:
     """Return the longest chain of windows that contains a new one.
 
-    In a chain each window starts after the end of the previous one, at most
-    ``gap`` seconds later.
+    In a chain each window starts at the end of the previous one, or at most
+    ``gap`` seconds later or earlier, in its second half.
     """
     known = sorted({*windows, new}, key=lambda one: one.start)
     ends = sorted(known, key=_end)
@@ -304,12 +304,12 @@ def chain(windows: ty.Iterable[model.Window], new: model.Window, gap: int,
     after: dict[model.Window, model.Window] = {}
     counts = dict.fromkeys(known, 1)
     for one in known:
-        for other in _ended(ends, one.start - gap, one.start):
+        for other in _followed(ends, one, gap):
             if counts[other] >= counts[one]:
                 counts[one], before[one] = counts[other] + 1, other
     counts = dict.fromkeys(known, 1)
     for one in reversed(known):
-        for other in _ended(ends, one.start - gap, one.start):
+        for other in _followed(ends, one, gap):
             if counts[one] >= counts[other]:
                 counts[other], after[other] = counts[one] + 1, one
     return [*reversed(_path(before, new)[1:]), *_path(after, new)]
@@ -319,11 +319,17 @@ def _end(window: model.Window) -> int:
     return window.end
 
 
-def _ended(ends: ty.Sequence[model.Window], since: int, until: int,
-           ) -> ty.Sequence[model.Window]:
-    """Return the windows that end within a closed interval."""
-    return ends[bisect.bisect_left(ends, since, key=_end):
-                bisect.bisect_right(ends, until, key=_end)]
+def _followed(ends: ty.Sequence[model.Window], one: model.Window, gap: int,
+              ) -> list[model.Window]:
+    """Return the windows that one follows.
+
+    :param ends: sorted by their ends
+    """
+    return [other for other in ends[
+        bisect.bisect_left(ends, one.start - gap, key=_end):
+        bisect.bisect_right(ends, one.start + gap, key=_end)]
+        if other.end < one.end and
+        other.start + other.end <= 2 * one.start]
 
 
 def _path(to: ty.Mapping[model.Window, model.Window], one: model.Window,

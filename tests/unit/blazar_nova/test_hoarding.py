@@ -114,6 +114,21 @@ class TestConsecutive(HoardingTestCase):
         self.allowed(start=0, end=600)
         self.refused(CHAIN, start=300, end=330)
 
+    def test_those_that_overlap_a_little_follow_each_other(self):
+        self.have(0, 3001)
+        self.have(3000, 6001)
+        self.refused(CHAIN, 2, 3, start=5950, end=9000)
+        # Within the second one, or beside it for a while.
+        self.allowed(start=5950, end=6000)
+        self.allowed(start=5900, end=9000)
+
+    def test_short_ones_at_the_same_time_do_not(self):
+        for start in (0, 10, 20):
+            self.have(start, start + 50)
+        self.limit(**{CHAIN: 1})
+        self.allowed(start=24, end=80)
+        self.refused(CHAIN, 1, 2, start=25, end=80)
+
     def test_those_that_are_moved_together_count_together(self):
         ids = [self.have(start, start + 10)['id'] for start in (0, 200, 400)]
 

@@ -383,5 +383,4 @@ def _cause(event_type: str, of: _Object) -> _Object:
 _NEVER: ty.Mapping[str, ty.Any] = types.MappingProxyType({'since': -1})
 #: Event types with several possible reasons; the last condition has it.
 _BY_CONDITION = frozenset({
-    'lease.update', 'lease.event.end_lease', 'lease.event.orphaned',
-    no_show_check.EVENT, no_show_check.LOW_USE})
+    'lease.update', 'lease.event.end_lease', 'lease.event.orphaned'})

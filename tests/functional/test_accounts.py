@@ -5,6 +5,7 @@
 Screenshots are kept in ``.test-results/calendar``.
 """
 
+import json
 import os
 import re
 import types
@@ -196,6 +197,40 @@ class TestLimitNear(api_base.ApiTestCase):
         self.assertIn('may have at most 4', refused['error_message'])
         self.alice.delete_server(server['id'])
         self.make(start_in=5 * DAY, reservations=small)
+
+
+class TestNotifications(api_base.ApiTestCase):
+    """Both forms of notifications are sent, as the documentation says."""
+
+    more_conf = '[blazar]\nnotification_format = both\n'
+
+    def test_what_is_sent_is_as_in_the_sample(self):
+        told = self.record()
+        lease = self.make(
+            start_in=HOUR, tags=['ci', 'b'], description='\U0001F680' * 255,
+            before_end_date=self.at(HOUR + HOUR // 2))
+        self.ask('PUT', f'/leases/{lease["id"]}', {
+            'end_date': self.at(3 * HOUR)}, code=200)
+        (sent,), (plain,) = (told.wait(f'{prefix}lease.update')
+                             for prefix in ('blazar.', ''))
+        with open(os.path.join(imports.ROOT, 'doc', 'source', 'reference',
+                               'samples', 'lease-update.json')) as file:
+            self.assertEqual(_form(json.load(file)['payload']), _form(sent))
+        data = sent['blazar_object.data']
+        self.assertEqual('Requested', data['reason'])
+        self.assertIn('end_date', data['changed'])
+        for key in ('id', 'tags', 'description'):
+            self.assertEqual(self.get(lease)[key], data[key])
+            self.assertEqual(self.get(lease)[key], plain[key])
+
+
+def _form(of, name=''):
+    """Return the keys and types of a payload, and nothing of its ids."""
+    if isinstance(of, dict) and name != 'resources':
+        return {key: _form(value, key) for key, value in of.items()}
+    # Lists of texts may be empty.
+    return [_form(one) for one in of[:1] if isinstance(one, dict)] if (
+        isinstance(of, list)) else type(of)
 
 
 class TestTogether(api_base.ApiTestCase):

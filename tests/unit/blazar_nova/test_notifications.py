@@ -45,7 +45,7 @@ LEASE = {
     'project_id': '5f3c0a52f7a94d6b8f4f6e2a9e7c1d10',
     'user_id': 'd1a7b30e3c5c4f0f8b6a4a7f1b0c9e22', 'start_date': NOW,
     'end_date': NOW + 14400, 'before_end_date': NOW + 10800,
-    'on_end': 'delete', 'grace_period': 0, 'auto_extend': None,
+    'on_end': 'delete', 'grace_period': 0, 'auto_extend': 0,
     'cleaning_time': 0, 'created_at': NOW - 86400, 'updated_at': NOW + 600,
     'lease_type': 'scheduled', 'retry_until': None, 'recurrence_id': None,
     'warnings': [],
@@ -54,7 +54,7 @@ LEASE = {
         'lease_id': 'cf5a1b8e-0b4d-4c0c-9d1f-0d6f3a1f5b11',
         'resource_type': 'virtual:instance', 'status': 'active', 'amount': 2,
         'params': {'vcpus': 2, 'memory_mb': 4096, 'disk_gb': 20,
-                   'affinity': None},
+                   'affinity': None, 'resource_properties': ''},
         'spec': None, 'created_at': NOW - 86400, 'updated_at': NOW + 600,
         'resources': {'VCPU': 2, 'MEMORY_MB': 4096, 'DISK_GB': 20},
         'missing_resources': False, 'resources_changed': True,
@@ -178,6 +178,18 @@ class NotificationsTest(base.TestCase):
             self.assertEqual(reason, data['reason'])
             self.assertEqual('EndedEarly', data['conditions'][0][
                 'blazar_object.data']['type'])
+
+    def test_another_condition_is_not_why_a_lease_is_announced(self):
+        lease = {**LEASE, 'conditions': [
+            {'type': kind, 'reason': reason, 'message': 'So it is.',
+             'details': {}, 'since': NOW + 600} for kind, reason in (
+                (conditions.Type.NOT_EXTENDED, conditions.Reason.REFUSED),
+                (conditions.Type.UNUSED, conditions.Reason.LOW_USE))]}
+        for name, reason in (('low_use', 'LowUse'),
+                             ('no_show', 'NoServerBooted'),
+                             ('limit_near', 'LimitNear')):
+            self.assertEqual(reason, self.data(
+                f'lease.event.{name}', lease)['reason'])
 
     def test_each_event_has_a_reason(self):
         for event_type in notifications._CAUSES:

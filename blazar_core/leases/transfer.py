@@ -11,6 +11,7 @@ from sqlalchemy import orm
 
 from blazar_core.capacity import usage_records
 from blazar_core.common import clocks
+from blazar_core.common import conditions
 from blazar_core.common import errors
 from blazar_core.common import model
 from blazar_core.common import states
@@ -125,6 +126,9 @@ class Transfer:
                             lease.start_date,
                             lease.end_date + lease.grace_period))
             _check_status(lease)
+            if lease.project_id != owner.project_id:
+                # It says how much the former project has reserved.
+                conditions.update(lease, now, conditions.Type.LIMIT_NEAR)
             if granted is not None:
                 lease.conditions = granted.noted(lease.conditions, now)
             lease.project_id, lease.user_id = owner.project_id, owner.user_id

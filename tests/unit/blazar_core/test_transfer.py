@@ -3,6 +3,7 @@
 
 """Leases are transferred in the generation that was checked."""
 
+from blazar_core.common import conditions
 from blazar_core.common import errors
 from blazar_core.db import api
 from blazar_core.db import models
@@ -50,6 +51,19 @@ class TestOwning(base.LeaseTestCase):
         self.assertEqual(['another', 'trust'],
                          list(map(self.encryption.decrypt, encrypted)))
         self.assertEqual([], self.scalars(models.Credential.lease_id))
+
+    def test_what_it_says_about_the_limits_of_its_project_is_removed(self):
+        lease_id = self.made()
+        near = conditions.Condition(
+            conditions.Type.LIMIT_NEAR, conditions.Reason.LIMIT_NEAR,
+            'With this lease the project has 9 of at most 10 leases.', {})
+        with self.database.writer() as session:
+            conditions.update(session.get_one(
+                models.Lease, lease_id), self.clock.now(), near)
+        self.assertIn('9 of at most 10', self.hand(
+            lease_id, transfer.Owner('project', 'other'))[
+                0]['status_reason'])
+        self.assertEqual('', self.hand(lease_id)[0]['status_reason'])
 
     def test_its_trust_is_there_with_its_new_owner(self):
         lease_id = self.made(credential=self.encryption.encrypt('trust'))

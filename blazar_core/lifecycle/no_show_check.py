@@ -69,18 +69,23 @@ class NoShows:
         self._period = period
 
     def look(self) -> None:
-        """Handle the leases that are due. Costs two or three statements if
+        """Handle the leases that are due. Costs one to three statements if
         none is.
 
         :raises DatabaseUnavailable: when the database does not answer
         """
-        if not self._after and not self._share:
-            return
         now = self._clock.now()
         with self._database.connection() as connection:
-            strays = connection.scalars(_STRAYS, {'now': now}).all()
-        if strays:
-            self._database.retried(self._forget, strays, now)
+            announced = connection.execute(_ANNOUNCED).all()
+        ahead = [row.id for row in announced if row.no_show_at > now]
+        if ahead:
+            self._database.retried(self._forget, ahead, now)
+        for row in announced:
+            # It was announced before the operator disabled the check.
+            if not self._share and (row.used_at or not self._after):
+                self._database.retried(self._withdraw, row.id)
+        if not self._after and not self._share:
+            return
         with self._database.connection() as connection:
             found = {row.id: row for row in connection.execute(_UNUSED, {
                 'now': now, 'before': now - self._after,
@@ -122,11 +127,13 @@ class NoShows:
 
     def _is_used(self, session: orm.Session, lease: models.Lease) -> bool:
         """Return whether a lease is used as much as required."""
-        return lease.used_at is not None and not (self._share and self._low(
+        return not self._is_no_show(lease) and not (self._share and self._low(
             session.connection(), self._clock.now(), [lease.id]))
 
     def _withdraw(self, lease_id: str) -> None:
-        """Withdraw the announcement of a lease that is used again."""
+        """Withdraw the announcement of a lease that is used again, or of
+        which the use is not checked.
+        """
         with self._database.writer() as session:
             lease = api.locked(session, lease_id)
             if self._is_used(session, lease):
@@ -245,6 +252,5 @@ _UNUSED = _BEGUN.where(
     sa.or_(_LEASE.no_show_at.is_(None),
            _LEASE.no_show_at <= sa.bindparam('notice')),
 ).limit(_AT_ONCE)
-_STRAYS = sa.select(_LEASE.id).where(
-    _LEASE.status == states.Lease.ACTIVE,
-    _LEASE.no_show_at > sa.bindparam('now'))
+_ANNOUNCED = sa.select(_LEASE.id, _LEASE.no_show_at, _LEASE.used_at).where(
+    _LEASE.status == states.Lease.ACTIVE, _LEASE.no_show_at.is_not(None))

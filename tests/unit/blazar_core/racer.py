@@ -626,7 +626,8 @@ class Racer:
     def _lifecycle(self) -> handlers.Handlers:
         cloud = FileCloud(self.task['path'])
         return handlers.Handlers(
-            databases.configuration('', start_timeout=0, end_timeout=0),
+            databases.configuration('', start_timeout=0, end_timeout=0,
+                                    no_show_time=50),
             self.database, self.clock, self.admission, handlers.Integration(
                 cloud, self.types,
                 {end_policies.DELETE: end_policies.Delete()}, str,

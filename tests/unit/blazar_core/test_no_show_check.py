@@ -364,6 +364,23 @@ class TestLowUse(NoShowTestCase):
         self.look(10)
         self.assertEqual('ACTIVE', self.status(lease))
 
+    def test_who_disables_the_check_withdraws_what_it_has_announced(self):
+        lease, unused = (
+            self.reserve(0, 1000, self.places()) for _count in range(2))
+        driven.run_due(self.engine)
+        self.gone(self.boot(lease))
+        self.look(200)
+        self.lifecycle.no_shows._share = 0
+        self.look(100)
+        self.assertEqual(['', ''], [self.reason(lease), self.reason(unused)])
+        # Enabled again, it gives notice again.
+        self.lifecycle.no_shows._share = 40
+        self.look(100)
+        self.assertEqual(('ACTIVE', 2), (
+            self.status(lease), self.announced(lease)))
+        self.look(50)
+        self.assertEqual('TERMINATING', self.status(lease))
+
     def test_it_is_measured_again_when_it_is_to_end(self):
         lease = self.begun()
         self.gone(self.boot(lease))

@@ -258,7 +258,7 @@ class NovaBox(nova_test.TestCase):
             gc.disable()
             gc.collect()
             gc.freeze()
-        elif boxes % 8 == 0:
+        elif boxes % 16 == 0:
             gc.collect()
 
     def setUp(self) -> None:

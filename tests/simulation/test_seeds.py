@@ -111,7 +111,7 @@ class TestFixed(SeedsTestCase):
         self.all_goes_well(*FIXED[7], '--days', 7)
 
     def test_a_seed_tells_one_story(self) -> None:
-        told = 21, '--days', 0.01, '--story', '--still'
+        told = 5, '--days', 0.01, '--story', '--still'
         first = simulate(*told, PYTHONHASHSEED='7')
         # On another day, and with another hash seed.
         self.assertEqual(first, simulate(

@@ -45,12 +45,12 @@ def run(quick: bool) -> ty.Iterator[records.Record]:
             with servers.place(kind) as place:
                 database = filled.connect(place.url)
                 try:
-                    yield from usage(f'usage.{kind}', database,
+                    yield from usage(f'accounts.usage.{kind}', database,
                                      RECORDS // size)
                     filled.fill(place.url, worlds.parts(
                         HOSTS // size, LEASES // size), LEASES // size)
-                    yield from metered(f'metrics.{kind}', place.url)
-                    yield from drawn(f'calendar.{kind}', database,
+                    yield from metered(f'accounts.metrics.{kind}', place.url)
+                    yield from drawn(f'accounts.calendar.{kind}', database,
                                      BARS // size)
                 finally:
                     database.engine.dispose()

@@ -80,7 +80,7 @@ STRATEGIES: dict[str, selection.Strategy] = {
 
 def run(quick: bool) -> ty.Iterator[records.Record]:
     for kind, strategy, what in itertools.product(
-            servers.KINDS, STRATEGIES, ('admission', 'lease')):
+            servers.KINDS, STRATEGIES, ('admission', 'admission.lease')):
         try:
             with servers.place(kind) as place:
                 name = f'{what}.{kind}.{strategy}'
@@ -203,7 +203,8 @@ class Worker:
         self.leases = leases.Leases(
             self.database, clock, search, racer.FileType.types(os.devnull))
         self.reservation = self.lease(self.window())['reservations'][0]['id']
-        self.admit = {'lease': self.lease, 'admission': self.book}[what]
+        self.admit = {'admission.lease': self.lease,
+                      'admission': self.book}[what]
         self.disturbed: collections.Counter[str] = collections.Counter()
         # Warm up: caches, connections and compiled statements.
         for _time in range(20):

@@ -108,7 +108,7 @@ def _go(process: subprocess.Popen[str]) -> None:
 
 def make(url: str) -> None:
     """Run the other process: create leases until its input is closed."""
-    worker = admission.Worker(url, 'lease', 'pack', 1)
+    worker = admission.Worker(url, 'admission.lease', 'pack', 1)
     print('ready', flush=True)
     sys.stdin.readline()
     done, made = threading.Event(), []

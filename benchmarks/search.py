@@ -42,24 +42,25 @@ def _measure(kind: str, world: worlds.World, number: int,
     for count in (1, 10, 1000):
         questions = worlds.questions(world, count, number)
         yield from _ratio(
-            f'earliest.{kind}.n{count}', lambda one: index.earliest(
+            f'search.earliest.{kind}.n{count}', lambda one: index.earliest(
                 one.demand, one.duration, one.not_before), questions, look)
         yield from records.times(
-            f'earliest.{kind}.n{count}.long', lambda one: index.earliest(
+            f'search.earliest.{kind}.n{count}.long',
+            lambda one: index.earliest(
                 one.demand, one.duration, one.not_before),
             worlds.questions(world, count, number, days=60))
         if count < 1000:
             yield from _ratio(
-                f'earliest.{kind}.n{count}.filtered',
+                f'search.earliest.{kind}.n{count}.filtered',
                 lambda one: index.earliest(
                     one.demand, one.duration, one.not_before, mask),
                 questions, functools.partial(look, hosts=fifth))
     questions = worlds.questions(world, 1, number)
     yield from _ratio(
-        f'rooms.{kind}',
+        f'search.rooms.{kind}',
         lambda one: index.fits(one.demand, one.window()), questions, look)
     yield from records.times(
-        f'rooms.{kind}.endless', lambda one: index.fits(
+        f'search.rooms.{kind}.endless', lambda one: index.fits(
             one.demand, model.Window(one.not_before, model.FOREVER)),
         questions)
 

@@ -22,19 +22,20 @@ def run(quick: bool) -> ty.Iterator[records.Record]:
         world = make(HOSTS // size, BOOKINGS // size)
         start = time.perf_counter()
         index = world.timeline()
-        yield records.Record(f'load.{kind}', 'seconds',
+        yield records.Record(f'upkeep.load.{kind}', 'seconds',
                              time.perf_counter() - start)
-        yield records.Record(f'memory.{kind}', 'MiB', index.nbytes / 2 ** 20)
+        yield records.Record(f'upkeep.memory.{kind}', 'MiB',
+                             index.nbytes / 2 ** 20)
         bookings = [world.booking(number) for number in range(
             min(50_000, BOOKINGS // size // 4))]
         changes = [(*one, sign) for one in bookings for sign in (-1, 1)]
         changes += [(host % world.hosts + 1, window, resources, 1)
                     for host, window, resources in bookings]
         yield from records.times(
-            f'change.{kind}', lambda one: index.apply(*one), changes, 1)
-        yield records.Record(f'memory.{kind}.later', 'MiB',
+            f'upkeep.change.{kind}', lambda one: index.apply(*one), changes, 1)
+        yield records.Record(f'upkeep.memory.{kind}.later', 'MiB',
                              index.nbytes / 2 ** 20)
         start = time.perf_counter()
         index.forget(worlds.NOW + worlds.YEAR // 10)
-        yield records.Record(f'forget.{kind}', 'seconds',
+        yield records.Record(f'upkeep.forget.{kind}', 'seconds',
                              time.perf_counter() - start)

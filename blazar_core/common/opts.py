@@ -572,9 +572,9 @@ LIMIT_OPTS: list[cfg.Opt] = [
              'within consecutive_lease_gap.'),
     cfg.IntOpt(
         'consecutive_lease_gap', default=3600, min=0,
-        help='Seconds before and after the end of a lease between which '
-             'another lease of the project follows it if it starts then, not '
-             'in the first half of the former, and ends later.'),
+        help='Seconds before or after the end of a lease. Another lease of '
+             'the project follows it if it starts within them, not in the '
+             'first half of the earlier lease, and ends later.'),
     cfg.IntOpt(
         'extension_window', default=-1, min=-1,
         help='Seconds before the end of a lease from which on it may be '

@@ -126,13 +126,7 @@ class Transfer:
                             lease.start_date,
                             lease.end_date + lease.grace_period))
             _check_status(lease)
-            if lease.project_id != owner.project_id:
-                # It says how much the former project has reserved.
-                conditions.update(lease, now, conditions.Type.LIMIT_NEAR)
-            if granted is not None:
-                lease.conditions = granted.noted(lease.conditions, now)
-            lease.project_id, lease.user_id = owner.project_id, owner.user_id
-            lease.updated_at = now
+            _assign(lease, owner, granted, now)
             # The project that has created it cannot see it any longer.
             session.execute(sa.delete(models.RequestKey).where(
                 models.RequestKey.lease_id == lease_id))
@@ -148,6 +142,18 @@ class Transfer:
             session.flush()
             session.expire(lease)
             return views.describe(lease), encrypted
+
+
+def _assign(lease: models.Lease, owner: Owner,
+            granted: limits.Granted | None, now: int) -> None:
+    """Make a lease belong to its new owner."""
+    if lease.project_id != owner.project_id:
+        # It says how much the former project has reserved.
+        conditions.update(lease, now, conditions.Type.LIMIT_NEAR)
+    if granted is not None:
+        lease.conditions = granted.noted(lease.conditions, now)
+    lease.project_id, lease.user_id = owner.project_id, owner.user_id
+    lease.updated_at = now
 
 
 def _lock_projects(connection: sa.Connection, before: str, after: str,

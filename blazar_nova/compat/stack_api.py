@@ -25,6 +25,8 @@ LOG = logging.getLogger(__name__)
 
 GROUP = 'blazar_heat'
 _Body: ty.TypeAlias = dict[str, ty.Any]
+#: What each resource of a preview has.
+_RESOURCE = {'resource_name': str, 'resource_type': str, 'properties': dict}
 
 
 def _options() -> list[ty.Any]:
@@ -167,9 +169,10 @@ def _check(resources: list[ty.Any]) -> None:
     for one in resources:
         if isinstance(one, list):
             _check(one)
-        elif not isinstance(one['properties'], dict):
-            raise TypeError(f'{one["resource_name"]} of {one["resource_type"]}'
-                            ' has no properties')
+            continue
+        for key, kind in _RESOURCE.items():
+            if not isinstance(one[key], kind):
+                raise TypeError(f'{key} of a resource is {one[key]}')
 
 
 @functools.cache

@@ -43,5 +43,6 @@ class TestQuick(base.BaseTestCase):
             found = [json.loads(line) for line in file]
         if not found and ' is not installed.' in text:
             self.skipTest(text.strip().splitlines()[-1])
-        # Some have records that are named for the parts that they measure.
         self.assertNotEqual([], found, text[-20_000:])
+        self.assertEqual(
+            {self.name}, {one['name'].split('.')[0] for one in found})

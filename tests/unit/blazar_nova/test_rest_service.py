@@ -67,3 +67,17 @@ class TestWrongAnswers(base.TestCase):
                     self.assertIn(kind.name, str(exc))
                 else:
                     self.fail(f'{method} reads {body} as {found}')
+
+    def test_so_is_a_preview_of_resources_that_lack_something(self):
+        resource = {'resource_name': 'a', 'resource_type': 'OS::Nova::Server',
+                    'properties': {}}
+        (kind, *words), = (one[:3] for one in READ if one[1] == 'preview')
+        for wrong in ({key: value for key, value in resource.items()
+                       if key != missing} for missing in resource):
+            for body in [wrong], [[wrong]], [resource, wrong], [
+                    {**wrong, **dict.fromkeys(resource.keys() - wrong)}]:
+                self.assertRaises(
+                    errors.CloudUnavailable, self.read, kind, *words,
+                    {'stack': {'resources': body}})
+        self.assertEqual([resource], self.read(
+            kind, *words, {'stack': {'resources': [resource]}}))

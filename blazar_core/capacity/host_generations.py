@@ -84,8 +84,12 @@ def advance(connection: sa.Connection, now: int, hosts: ty.Iterable[ReadHost],
     usage = values.get('usage') if values.keys() <= _OF_USAGE else None
     hosts = list(hosts)
     step = 1 if len(hosts) <= MANY else _MOST
-    for first in range(0, len(hosts), step):
-        _take(connection, hosts[first:first + step], values)
+    try:
+        for first in range(0, len(hosts), step):
+            _take(connection, hosts[first:first + step], values)
+    except api.LostRace as race:
+        race.host_ids = frozenset(host.id for host in hosts)
+        raise
     for host in hosts:
         own = changes.get(host.id, ())
         rows += [{

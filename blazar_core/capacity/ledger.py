@@ -42,7 +42,7 @@ from blazar_core.db import models
 
 __all__ = ['Edit', 'OverCapacity', 'NewBooking', 'RESERVABLE', 'SEEN',
            'HostLoad', 'TAKES', 'add', 'amend', 'awaited', 'decide', 'follow',
-           'hold', 'new_of']
+           'new_of']
 
 
 class OverCapacity(api.LostRace):
@@ -310,23 +310,6 @@ def _chosen(host: 'HostLoad', stays: ty.Iterable[rule.Taken],
     return chosen
 
 
-def hold(connection: sa.Connection, host_ids: ty.Collection[int],
-         many: int) -> bool:
-    """Lock the rows of more hosts than ``many`` until the transaction ends.
-    Otherwise others would always be faster, until the retries are used up.
-
-    Call it as early as possible: PostgreSQL refuses rows that have changed
-    since the first read of the transaction, and a locking read with bookings
-    locks nothing before it has read all rows.
-
-    :returns: whether there are more, so that they are locked
-    """
-    if len(host_ids) <= many:
-        return False
-    connection.execute(_LOCK, {'hosts': sorted(host_ids)}).all()
-    return True
-
-
 class _Delta(ty.NamedTuple):
     """An amount that a host has more (sign 1) or less (-1) over a window."""
 
@@ -396,7 +379,11 @@ def _read(connection: sa.Connection, changes: ty.Mapping[int, list[_Delta]],
             'until': max(one.end for one in wanted)}
     else:
         query, times = _ALONE, {}
-    if hold(connection, ids, host_generations.MANY):
+    if len(ids) > host_generations.MANY:
+        # Otherwise others would always be faster, until the retries are used
+        # up; and a locking read with bookings locks nothing before it has read
+        # all rows.
+        connection.execute(_LOCK, {'hosts': sorted(ids)}).all()
         query = query.with_for_update(of=_HOSTS)
     own = {row.id for row, _new in edits if row is not None}
     hosts: dict[int, HostLoad] = {}

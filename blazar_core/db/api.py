@@ -49,11 +49,16 @@ class Outdated(Exception):
 
 
 class LostRace(Outdated):
-    """Another transaction decided about the same host first."""
+    """Another transaction decided about the same host first.
+
+    :ivar host_ids: all hosts of the decision, which its next attempt locks
+        together with its leases: see :func:`lock`
+    """
 
     def __init__(self, host_id: int) -> None:
         super().__init__(f'host {host_id}')
         self.host_id = host_id
+        self.host_ids = frozenset([host_id])
 
 
 class Waited(Outdated):
@@ -236,17 +241,26 @@ class Database:
         jitter. If it has :class:`Waited` for a lock, it is run again without a
         pause, in which others would overtake it, and without counting this.
         Of those of this process only one at a time does, as each commit ends
-        all transactions that wait.
+        all transactions that wait. After a lost race it locks the hosts
+        together with its leases (:func:`lock`), as a long transaction would
+        lose to each short one.
 
         :raises ConcurrentUpdate: when the retries are used up
         :raises DatabaseUnavailable: when the database does not answer
         """
         until = self._clock.elapsed() + QUEUE_SECONDS
 
+        def attempt(*args: P.args, **kwargs: P.kwargs) -> R:
+            try:
+                return work(*args, **kwargs)
+            except LostRace as race:
+                _lost_hosts.set(_lost_hosts.get() | race.host_ids)
+                raise
+
         @functools.wraps(work)
         def queued(*args: P.args, **kwargs: P.kwargs) -> R:
             try:
-                return work(*args, **kwargs)
+                return attempt(*args, **kwargs)
             except Waited as exc:
                 queue = self._queues[hash(exc.key) % _QUEUES]
             # Bounded, although no holder waits for another queue.
@@ -254,7 +268,7 @@ class Database:
             try:
                 while True:
                     try:
-                        return work(*args, **kwargs)
+                        return attempt(*args, **kwargs)
                     except Waited:
                         if self._clock.elapsed() >= until:
                             raise
@@ -267,6 +281,7 @@ class Database:
             inc_retry_interval=True, jitter=True,
             max_retries=self._retries,
             exception_checker=is_disturbance)(queued)
+        before = _lost_hosts.set(frozenset())
         try:
             return ty.cast(R, wrapped(*args, **kwargs))
         except Exception as exc:
@@ -275,6 +290,14 @@ class Database:
             raise errors.ConcurrentUpdate(
                 'Too many leases are being booked at this moment; try again '
                 'in a few seconds.') from exc
+        finally:
+            _lost_hosts.reset(before)
+
+
+#: The hosts about which the transactions of one :meth:`Database.retried` have
+#: lost races.
+_lost_hosts: contextvars.ContextVar[frozenset[int]] = contextvars.ContextVar(
+    '_lost_hosts', default=frozenset())
 
 
 class _HasDatabase(ty.Protocol):
@@ -353,11 +376,17 @@ def lock(session: orm.Session, *lease_ids: str) -> None:
     read them afterwards, or checks whether what it has read is current.
 
     They are locked one by one, in the order of their ids. For one statement
-    MariaDB may scan the table, and lock all leases.
+    MariaDB may scan the table, and lock all leases. Hosts for which this
+    transaction has lost races are locked after them, for its next attempt to
+    be the last one.
     """
     for lease_id in sorted(lease_ids):
         with locking(lease_id):
             session.connection().execute(_LOCK, {'lease': lease_id})
+    lost = _lost_hosts.get()
+    if lost:
+        with locking('hosts'):
+            session.execute(_LOCK_HOSTS, {'hosts': sorted(lost)}).all()
 
 
 @contextlib.contextmanager
@@ -380,6 +409,9 @@ _LEASES = models.Lease.__table__
 _LOCK = sa.update(_LEASES).where(
     _LEASES.c.id == sa.bindparam('lease'),
 ).values(generation=_LEASES.c.generation + 1)
+_HOST_ID = models.Host.__table__.c.id
+_LOCK_HOSTS = sa.select(_HOST_ID).where(_HOST_ID.in_(sa.bindparam(
+    'hosts', expanding=True))).order_by(_HOST_ID).with_for_update()
 _LOCK_AS_READ = sa.update(_LEASES).where(
     _LEASES.c.id == sa.bindparam('lease'),
     _LEASES.c.generation == sa.bindparam('read'),

@@ -114,8 +114,7 @@ class Alternatives:
         return reassignment.Reassigned(
             case.lease.id, case.lease.generation, bound,
             '' if refusal is None else refusal.sentence(),
-            None if isinstance(demand, refusals.Refusal) else demand.among,
-            {row.host_id for row in rows})
+            None if isinstance(demand, refusals.Refusal) else demand.among)
 
     def whole(self, case: Case) -> tuple[
             model.Demand, model.Window] | None:

@@ -225,8 +225,7 @@ class Reshuffle:
         with self._admission.deciding():
             leases = self._reassigner.reassign(*(reassignment.Reassigned(
                 lease_id, seen, {row.id: host_id for row, host_id in some},
-                among=demand.among, before={
-                    row.host_id for row, _host_id in some})
+                among=demand.among)
                 for (lease_id, seen), some in by_lease.items()))
         if leases is None:
             raise api.Outdated('leases to be moved to other hosts')

@@ -25,10 +25,6 @@ __all__ = ['Reassignment', 'Reassigned', 'exchanged', 'may_move']
 
 LOG = logging.getLogger(__name__)
 
-#: If a reassignment involves more hosts than this, they are locked first:
-#: otherwise concurrent decisions about single hosts could fail it repeatedly.
-_MANY = 8
-
 
 class Reassigned(ty.NamedTuple):
     """A reassignment of bookings of a lease.
@@ -38,7 +34,6 @@ class Reassigned(ty.NamedTuple):
         it uses no capacity
     :ivar reason: what is missing then, for users of the lease
     :ivar among: see :class:`ledger.NewBooking`
-    :ivar before: ids of the previous hosts, as far as known
     """
 
     lease_id: str
@@ -46,7 +41,6 @@ class Reassigned(ty.NamedTuple):
     hosts: ty.Mapping[int, int | None]
     reason: str = ''
     among: model.HostPool | None = None
-    before: ty.Collection[int | None] = ()
 
 
 class Reassignment:
@@ -72,10 +66,6 @@ class Reassignment:
         with self._database.writer() as session:
             ids = [one.lease_id for one in moves]
             api.lock(session, *ids)
-            ledger.hold(session.connection(), {
-                host_id for one in moves for host_id in (
-                    *one.before, *one.hosts.values())
-                if host_id is not None}, _MANY)
             leases = {one.id: one for one in api.whole(session, ids)}
             deferred = {*session.scalars(_DEFERRED, {'leases': [*leases]})} | {
                 one.id for one in leases.values()

@@ -5,18 +5,18 @@
 import collections
 import itertools
 import os
-from unittest import mock
 
 import fixtures
 from oslo_db import exception as db_exception
 from oslo_utils import uuidutils
 import sqlalchemy as sa
 
+from blazar_core.capacity import ledger
 from blazar_core.common import model
 from blazar_core.common import states
-from blazar_core.db import api
 from blazar_core.db import models
 from blazar_core.leases import reassignment
+from blazar_core.leases import updates
 from tests import databases
 from tests.unit import base
 from tests.unit.blazar_core import racing
@@ -151,51 +151,77 @@ class TestHealing(racing.FailedTestCase):
         self.fail('Without the guard none was bound twice.')
 
 
-class TestBindingMany(racing.RaceTestCase):
-    """Bookings on several hosts are reassigned, each to the next host."""
+class TestLosing(racing.RaceTestCase):
+    """Another process decides about a host of a lease whenever it can: it is
+    faster than a transaction about several hosts.
+    """
 
-    # SQLite locks no rows.
+    # SQLite has one writer at a time.
     scenarios = databases.SERVERS
 
-    def is_locked(self, host_id):
+    def setUp(self):
+        super().setUp()
+        for number in range(3):
+            self.host(f'host-{number}', VCPU=2)
+        self.made = self.lease(50, 100, count=3,
+                               affinity=model.Affinity.DIFFERENT)
+        self.disturbed = []
+        check = ledger._check_enrollment
+
+        def disturb(edits, hosts):
+            self.disturbed.append(self.decide(max(one.id for one in hosts)))
+            check(edits, hosts)
+
+        self.useFixture(fixtures.MockPatchObject(
+            ledger, '_check_enrollment', disturb))
+
+    def decide(self, host_id):
+        """Decide about a host from another connection.
+
+        :returns: whether that was possible: the host was not locked
+        """
         try:
             with self.books.connect().engine.begin() as connection:
-                connection.execute(sa.text(
-                    f'SELECT id FROM hosts WHERE id = {host_id} '
-                    'FOR UPDATE NOWAIT'))
+                for words in (
+                        f'SELECT id FROM hosts WHERE id = {host_id} '
+                        'FOR UPDATE NOWAIT',
+                        'UPDATE hosts SET generation = generation + 1 '
+                        f'WHERE id = {host_id}'):
+                    connection.execute(sa.text(words))
         except (db_exception.DBError, sa.exc.OperationalError):
-            return True
-        return False
+            return False
+        return True
 
-    def locked_meanwhile(self, count):
-        """Return whether hosts can be locked as soon as leases are read."""
-        for number in range(count):
-            self.host(f'{count}-{number}', VCPU=2)
-        lease = self.lease(50, 100, count=count, hosts=frozenset(
-            self.scalars(models.Host.uuid, models.Host.name.startswith(
-                f'{count}-'))), affinity=model.Affinity.DIFFERENT)
+    def test_a_reassignment_loses_once(self):
         with self.database.reader() as session:
-            row = session.get_one(models.Lease, lease['id'])
-            on = {one.id: one.host_id for one in row.bookings}
+            lease = session.get_one(models.Lease, self.made['id'])
+            on = {one.id: one.host_id for one in lease.bookings}
         hosts = [*on.values()]
-        seen, read = [], api.whole
 
-        def look(session, lease_ids):
-            seen.append(self.is_locked(hosts[0]))
-            return read(session, lease_ids)
+        def reassign():
+            with self.database.reader() as session:
+                seen = session.get_one(models.Lease, lease.id).generation
+            return self.leases.reassignment.reassign(reassignment.Reassigned(
+                lease.id, seen, dict(zip(
+                    on, [*hosts[1:], hosts[0]], strict=True))))
 
-        with mock.patch('blazar_core.db.api.whole', look):
-            self.assertIsNotNone(self.leases.reassignment.reassign(
-                reassignment.Reassigned(row.id, row.generation, dict(zip(
-                    on, [*hosts[1:], hosts[0]], strict=True)), before=hosts)))
-        return seen
+        self.assertIsNotNone(self.database.retried(reassign))
+        self.assertEqual([True, False], self.disturbed)
+        self.assertTrue(self.decide(hosts[0]))
 
-    def test_about_many_hosts_nobody_else_decides(self):
-        self.assertEqual([True], self.locked_meanwhile(9))
-        self.assertFalse(self.is_locked(self.scalars(models.Host.id)[0]))
+    def test_a_change_loses_once(self):
+        changed = self.leases.updates.update(
+            self.made['id'], updates.LeaseChange(end=NOW + 200))
+        self.assertEqual(NOW + 200, changed['end_date'])
+        self.assertEqual([True, False], self.disturbed)
+        self.assertTrue(self.decide(1))
 
-    def test_about_a_few_others_may(self):
-        self.assertEqual([False], self.locked_meanwhile(8))
+    def test_the_next_transaction_locks_no_host_early(self):
+        self.leases.updates.update(
+            self.made['id'], updates.LeaseChange(end=NOW + 200))
+        self.leases.updates.update(
+            self.made['id'], updates.LeaseChange(end=NOW + 300))
+        self.assertEqual([True, False] * 2, self.disturbed)
 
 
 class TestFailing(racing.RaceTestCase):

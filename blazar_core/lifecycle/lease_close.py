@@ -102,12 +102,19 @@ class LeaseClose:
         self._decrypt = decrypt
         self._notify = notify
 
-    def reserved(self, session: orm.Session, lease: models.Lease) -> Reserved:
-        """Return the reservations of a lease, for :meth:`close`."""
-        return self._types.reserved(session, lease)
+    def reserved(self, session: orm.Session, lease: models.Lease,
+                 on_end: str | None = None) -> Reserved:
+        """Return the reservations of a lease, for :meth:`close`.
+
+        :param on_end: the end policy that applies; None: that of the lease
+        """
+        return [(kind, one if on_end is None else dataclasses.replace(
+            one, on_end=on_end))
+            for kind, one in self._types.reserved(session, lease)]
 
     def close(self, lease_id: str, has_servers: bool = False,
-              over: Reserved | None = None) -> Closed:
+              over: Reserved | None = None,
+              on_end: str | None = None) -> Closed:
         """Close the reservations of a lease.
 
         A reservation that cannot be closed yet does not keep others open.
@@ -116,10 +123,12 @@ class LeaseClose:
             reservations that are not for boots: these stay open
         :param over: its reservations, as they were read since it began to end;
             None: read them
+        :param on_end: see :meth:`reserved`, if they are read
         """
         if over is None:
             with self._database.reader() as session:
-                over = self.reserved(session, api.found(session, lease_id))
+                over = self.reserved(
+                    session, api.found(session, lease_id), on_end)
         closed = Closed([], [], [])
         # What uses another reservation comes after it.
         for kind, reserved in reversed(over):

@@ -238,6 +238,7 @@ class _Begun(ty.NamedTuple):
 
     :ivar servers: the steps of servers that have bookings
     :ivar others: the steps of servers that have none
+    :ivar on_end: the policy of its reservations
     :ivar grace: seconds that are left of the grace period
     :ivar awaited: the servers for whose capacity other leases wait, each with
         the uuid of its host; without a server: a whole host
@@ -247,6 +248,7 @@ class _Begun(ty.NamedTuple):
 
     servers: dict[str, end_policies.Steps]
     others: end_policies.Steps
+    on_end: str = end_policies.DELETE
     name: str = ''
     project_id: str = ''
     grace: int = 0
@@ -387,7 +389,7 @@ class LeaseEnd:
                 # No notification tells what users do to them meanwhile.
                 retries.LONGEST_WAIT)
         if begun.servers:
-            closed = self._closer.close(lease_id)
+            closed = self._closer.close(lease_id, on_end=begun.on_end)
         if not closed.done:
             again = closed.soonest
             self._database.retried(
@@ -524,12 +526,12 @@ class LeaseEnd:
             return _Begun({one: last if its[-1].for_hosted_servers else its
                            for one in lease_status.servers(lease)},
                           end_policies.moving(its, self._policies)
-                          if its[-1].stays else its, lease.name,
+                          if its[-1].stays else its, name, lease.name,
                           lease.project_id, lease.end_date +
                           lease.grace_period - now if when_due and
                           lease.deleted_at is None else 0,
                           self._awaited(session, lease, now, its),
-                          self._closer.reserved(session, lease),
+                          self._closer.reserved(session, lease, name),
                           lease.conditions)
 
     def _is_in_vain(self, session: orm.Session, lease: models.Lease) -> bool:
@@ -589,7 +591,7 @@ class LeaseEnd:
     def _is_late(self, session: orm.Session, lease: models.Lease, now: int,
                  its: end_policies.Steps) -> bool:
         """Return whether the end policy of a lease has taken too long, so that
-        its servers are deleted; the lease shows it.
+        its servers and volumes are deleted; the lease shows it.
 
         Counted from when its end began, as no process may have run before. No
         change of the lease extends that.
@@ -598,7 +600,7 @@ class LeaseEnd:
             IN_VAIN if self._is_in_vain(session, lease) else 0)
         if not limit or not self._lasts(lease, now, its, limit):
             return False
-        why = (f'Its servers are deleted: {lease.on_end} was not complete '
+        why = (f'What it has is deleted: {lease.on_end} was not complete '
                f'within {limit} s.')
         if conditions.update(lease, now, conditions.Condition(
                 conditions.Type.POLICY_REPLACED, conditions.Reason.TIMED_OUT,

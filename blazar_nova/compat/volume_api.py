@@ -75,6 +75,12 @@ class Cinder(rest_service.RestService):
             'extra_specs': dict(extra_specs)}})
         return rest_service.id_of(made, 'volume_type')
 
+    @rest_service.reads
+    def default_type(self) -> str:
+        """Return the name of the volume type of volumes without one."""
+        return ty.cast(str, self._ask('GET', '/types/default')[
+            'volume_type']['name'])
+
     def delete_type(self, type_id: str) -> None:
         """Delete a volume type without volumes; nothing when it is gone."""
         self._ask('DELETE', f'/types/{type_id}', missing={})
@@ -146,6 +152,14 @@ class Cinder(rest_service.RestService):
         self._ask('POST', f'/volumes/{volume_id}/action', missing={}, json={
             'os-reset_status': {'status': 'available',
                                 'attach_status': 'detached'}})
+
+    def retype(self, volume_id: str, type_name: str) -> None:
+        """Have cinder change the type of a volume, and move the volume if the
+        new type needs that.
+        """
+        self._ask('POST', f'/volumes/{volume_id}/action', missing={}, json={
+            'os-retype': {'new_type': type_name,
+                          'migration_policy': 'on-demand'}})
 
     def delete_volume(self, volume_id: str) -> None:
         """Have cinder delete a volume with its snapshots; nothing when it is

@@ -7,7 +7,7 @@ import functools
 from blazar_core.plugins import end_policies
 from blazar_nova.resource_types import extensions
 
-__all__ = ['available']
+__all__ = ['available', 'keeps']
 
 
 @functools.cache
@@ -18,3 +18,9 @@ def available() -> end_policies.Policies:
     """
     return extensions.load('blazar_nova.end_policies', end_policies.EndPolicy,
                            end_policies.DELETE)
+
+
+def keeps(on_end: str) -> bool:
+    """Return whether an end policy keeps servers, or images of them."""
+    its = available()
+    return any(its[name].keeps for name in on_end.split(',') if name in its)

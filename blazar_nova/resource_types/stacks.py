@@ -22,7 +22,6 @@ from blazar_core.common import errors
 from blazar_core.common import inputs
 from blazar_core.common import model
 from blazar_core.common import words
-from blazar_core.plugins import end_policies
 from blazar_core.plugins import resource_types
 from blazar_nova.compat import flavors
 from blazar_nova.compat import stack_api
@@ -272,7 +271,7 @@ class Stacks(resource_types.ResourceType):
         if found is None:
             return
         last = reserved.on_end.split(',')[-1]
-        if RESERVED not in found.tags and _keeps(last):
+        if RESERVED not in found.tags and installed_policies.keeps(last):
             self._keep(reserved, found, token, last)
             return
         if found.status != 'DELETE_IN_PROGRESS':
@@ -313,13 +312,6 @@ class Stacks(resource_types.ResourceType):
 
 def _demand() -> model.Demand:
     return model.Demand({model.STACK: 1}, 1)
-
-
-def _keeps(policy: str) -> bool:
-    """Return whether an end policy leaves the servers of a stack."""
-    its = installed_policies.available().get(policy)
-    return its is not None and policy != end_policies.DELETE and (
-        not its.for_hosted_servers)
 
 
 def _path(reserved: resource_types.ReservationContext) -> str:

@@ -6,7 +6,8 @@ The operator enrolls a volume type by an extra spec with its capacity. The
 type is private, and no project has access to it: the capacity is for leases.
 When a lease starts, its project gets a volume type with the id of the
 reservation, which has the extra specs of the enrolled one, and a quota of the
-reserved size for it. When the lease ends, its volumes are deleted.
+reserved size for it. When the lease ends, its volumes are deleted, or get
+another volume type if its end policy keeps servers.
 """
 
 import functools
@@ -22,6 +23,7 @@ from blazar_core.common import words
 from blazar_core.plugins import resource_types
 from blazar_nova.compat import volume_api
 from blazar_nova.compat import volume_detachment
+from blazar_nova.resource_types import installed_policies
 
 __all__ = ['VolumeService', 'Volumes']
 
@@ -31,6 +33,8 @@ Values: ty.TypeAlias = resource_types.Values
 
 #: The extra spec of an enrolled volume type: its capacity in GiB.
 CAPACITY = 'blazar:capacity_gb'
+#: The extra spec with the volume type of volumes that are kept after the end.
+KEPT = 'blazar:kept_volume_type'
 #: Extra specs of the volume type of a reservation: the id of the reservation,
 #: and that of the enrolled type.
 _RESERVATION, _ENROLLED = 'blazar:reservation', 'blazar:volume_type'
@@ -41,6 +45,10 @@ _DELETABLE = frozenset({
     'error_managing', 'error_deleting'})
 #: Statuses that last as long as the users of a volume like.
 _HELD = frozenset({'awaiting-transfer', 'reserved', 'in-use', 'maintenance'})
+#: Statuses in which cinder changes the type of a volume, and those of volumes
+#: that have nothing to keep.
+_KEEPABLE = 'available', 'in-use'
+_EMPTY = 'error', 'error_deleting', 'error_managing'
 
 
 class VolumeService(ty.Protocol):
@@ -54,6 +62,9 @@ class VolumeService(ty.Protocol):
 
     def create_type(self, name: str, description: str,
                     extra_specs: ty.Mapping[str, str]) -> str:
+        ...
+
+    def default_type(self) -> str:
         ...
 
     def delete_type(self, type_id: str) -> None:
@@ -81,6 +92,9 @@ class VolumeService(ty.Protocol):
         ...
 
     def reset(self, volume_id: str) -> None:
+        ...
+
+    def retype(self, volume_id: str, type_name: str) -> None:
         ...
 
     def delete_volume(self, volume_id: str) -> None:
@@ -193,25 +207,55 @@ class Volumes(resource_types.ResourceType):
     def _remove(self, mine: volume_api.VolumeType,
                 reserved: resource_types.ReservationContext) -> None:
         """Delete a volume type: first what lets projects use it, then its
-        volumes with their snapshots, last itself; safe to repeat.
+        volumes with their snapshots unless they get another type, last itself;
+        safe to repeat.
 
         :raises CloudUnavailable: while there are volumes
         """
         for project_id in self.cinder.projects_of(mine.id):
             self._close(mine.id, mine.name, project_id)
         volumes = self.cinder.volumes_of(mine.id)
-        for one in volumes:
-            self._delete(one)
         if volumes:
+            said = f'Reservation {reserved.id} has {_listed(volumes)}'
+            if installed_policies.keeps(reserved.on_end):
+                raise errors.CloudUnavailable(
+                    f'{said}: {self._keep_all(volumes, mine)}')
+            for one in volumes:
+                self._delete(one)
             servers = {server for one in volumes for server in one.servers}
             attached = f', attached to {", ".join(sorted(servers)[:5])}' if (
                 servers) else ''
             raise errors.CloudUnavailable(
-                f'Reservation {reserved.id} has {_listed(volumes)}{attached}: '
-                'being detached and deleted.')
+                f'{said}{attached}: being detached and deleted.')
         self.cinder.delete_type(mine.id)
         LOG.info('Lease %s: volume type %s is deleted', reserved.lease_id,
                  reserved.id)
+
+    def _keep_all(self, volumes: ty.Iterable[volume_api.Volume],
+                  mine: volume_api.VolumeType) -> str:
+        """Go one step further in giving volumes of a reservation another type.
+
+        :returns: a clause about it, with the first reason why not
+        """
+        target = mine.extra_specs.get(KEPT) or self.cinder.default_type()
+        failed = []
+        for one in volumes:
+            try:
+                self._keep(one, target)
+            except errors.CloudUnavailable as exc:
+                failed.append(f'{one.id}: {exc}')
+        return f'being given volume type {target}.' if not failed else (
+            f'they are not given volume type {target}: {failed[0]}')
+
+    def _keep(self, one: volume_api.Volume, target: str) -> None:
+        if one.status in _EMPTY:
+            self._delete(one)
+        elif one.group_id is not None:
+            self.cinder.remove_from_group(one.group_id, one.id)
+        elif one.status in _KEEPABLE:
+            self.cinder.retype(one.id, target)
+        elif one.status in _HELD | _DELETABLE and not one.servers:
+            self.cinder.reset(one.id)
 
     def _delete(self, one: volume_api.Volume) -> None:
         """Go one step further in deleting a volume, whatever state its users

@@ -45,23 +45,25 @@ class CinderTest(lease_api.LeaseApiTestCase):
         """
         done = self.run_client(
             'openstack', 'volume', *words,
-            *(() if 'delete' in words else ('-f', 'json')), user=user)
+            *(() if {'delete', 'set'} & {*words} else ('-f', 'json')),
+            user=user)
         self.assertEqual(code, done.returncode, done.stderr)
         return json.loads(done.stdout or 'null') if code == 0 else done.stderr
 
-    def reserve(self, seconds: int, *reservations: base.Json) -> base.Json:
+    def reserve(self, seconds: int, *reservations: base.Json,
+                **more: str) -> base.Json:
         now = time.time()
         return self.demo('POST', '/leases', {
             'name': 'storage', 'start_date': 'now',
             'end_date': base.date(now + seconds),
-            'reservations': list(reservations)}, service='reservation')[
-                'lease']
+            'reservations': list(reservations), **more},
+            service='reservation')['lease']
 
     def shown(self, lease: base.Json) -> base.Json:
         return self.demo('GET', f'/leases/{lease["id"]}',
                          service='reservation')['lease']
 
-    def test_from_the_lease_to_the_deletion_of_volumes(self) -> None:
+    def wait_for_types(self) -> None:
         self.wait_for(lambda: self.demo.request(
             'POST', '/leases?dry_run=true', {
                 'name': 'storage', 'start_date': 'now',
@@ -69,6 +71,71 @@ class CinderTest(lease_api.LeaseApiTestCase):
                     {'resource_type': 'virtual:volume', 'size': 1}]},
             service='reservation').json()['quote']['fits'],
             'enrolled volume types')
+
+    def attach(self, volume_id: str) -> str:
+        """Boot a server, and attach a volume to it.
+
+        :returns: the server's id
+        """
+        server_id = str(self.boot()['server']['id'])
+        self.wait_for(lambda: self.server(server_id)['status'] == 'ACTIVE',
+                      'a server')
+        self.demo('POST', f'/servers/{server_id}/os-volume_attachments', {
+            'volumeAttachment': {'volumeId': volume_id}})
+        self.wait_for(lambda: self.volumes('show', volume_id)['status'] ==
+                      'in-use', 'an attachment')
+        return server_id
+
+    def test_volumes_that_are_kept(self) -> None:
+        """The first one gets the type of the operator; there is no quota for
+        the second one at first.
+        """
+        self.volumes('type', 'create', 'kept', '--property',
+                     'volume_backend_name=ssd', user='admin')
+        self.volumes('type', 'set', 'reserved-ssd', '--property',
+                     'blazar:kept_volume_type=kept', user='admin')
+        self.wait_for_types()
+        lease = self.reserve(3600, {
+            'resource_type': 'virtual:volume', 'size': 60,
+            'volume_type': 'reserved-ssd'}, on_end='release')
+        self.wait_for_lease(lease['id'], 'ACTIVE')
+        kind = lease['reservations'][0]['id']
+        made = [self.volumes('create', name, '--size', '20', '--type', kind)
+                for name in ('one', 'two')]
+        for one in made:
+            self.wait_for(lambda one=one: self.volumes('show', one['id'])[
+                'status'] == 'available', 'a volume')
+        project = self.volumes('show', made[0]['id'], user='admin')[
+            'os-vol-tenant-attr:tenant_id']
+        self.run_client('openstack', 'quota', 'set', project, '--gigabytes',
+                        '20', '--volume-type', 'kept', user='admin')
+        server = self.attach(made[0]['id'])
+        self.demo('PUT', f'/leases/{lease["id"]}', {
+            'end_date': base.date(time.time() + 2)}, service='reservation')
+        self.wait_for(lambda: 'not given volume type kept' in (
+            self.shown(lease)['status_reason'] or ''),
+            'a lease that says why')
+        self.run_client('openstack', 'quota', 'set', project, '--gigabytes',
+                        '40', '--volume-type', 'kept', user='admin')
+        self.wait_for_lease(lease['id'], 'TERMINATED', seconds=240)
+        self.assertEqual(
+            {'one': ('kept', 'in-use'), 'two': ('kept', 'available')}, {
+                found['name']: (found['type'], found['status'])
+                for found in (self.volumes('show', one['id'])
+                              for one in made)})
+        self.assertEqual('ACTIVE', self.server(server)['status'])
+        self.assertNotIn(kind, {one['Name'] for one in self.volumes(
+            'type', 'list', user='admin')})
+        self.demo('DELETE', f'/servers/{server}')
+        self.wait_for(lambda: self.volumes('show', made[0]['id'])[
+            'status'] == 'available', 'a volume without a server')
+        for one in made:
+            self.volumes('delete', one['id'])
+        self.wait_for(lambda: not self.volumes('list'), 'no volumes')
+        self.volumes('type', 'delete', 'kept', user='admin')
+
+    def test_from_the_lease_to_the_deletion_of_volumes(self) -> None:
+        self.wait_for_types()
         lease = self.reserve(3600, {
             'resource_type': 'virtual:volume', 'size': 60,
             'volume_type': 'reserved-ssd'})
@@ -100,13 +167,7 @@ class CinderTest(lease_api.LeaseApiTestCase):
             given['auth_key'], user='other', code=1).lower())
         self.volumes('transfer', 'request', 'delete', given['id'])
         # It is attached when the lease ends.
-        server = self.boot()['server']['id']
-        self.wait_for(lambda: self.server(server)['status'] == 'ACTIVE',
-                      'a server')
-        self.demo('POST', f'/servers/{server}/os-volume_attachments', {
-            'volumeAttachment': {'volumeId': made['id']}})
-        self.wait_for(lambda: self.volumes('show', made['id'])['status'] ==
-                      'in-use', 'an attachment')
+        server = self.attach(made['id'])
         more = self.volumes('create', 'more', '--size', '1', '--type', kind)
         self.wait_for(lambda: self.volumes('show', more['id'])['status'] ==
                       'available', 'another volume')

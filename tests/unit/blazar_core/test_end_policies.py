@@ -552,7 +552,7 @@ class TestLimit(StepsTestCase):
         for time in (1400, 2200):
             self.run_at(time)
         self.assertIn(server, self.cloud.deleted)
-        why = ('Its servers are deleted: snapshot,delete was not complete '
+        why = ('What it has is deleted: snapshot,delete was not complete '
                'within 600 s.')
         self.assertEqual(1, log.output.count(why))
         self.assertEqual(why, self.reason(lease))
@@ -579,7 +579,7 @@ class TestLimit(StepsTestCase):
         self.run_at(100)
         for time in (1400, 2200):
             self.run_at(time)
-        self.assertEqual(1, log.output.count('Its servers are deleted: '))
+        self.assertEqual(1, log.output.count('What it has is deleted: '))
         said = conditions.find(self.scalars(models.Lease.conditions)[0],
                                conditions.Type.END_DELAYED)
         self.assertEqual(NOW + 1400, said['since'])

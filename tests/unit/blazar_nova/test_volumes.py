@@ -15,6 +15,7 @@ from blazar_core.db import api
 from blazar_core.plugins import resource_types
 from blazar_nova.compat import volume_api
 from blazar_nova.listener import host_sync
+from blazar_nova.resource_types import installed_policies
 from blazar_nova.resource_types import registry
 from blazar_nova.resource_types import volumes
 from tests import databases
@@ -36,6 +37,7 @@ class FakeCinder:
     :ivar limits: GiB, by project and name of the type
     :ivar volumes: by id, with their type and size
     :ivar servers: those that Nova has
+    :ivar full: the projects whose quota of other types is used up
     :ivar dies_after: by method, raised when it is done
     """
 
@@ -43,6 +45,7 @@ class FakeCinder:
         self._ids = itertools.count(1)
         self.kinds, self.access, self.limits = {}, {}, {}
         self.volumes, self.dies_after, self.servers = {}, {}, set()
+        self.full = set()
 
     def enroll(self, type_id, name, capacity, **values):
         self.kinds[type_id] = volume_api.VolumeType(
@@ -142,10 +145,23 @@ class FakeCinder:
 
     def delete_volume(self, volume_id):
         one, _kind, _size = self.volumes[volume_id]
-        if one.servers or one.status != 'available' or one.group_id:
+        if one.servers or one.group_id or (
+                one.status not in ('available', 'error')):
             raise errors.CloudUnavailable('Cinder refuses: it is in use.')
         self.become(volume_id, status='deleting')
         self._done('delete_volume')
+
+    def default_type(self):
+        return 'plain'
+
+    def retype(self, volume_id, type_name):
+        one, _kind, size = self.volumes[volume_id]
+        if one.status not in ('available', 'in-use') or one.group_id or (
+                one.project_id in self.full):
+            raise errors.CloudUnavailable('Cinder refuses: quota exceeded.')
+        kind, = (its for its in self.kinds.values() if its.name == type_name)
+        self.volumes[volume_id] = one, kind.id, size
+        self._done('retype')
 
     def finish(self):
         """Detach and delete what is being detached and deleted."""
@@ -197,7 +213,11 @@ class VolumeTestCase(base.LeaseTestCase):
 
     def started(self, **values):
         """The id of the reservation of a lease that has started."""
-        self.lease = self.reserve(0, 1000, self.wanted(**values))
+        start = self.clock.now() - base.NOW
+        request = self.request(
+            start, start + 1000, on_end=values.pop('on_end', 'delete'))
+        self.lease = self.reserve(0, 0, self.wanted(**values),
+                                  request=request)
         driven.run_due(self.engine)
         return self.lease['reservations'][0]['id']
 
@@ -333,6 +353,123 @@ class TestEnd(VolumeTestCase):
         self.assertEqual({SSD, DISK}, {*self.cinder.kinds})
 
 
+class TestKept(VolumeTestCase):
+    """The end policy keeps servers, or images of them."""
+
+    end_timeout = 3600
+
+    def policies(self):
+        return installed_policies.available()
+
+    def setUp(self):
+        super().setUp()
+        for name in 'plain', 'kept':
+            self.cinder.kinds[name] = volume_api.VolumeType(
+                name, name, True, {})
+            self.cinder.access[name] = set()
+
+    def types_of_volumes(self):
+        return {key: kind for key, (_one, kind, _size)
+                in self.cinder.volumes.items()}
+
+    def test_its_volumes_get_the_default_type(self):
+        for on_end in ('release', 'stop', 'shelve', 'suspend',
+                       'snapshot,delete'):
+            its_id = self.started(on_end=on_end)
+            self.cinder.create('project', its_id, 60, status='in-use',
+                               servers=('server1',))
+            volume_id, = self.types_of_volumes()
+            self.run_for(1000)
+            self.assertEqual('TERMINATING', self.status(self.lease))
+            self.assertIn(f'1 volume ({volume_id}): being given volume type '
+                          'plain.', self.reason(self.lease))
+            self.run_for(300)
+            self.assertEqual('TERMINATED', self.status(self.lease))
+            self.assertEqual({volume_id: 'plain'}, self.types_of_volumes())
+            self.assertEqual(('server1',),
+                             self.cinder.volumes.pop(volume_id)[0].servers)
+
+    def test_or_the_one_that_the_operator_names(self):
+        self.cinder.enroll(SSD, 'ssd', 100, extra_specs={
+            volumes.CAPACITY: '100', volumes.KEPT: 'kept'})
+        its_id = self.started(on_end='release')
+        self.cinder.create('project', its_id, 1)
+        self.run_for(1000)
+        self.run_for(300)
+        self.assertEqual({'kept'}, {*self.types_of_volumes().values()})
+        self.assertEqual({SSD, DISK, 'plain', 'kept'}, {*self.cinder.kinds})
+
+    def test_what_users_do_does_not_keep_the_capacity(self):
+        its_id = self.started(on_end='release')
+        for values in ({'status': 'awaiting-transfer'},
+                       {'status': 'reserved'}, {'group_id': 'group'},
+                       {'status': 'error_extending'}, {'status': 'error'}):
+            self.cinder.create('project', its_id, 1, **values)
+        self.run_for(1000)
+        for _time in range(3):
+            self.run_for(300)
+            self.cinder.finish()
+        self.assertEqual('TERMINATED', self.status(self.lease))
+        self.assertEqual(['plain'] * 4, [*self.types_of_volumes().values()])
+
+    def test_without_quota_they_are_deleted_after_an_hour(self):
+        its_id = self.started(on_end='release')
+        self.cinder.full.add('project')
+        for _number in range(2):
+            self.cinder.create('project', its_id, 1)
+        self.run_for(1000)
+        for _time in range(11):
+            self.run_for(300)
+            self.assertIn('they are not given volume type plain: vol2: '
+                          'Cinder refuses: quota exceeded',
+                          self.reason(self.lease))
+            self.assertEqual(2, len(self.cinder.volumes))
+        for _time in range(3):
+            self.run_for(300)
+            self.cinder.finish()
+        self.assertEqual(({}, 'TERMINATED', {SSD, DISK, 'plain', 'kept'}), (
+            self.cinder.volumes, self.status(self.lease),
+            {*self.cinder.kinds}))
+
+    def test_one_that_cannot_be_kept_does_not_hold_up_others(self):
+        its_id = self.started(on_end='release')
+        self.cinder.full.add('other')
+        for project in 'other', 'project':
+            self.cinder.access[self.type_of(its_id)].add(project)
+            self.cinder.create(project, its_id, 1)
+        self.run_for(1000)
+        self.assertEqual('plain', self.types_of_volumes()['vol3'])
+        self.cinder.full.clear()
+        self.run_for(300)
+        self.run_for(300)
+        self.assertEqual('TERMINATED', self.status(self.lease))
+
+    def type_of(self, its_id):
+        return next(one.id for one in self.cinder.types()
+                    if one.name == its_id)
+
+    def test_those_of_a_lease_that_is_deleted_are_deleted(self):
+        its_id = self.started(on_end='release')
+        self.cinder.create('project', its_id, 1)
+        self.lifecycle.lease_end.delete(self.lease['id'])
+        for _time in range(3):
+            self.run_for(300)
+            self.cinder.finish()
+        self.assertEqual({}, self.cinder.volumes)
+
+    def test_whoever_dies_they_are_kept_in_the_end(self):
+        its_id = self.started(on_end='release')
+        self.cinder.create('project', its_id, 1, status='awaiting-transfer')
+        for method in 'limit', 'deny', 'reset', 'retype', 'delete_type':
+            self.cinder.dies_after[method] = RuntimeError('killed')
+        self.run_for(1000)
+        for _time in range(8):
+            self.run_for(300)
+        self.assertEqual(({}, 'TERMINATED', ['plain']), (
+            self.cinder.dies_after, self.status(self.lease),
+            [*self.types_of_volumes().values()]))
+
+
 class TestFailures(VolumeTestCase):
 
     def test_whoever_dies_it_is_open_in_the_end_and_to_one_project(self):
@@ -423,6 +560,14 @@ class TestCinder(base.TestCase):
         self.adapter.request.assert_called_with(
             '/os-quota-sets/p', 'PUT', timeout=30,
             json={'quota_set': {'gigabytes_ssd': 8}})
+
+    def test_volumes_without_a_type_get_the_default_one(self):
+        self.answer({'volume_type': {'id': '1', 'name': 'plain'}}, {})
+        self.assertEqual('plain', self.cinder.default_type())
+        self.cinder.retype('v', 'plain')
+        self.adapter.request.assert_called_with(
+            '/volumes/v/action', 'POST', timeout=30, json={'os-retype': {
+                'new_type': 'plain', 'migration_policy': 'on-demand'}})
 
     def test_a_refusal_has_the_words_of_cinder(self):
         self.adapter.request.side_effect = exceptions.BadRequest(

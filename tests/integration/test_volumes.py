@@ -36,6 +36,10 @@ class CinderTest(lease_api.LeaseApiTestCase):
                          user='admin')
             self.addCleanup(self.volumes, 'type', 'delete',
                             f'reserved-{name}', user='admin')
+        # Cinder's scheduler may miss the first report of a backend.
+        self.wait_for(lambda: len(self.volumes(
+            'backend', 'pool', 'list', user='admin')) == 2,
+            'the pools of both backends', seconds=120)
 
     def volumes(self, *words: str, user: str = 'demo', code: int = 0,
                 ) -> ty.Any:

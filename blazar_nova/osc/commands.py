@@ -32,6 +32,9 @@ RESERVATIONS: dict[str, dict[str, ty.Any]] = {
         'traits': None, 'projects': None},
     'virtual:floatingip': {
         'amount': 1, 'network_id': None, 'required_floatingips': []},
+    'virtual:network': {
+        'amount': None, 'network_type': None, 'physical_network': None},
+    'virtual:volume': {'amount': None, 'size': None, 'volume_type': None},
 }
 
 #: The keys whose values are lists.
@@ -77,17 +80,19 @@ def reservation(text: str) -> dict[str, ty.Any]:
     """
     match = re.search('(?:^|,)resource_type=([^,]*)', text)
     kind = match[1] if match else None
-    if kind not in RESERVATIONS:
+    if not kind:
         raise argparse.ArgumentTypeError(
-            f'{text!r} needs resource_type=..., with one of '
+            f'{text!r} needs resource_type=..., for example one of '
             f'{", ".join(RESERVATIONS)}')
-    keys = ['resource_type', *RESERVATIONS[kind]]
+    defaults = RESERVATIONS.get(kind, {})
+    # Of types of other plug-ins, values contain no comma before a key.
+    keys = ['resource_type', *(defaults or ['[a-z][a-z0-9_]*'])]
     before, *rest = re.split(f'(?:^|,)({"|".join(keys)})=', text)
     given: dict[str, ty.Any] = {}
     for key, value in zip(rest[::2], rest[1::2], strict=True):
         if key in given:
             raise argparse.ArgumentTypeError(f'{text!r} has {key} twice')
-        if ',' in value and value[0] not in '["':
+        if defaults and ',' in value and value[0] not in '["':
             before = value.partition(',')[2]
         given[key] = int(value) if re.fullmatch(
             '0|-?[1-9][0-9]*', value) else value
@@ -101,7 +106,7 @@ def reservation(text: str) -> dict[str, ty.Any]:
         except ValueError:
             raise argparse.ArgumentTypeError(
                 f'{key} needs a list, such as ["one", "two"]')
-    return {**{key: value for key, value in RESERVATIONS[kind].items()
+    return {**{key: value for key, value in defaults.items()
                if value is not None}, **given}
 
 

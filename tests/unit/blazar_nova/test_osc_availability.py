@@ -5,6 +5,7 @@
 import io
 import json
 
+from blazar_nova.osc import commands
 from tests.unit.blazar_nova import osc_base
 
 ID = '0f3d5c1a-7b52-4a0e-8a53-6f1d2f7d9b10'
@@ -194,10 +195,22 @@ class QuoteTest(osc_base.OscTestCase):
             'traits': ['A', 'B'], 'aggregate': 'rack7', 'projects': ['p'],
             'region': 'R'}], body['reservations'])
 
+    def test_reservations_of_each_type(self):
+        for text, wanted in (
+                ('resource_type=virtual:network,physical_network=physnet1',
+                 {'physical_network': 'physnet1'}),
+                ('resource_type=virtual:volume,size=100,volume_type=ssd',
+                 {'size': 100, 'volume_type': 'ssd'}),
+                # Of a plug-in that this client does not know.
+                ('level=2,resource_type=parking:lot,colors=a,b,shade=x=y',
+                 {'level': 2, 'colors': 'a,b', 'shade': 'x=y'})):
+            given = commands.reservation(text)
+            self.assertIn(given.pop('resource_type'), text)
+            self.assertEqual(wanted, given)
+
     def test_a_reservation_that_cannot_be_read(self):
         for text, says in (
                 ('vcpus=2', 'needs resource_type=...'),
-                ('resource_type=virtual:machine', 'virtual:instance'),
                 (INSTANCE + ',color=red', "'color=red' is not key=value"),
                 ('vcpu=2,' + INSTANCE, "'vcpu=2' is not key=value"),
                 ('resource_type=virtual:instance,vcpu=2',

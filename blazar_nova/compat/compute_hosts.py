@@ -301,6 +301,13 @@ class ServiceState(ty.NamedTuple):
     heard: bool
 
     @property
+    def watched(self) -> bool:
+        """Whether its host fails when it is down: a disabled one may be
+        stopped on purpose, unless it is forced down.
+        """
+        return self.forced_down or not self.disabled
+
+    @property
     def surely_down(self) -> bool:
         """Whether it is certain that nothing runs there: it is forced down
         and does not report.
@@ -309,12 +316,12 @@ class ServiceState(ty.NamedTuple):
 
 
 def service_states() -> dict[str, ServiceState]:
-    """Return the states of all nova-compute services, by host, without those
-    in cells that do not answer.
+    """Return the states of all nova-compute services, disabled ones too, by
+    host, without those in cells that do not answer.
     """
     found = bounded_calls.of_cells(
         nova_context.get_admin_context(), objects.ServiceList.get_by_binary,
-        'nova-compute')
+        'nova-compute', include_disabled=True)
     return {service.host: state_of(service) for services in found.values()
             if not nova_context.is_cell_failure_sentinel(services)
             for service in services}

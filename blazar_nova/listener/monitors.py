@@ -71,7 +71,8 @@ class ComputeServices(Monitor):
     event_types = ('service.',)
 
     def look(self, parts: wiring.Parts) -> host_status.Report:
-        states = compute_hosts.service_states()
+        states = {host: state for host, state
+                  in compute_hosts.service_states().items() if state.watched}
         with parts.database.reader() as session:
             rows = session.execute(sa.select(
                 models.Host.uuid, models.Host.service_host).where(
@@ -170,7 +171,7 @@ class Monitors:
         states, certain = compute_hosts.service_states(), set()
         for row in rows:
             state = states.get(row.service_host)
-            if state is None or state.heard:
+            if state is None or state.heard or not state.watched:
                 continue
             if state.surely_down:
                 certain.add(row.uuid)

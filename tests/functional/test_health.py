@@ -222,6 +222,23 @@ class HealthTest(Failing, leased.LeasedTestCase):
         self.relocate()
         self.assertEqual(1, len(self.evacuations()))
 
+    def test_of_disabled_hosts_those_fail_that_are_forced_down(self):
+        host = self.runs('vm1')['OS-EXT-SRV-ATTR:host']
+        (service,) = self.admin.get_services(host=host, binary='nova-compute')
+        self.admin.put_service(service['id'], {'status': 'disabled'})
+        self.fall_silent(host)
+        self.look_for_failures()
+        self.clock.advance(HOUR // 30)
+        self.look_for_failures()
+        self.relocate()
+        self.assertEqual((False, 0), (
+            self.lease('vm1')['degraded'], len(self.evacuations())))
+        self.force_down(host)
+        self.look_for_failures()
+        self.relocate()
+        self.assertEqual((True, 1), (
+            self.lease('vm1')['degraded'], len(self.evacuations())))
+
     def asks(self, server, seconds=20):
         """Request an evacuation from Nova, as after it was recorded."""
         # Services that are stopped during an evacuation never end.

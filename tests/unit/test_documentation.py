@@ -9,8 +9,11 @@ requests.
 import argparse
 import collections
 import glob
+from importlib import metadata
 import os
 import re
+import shlex
+from unittest import mock
 
 from oslotest import base
 import yaml
@@ -67,6 +70,40 @@ class TestConsoles(base.BaseTestCase):
             defined = re.findall(r'    def (\w+)\(self', read(
                 'tests', 'integration', f'{module}.py'))
             self.assertLessEqual(set(names), set(defined))
+
+
+class TestCommandsOfTheClient(base.BaseTestCase):
+    """The commands on pages are valid, also in blocks that no test runs."""
+
+    def commands(self):
+        """Yield the words of each command of our plug-in."""
+        for path in glob.glob('doc/source/**/*.rst', root_dir=TOP,
+                              recursive=True):
+            for block in consoles.blocks(path):
+                for line in re.findall(
+                        r'(?m)^openstack reservation .*',
+                        block.typed.replace('\\\n', '')):
+                    yield path, shlex.split(line.partition('|')[0])
+
+    def test_their_arguments_are_accepted(self):
+        ours = {tuple(point.name.split('_')): point
+                for point in metadata.entry_points(
+                    group='openstack.blazar_nova.v1')}
+        parsed = set()
+        for path, words in self.commands():
+            name = next((tuple(words[1:end]) for end in (4, 3)
+                         if tuple(words[1:end]) in ours), None)
+            if name is None:
+                # One of python-blazarclient.
+                continue
+            parser = ours[name].load()(
+                mock.Mock(), None).get_parser(' '.join(name))
+            try:
+                parser.parse_args(words[len(name) + 1:])
+            except SystemExit:
+                self.fail(f'{path}: {" ".join(words)} is not accepted')
+            parsed.add(name)
+        self.assertLess({('reservation', 'request')}, parsed)
 
 
 class TestCommands(base.BaseTestCase):

@@ -25,7 +25,7 @@ from blazar_core.common import states
 from blazar_core.plugins import resource_types
 from blazar_nova.compat import network_api
 
-__all__ = ['FloatingIPs', 'Network', 'host_of', 'NAME', 'NETWORK', 'SUBNET']
+__all__ = ['FloatingIPs', 'host_of', 'NAME', 'NETWORK', 'SUBNET']
 
 LOG = logging.getLogger(__name__)
 
@@ -38,38 +38,6 @@ NETWORK, SUBNET = 'floating_network_id', 'subnet_id'
 #: Maximum number of addresses that one reservation may require.
 _MANY = 100
 _IDS = uuid.UUID('9b8f3d1c-5a57-4d0e-9f2a-6f6b1c2d3e4f')
-
-
-class Network(ty.Protocol):
-    """The part of :class:`.network_api.Neutron` that is used here."""
-
-    def is_configured(self) -> bool:
-        ...
-
-    def subnets(self, network_id: str) -> list[network_api.Subnet] | None:
-        ...
-
-    def floating_ips(self, **limits: str) -> list[network_api.FloatingIP]:
-        ...
-
-    def port_addresses(self, network_id: str) -> set[str]:
-        ...
-
-    def of_reservation(self, reservation_id: str,
-                       ) -> list[network_api.FloatingIP]:
-        ...
-
-    def reserved(self) -> list[network_api.FloatingIP]:
-        ...
-
-    def allocate(self, network_id: str, address: str, project_id: str) -> str:
-        ...
-
-    def tag(self, floating_ip_id: str, reservation_id: str) -> None:
-        ...
-
-    def release(self, floating_ip_id: str) -> None:
-        ...
 
 
 def host_of(network_id: str, subnet_id: str, address: str) -> model.HostFacts:
@@ -98,7 +66,7 @@ class FloatingIPs(resource_types.ResourceType):
         'required_floatingips': '["203.0.113.10"]'}
 
     def __init__(self) -> None:
-        self.network: Network = network_api.neutron()
+        self.network = network_api.neutron()
 
     # -- requests ----------------------------------------------------------
 

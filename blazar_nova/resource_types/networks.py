@@ -21,7 +21,7 @@ from blazar_core.common import words
 from blazar_core.plugins import resource_types
 from blazar_nova.compat import network_api
 
-__all__ = ['Networks', 'NetworkService']
+__all__ = ['Networks']
 
 LOG = logging.getLogger(__name__)
 
@@ -32,48 +32,6 @@ _IDS = uuid.UUID('5f0c6c8e-6a3d-4a57-8f1e-2f6f0d8b7a11')
 _ROUTER = 'network:router_interface', 'network:ha_router_replicated_interface'
 #: Device owners of ports that neutron deletes with the network.
 _OWN = ('network:dhcp', 'network:distributed')
-
-
-class NetworkService(ty.Protocol):
-    """The part of :class:`.network_api.Neutron` that is used here."""
-
-    def is_configured(self) -> bool:
-        ...
-
-    def segments(self) -> list[network_api.Segment]:
-        ...
-
-    def networks_of(self, reservation_id: str) -> list[network_api.Network]:
-        ...
-
-    def networks_on(self, segment: network_api.Segment,
-                    ) -> list[network_api.Network]:
-        ...
-
-    def reserved_networks(self) -> list[network_api.Network]:
-        ...
-
-    def create_network(self, segment: network_api.Segment, name: str,
-                       project_id: str) -> str:
-        ...
-
-    def tag_network(self, network_id: str, reservation_id: str) -> None:
-        ...
-
-    def ports(self, network_id: str) -> list[network_api.Port]:
-        ...
-
-    def detach(self, port: network_api.Port) -> None:
-        ...
-
-    def disable(self, network_id: str) -> None:
-        ...
-
-    def delete_port(self, port_id: str) -> None:
-        ...
-
-    def delete_network(self, network_id: str) -> None:
-        ...
 
 
 class Networks(resource_types.ResourceType):
@@ -88,7 +46,7 @@ class Networks(resource_types.ResourceType):
         'physical_network': '"physnet1"'}
 
     def __init__(self) -> None:
-        self.network: NetworkService = network_api.neutron()
+        self.network = network_api.neutron()
 
     # -- requests ----------------------------------------------------------
 

@@ -28,7 +28,7 @@ from blazar_nova.compat import stack_api
 from blazar_nova.resource_types import installed_policies
 from blazar_nova.resource_types import stack_templates
 
-__all__ = ['StackService', 'Stacks']
+__all__ = ['Stacks']
 
 LOG = logging.getLogger(__name__)
 
@@ -44,34 +44,6 @@ _LARGEST = 65536
 _NAME = re.compile('[a-zA-Z][a-zA-Z0-9_.-]{0,199}')
 _SECRET = ('template', 'parameters', 'files')
 _EVENT = 'create'
-
-
-class StackService(ty.Protocol):
-    """What is needed of Heat; see :class:`.stack_api.Heat`."""
-
-    def is_configured(self) -> bool:
-        ...
-
-    def preview(self, token: str, project_id: str, body: Values,
-                ) -> list[ty.Any]:
-        ...
-
-    def create(self, token: str, project_id: str, body: Values) -> str:
-        ...
-
-    def find(self, token: str, project_id: str, path: str,
-             ) -> stack_api.Stack | None:
-        ...
-
-    def update(self, token: str, project_id: str, path: str, body: Values,
-               ) -> None:
-        ...
-
-    def suspend(self, token: str, project_id: str, path: str) -> None:
-        ...
-
-    def delete(self, token: str, project_id: str, path: str) -> None:
-        ...
 
 
 class Stacks(resource_types.ResourceType):
@@ -91,7 +63,7 @@ class Stacks(resource_types.ResourceType):
     acts_for_owner = True
 
     def __init__(self) -> None:
-        self.heat: StackService = stack_api.heat()
+        self.heat = stack_api.heat()
         self.flavor_id: ty.Callable[[ty.Any, str], str] = flavors.id_of
 
     # -- requests ----------------------------------------------------------

@@ -25,7 +25,7 @@ from blazar_nova.compat import volume_api
 from blazar_nova.compat import volume_detachment
 from blazar_nova.resource_types import installed_policies
 
-__all__ = ['VolumeService', 'Volumes']
+__all__ = ['Volumes']
 
 LOG = logging.getLogger(__name__)
 
@@ -51,56 +51,6 @@ _KEEPABLE = 'available', 'in-use'
 _EMPTY = 'error', 'error_deleting', 'error_managing'
 
 
-class VolumeService(ty.Protocol):
-    """What is needed of cinder; see :class:`.volume_api.Cinder`."""
-
-    def is_configured(self) -> bool:
-        ...
-
-    def types(self) -> list[volume_api.VolumeType]:
-        ...
-
-    def create_type(self, name: str, description: str,
-                    extra_specs: ty.Mapping[str, str]) -> str:
-        ...
-
-    def default_type(self) -> str:
-        ...
-
-    def delete_type(self, type_id: str) -> None:
-        ...
-
-    def projects_of(self, type_id: str) -> set[str]:
-        ...
-
-    def allow(self, type_id: str, project_id: str) -> None:
-        ...
-
-    def deny(self, type_id: str, project_id: str) -> None:
-        ...
-
-    def limit(self, project_id: str, type_name: str, gigabytes: int) -> None:
-        ...
-
-    def freeze(self, project_id: str, type_name: str) -> None:
-        ...
-
-    def volumes_of(self, type_id: str) -> list[volume_api.Volume]:
-        ...
-
-    def remove_from_group(self, group_id: str, volume_id: str) -> None:
-        ...
-
-    def reset(self, volume_id: str) -> None:
-        ...
-
-    def retype(self, volume_id: str, type_name: str) -> None:
-        ...
-
-    def delete_volume(self, volume_id: str) -> None:
-        ...
-
-
 class Volumes(resource_types.ResourceType):
     """Storage in which the project of a lease may create volumes while the
     lease lasts.
@@ -114,7 +64,7 @@ class Volumes(resource_types.ResourceType):
     changeable = ()
 
     def __init__(self) -> None:
-        self.cinder: VolumeService = volume_api.cinder()
+        self.cinder = volume_api.cinder()
         self.detach: ty.Callable[[str, str], bool] = volume_detachment.detach
 
     # -- what is asked for -------------------------------------------------

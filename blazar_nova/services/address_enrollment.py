@@ -57,7 +57,7 @@ class AddressEnrollment:
         LOG.info('Address %s of network %s is enrolled', address, network_id)
         return _described(row)
 
-    def _network(self) -> floating_ips.Network:
+    def _network(self) -> network_api.Neutron:
         kind = ty.cast(floating_ips.FloatingIPs,
                        self._parts.types.named[floating_ips.NAME])
         return kind.network

@@ -13,10 +13,11 @@ from blazar_core.common import errors
 from blazar_nova.compat import rest_service
 
 __all__ = ['FloatingIP', 'Network', 'Neutron', 'Port', 'Segment', 'Subnet',
-           'neutron']
+           'TAG', 'neutron', 'tag_of']
 
-#: The tags that a reservation has on its objects, as in Blazar.
-_TAG, _RESERVATION = 'blazar', 'reservation:'
+#: The tag of the objects of all reservations, and how those of one begin, as
+#: in Blazar.
+TAG, _RESERVATION = 'blazar', 'reservation:'
 #: The fields of ranges that are read, without the many segments in use.
 _OF_RANGES = ('shared', 'project_id', 'network_type', 'physical_network',
               'minimum', 'maximum')
@@ -119,14 +120,6 @@ class Neutron(rest_service.RestService):
                 if port['device_owner'] != 'network:floatingip'
                 for fixed in port['fixed_ips']}
 
-    def of_reservation(self, reservation_id: str) -> list[FloatingIP]:
-        """Return the floating IPs with the tag of a reservation."""
-        return self.floating_ips(tags=f'{_RESERVATION}{reservation_id}')
-
-    def reserved(self) -> list[FloatingIP]:
-        """Return the floating IPs with the tag of any reservation."""
-        return self.floating_ips(tags=_TAG)
-
     @rest_service.reads
     def allocate(self, network_id: str, address: str, project_id: str) -> str:
         """Create the floating IP of an address for a project.
@@ -137,16 +130,6 @@ class Neutron(rest_service.RestService):
             'floating_network_id': network_id,
             'floating_ip_address': address, 'project_id': project_id}})
         return rest_service.id_of(made, 'floatingip')
-
-    def tag(self, floating_ip_id: str, reservation_id: str) -> None:
-        """Tag a floating IP with its reservation."""
-        self._ask('PUT', f'/floatingips/{floating_ip_id}/tags', json={
-            'tags': _tags(reservation_id)})
-
-    def release(self, floating_ip_id: str) -> None:
-        """Delete a floating IP, even if it is in use; ignores a missing one.
-        """
-        self._ask('DELETE', f'/floatingips/{floating_ip_id}', missing={})
 
     @rest_service.reads
     def segments(self) -> list[Segment]:
@@ -167,7 +150,10 @@ class Neutron(rest_service.RestService):
 
     @rest_service.reads
     def networks(self, **limits: str) -> list[Network]:
-        """Return networks of all projects."""
+        """Return networks of all projects.
+
+        :param limits: see :meth:`floating_ips`
+        """
         return [Network(
             one['id'], one['name'], one['project_id'], Segment(
                 one['provider:network_type'],
@@ -177,10 +163,6 @@ class Neutron(rest_service.RestService):
             for one in self._list('networks', **limits)
             if one.get('provider:network_type')]
 
-    def networks_of(self, reservation_id: str) -> list[Network]:
-        """Return the networks with the tag of a reservation."""
-        return self.networks(tags=f'{_RESERVATION}{reservation_id}')
-
     def networks_on(self, segment: Segment) -> list[Network]:
         """Return the networks on a segment."""
         limits = {'provider:network_type': segment.type,
@@ -188,10 +170,6 @@ class Neutron(rest_service.RestService):
         if segment.physical is not None:
             limits['provider:physical_network'] = segment.physical
         return self.networks(**limits)
-
-    def reserved_networks(self) -> list[Network]:
-        """Return the networks with the tag of any reservation."""
-        return self.networks(tags=_TAG)
 
     @rest_service.reads
     def create_network(self, segment: Segment, name: str, project_id: str,
@@ -216,18 +194,13 @@ class Neutron(rest_service.RestService):
             made = self._ask('POST', '/networks', json={'network': body})
         return rest_service.id_of(made, 'network')
 
-    def tag_network(self, network_id: str, reservation_id: str) -> None:
-        """Tag a network with its reservation."""
-        self._ask('PUT', f'/networks/{network_id}/tags', json={
-            'tags': _tags(reservation_id)})
-
     @rest_service.reads
     def ports(self, network_id: str) -> list[Port]:
         """Return the ports of a network."""
         return [Port(one['id'], one['device_owner'], one['device_id'])
                 for one in self._list('ports', network_id=network_id)]
 
-    def detach(self, port: Port) -> None:
+    def remove_router_interface(self, port: Port) -> None:
         """Remove the interface of a router from a network."""
         self._ask('PUT', f'/routers/{port.device_id}/remove_router_interface',
                   json={'port_id': port.id}, missing={})
@@ -237,13 +210,21 @@ class Neutron(rest_service.RestService):
         self._ask('PUT', f'/networks/{network_id}', missing={}, json={
             'network': {'admin_state_up': False}})
 
-    def delete_port(self, port_id: str) -> None:
-        """Delete a port; ignores a missing one."""
-        self._ask('DELETE', f'/ports/{port_id}', missing={})
+    def tag(self, collection: str, its_id: str, reservation_id: str) -> None:
+        """Tag an object with its reservation.
 
-    def delete_network(self, network_id: str) -> None:
-        """Delete a network with its subnets; ignores a missing one."""
-        self._ask('DELETE', f'/networks/{network_id}', missing={})
+        :param collection: ``floatingips`` or ``networks``
+        """
+        self._ask('PUT', f'/{collection}/{its_id}/tags', json={
+            'tags': _tags(reservation_id)})
+
+    def delete(self, collection: str, its_id: str) -> None:
+        """Delete an object, a floating IP even if it is in use, a network with
+        its subnets; ignores a missing one.
+
+        :param collection: ``floatingips``, ``networks`` or ``ports``
+        """
+        self._ask('DELETE', f'/{collection}/{its_id}', missing={})
 
     def _list(self, kind: str, **limits: str) -> list[dict[str, ty.Any]]:
         query = urllib.parse.urlencode(limits)
@@ -263,8 +244,13 @@ def _reservations(found: ty.Mapping[str, ty.Any]) -> frozenset[str]:
                      if tag.startswith(_RESERVATION))
 
 
+def tag_of(reservation_id: str) -> str:
+    """Return the tag of the objects of a reservation."""
+    return f'{_RESERVATION}{reservation_id}'
+
+
 def _tags(reservation_id: str) -> list[str]:
-    return [_TAG, f'{_RESERVATION}{reservation_id}']
+    return [TAG, tag_of(reservation_id)]
 
 
 @functools.cache

@@ -15,8 +15,6 @@ import functools
 import typing as ty
 import uuid
 
-from oslo_log import log as logging
-
 from blazar_core.common import errors
 from blazar_core.common import host_properties
 from blazar_core.common import inputs
@@ -24,10 +22,9 @@ from blazar_core.common import model
 from blazar_core.common import states
 from blazar_core.plugins import resource_types
 from blazar_nova.compat import network_api
+from blazar_nova.resource_types import neutron_objects
 
 __all__ = ['FloatingIPs', 'host_of', 'NAME', 'NETWORK', 'SUBNET']
-
-LOG = logging.getLogger(__name__)
 
 Values: ty.TypeAlias = resource_types.Values
 
@@ -52,21 +49,17 @@ def _uuid_of(network_id: str, address: str) -> str:
     return str(uuid.uuid5(_IDS, f'{network_id} {address}'))
 
 
-class FloatingIPs(resource_types.ResourceType):
+class FloatingIPs(neutron_objects.NeutronObjects[network_api.FloatingIP]):
     """Addresses that the project of a lease owns as floating IPs from its
     start to its end.
-
-    :ivar network: neutron
     """
 
+    collection, noun, host_noun = 'floatingips', 'floating IP', 'Address'
     changeable = ('amount', 'required_floatingips')
     shows_hosts = 'floating_ips'
     parameters: ty.ClassVar[ty.Mapping[str, str]] = {
         'network_id': '"the ID of an external network"', 'amount': '2',
         'required_floatingips': '["203.0.113.10"]'}
-
-    def __init__(self) -> None:
-        self.network = network_api.neutron()
 
     # -- requests ----------------------------------------------------------
 
@@ -117,75 +110,22 @@ class FloatingIPs(resource_types.ResourceType):
 
     # -- neutron -----------------------------------------------------------
 
-    def start(self, reserved: resource_types.ReservationContext) -> None:
-        wanted = set(reserved.services.values())
-        for one in self._tagged(reserved):
-            if one.address not in wanted:
-                self._release(one, reserved, 'is not reserved any longer')
-        for address in sorted(wanted):
-            self._allocate(reserved, address)
+    def _find(self, **limits: str) -> list[network_api.FloatingIP]:
+        return self.network.floating_ips(**limits)
 
-    def bookings_changed(self,
-                         reserved: resource_types.ReservationContext) -> None:
-        self.start(reserved)
+    def _host_of(self, one: network_api.FloatingIP) -> str:
+        return one.address
 
-    def transferred(self, reserved: resource_types.ReservationContext) -> None:
-        self.start(reserved)
-
-    def end(self, reserved: resource_types.ReservationContext) -> None:
-        found = {one.id: one for one in self._tagged(reserved)}
-        for address in sorted(set(reserved.services.values())):
-            # Users may have changed the tags of their floating IPs.
-            found |= {one.id: one for one in self._of_address(
-                reserved, address) if one.project_id == (
-                    reserved.project_id) and not _is_next(one, reserved)}
-        for one in found.values():
-            self._release(one, reserved, 'has ended')
-
-    def open_reservations(self) -> ty.Collection[str] | None:
-        if not self.network.is_configured():
-            return None
-        return {its_id for one in self.network.reserved()
-                for its_id in one.reservations}
-
-    def _tagged(self, reserved: resource_types.ReservationContext,
-                ) -> list[network_api.FloatingIP]:
-        # Users of other projects may set the same tag.
-        return [one for one in self.network.of_reservation(reserved.id)
-                if reserved.may_own(one.project_id)]
-
-    def _of_address(self, reserved: resource_types.ReservationContext,
-                    address: str) -> list[network_api.FloatingIP]:
+    def _on(self, host: str, reserved: resource_types.ReservationContext,
+            ) -> list[network_api.FloatingIP]:
         return self.network.floating_ips(
             floating_network_id=reserved.params['network_id'],
-            floating_ip_address=address)
+            floating_ip_address=host)
 
-    def _allocate(self, reserved: resource_types.ReservationContext,
-                  address: str) -> None:
-        """Allocate an address to the project of a lease; idempotent."""
-        for one in self._of_address(reserved, address):
-            if one.project_id == reserved.project_id:
-                if reserved.id not in one.reservations:
-                    # A process died before tagging it.
-                    self.network.tag(one.id, reserved.id)
-                return
-            if reserved.id not in one.reservations:
-                raise errors.CloudUnavailable(
-                    f'Address {address} is used by another project; an '
-                    f'operator has to delete floating IP {one.id} there.')
-            self._release(one, reserved, 'is of another project now')
-        made = self.network.allocate(
-            reserved.params['network_id'], address, reserved.project_id)
-        self.network.tag(made, reserved.id)
-        LOG.info('Lease %s: floating IP %s of reservation %s is allocated',
-                 reserved.lease_id, address, reserved.id)
-
-    def _release(self, one: network_api.FloatingIP,
-                 reserved: resource_types.ReservationContext, why: str,
-                 ) -> None:
-        self.network.release(one.id)
-        LOG.info('Lease %s: floating IP %s is released: reservation %s %s',
-                 reserved.lease_id, one.address, reserved.id, why)
+    def _create(self, host: str, reserved: resource_types.ReservationContext,
+                ) -> str:
+        return self.network.allocate(
+            reserved.params['network_id'], host, reserved.project_id)
 
     # -- the pool ----------------------------------------------------------
 
@@ -210,16 +150,6 @@ class FloatingIPs(resource_types.ResourceType):
                     host.uuid, ()))
             yield dataclasses.replace(
                 host, capacity={model.FLOATING_IP: 1} if usable else {})
-
-
-def _is_next(one: network_api.FloatingIP,
-             reserved: resource_types.ReservationContext) -> bool:
-    """Return whether a floating IP is already that of the project's next
-    lease, as another process has completed the end of this one.
-    """
-    return reserved.window is not None and bool(one.reservations) and (
-        reserved.id not in one.reservations) and (
-        one.created_at >= reserved.window.end)
 
 
 def _demand_of(params: ty.Mapping[str, ty.Any]) -> model.Demand:

@@ -11,8 +11,6 @@ import functools
 import typing as ty
 import uuid
 
-from oslo_log import log as logging
-
 from blazar_core.common import errors
 from blazar_core.common import host_properties
 from blazar_core.common import inputs
@@ -20,10 +18,9 @@ from blazar_core.common import model
 from blazar_core.common import words
 from blazar_core.plugins import resource_types
 from blazar_nova.compat import network_api
+from blazar_nova.resource_types import neutron_objects
 
 __all__ = ['Networks']
-
-LOG = logging.getLogger(__name__)
 
 Values: ty.TypeAlias = resource_types.Values
 
@@ -34,19 +31,15 @@ _ROUTER = 'network:router_interface', 'network:ha_router_replicated_interface'
 _OWN = ('network:dhcp', 'network:distributed')
 
 
-class Networks(resource_types.ResourceType):
+class Networks(neutron_objects.NeutronObjects[network_api.Network]):
     """A network that the project of a lease owns from its start to its end;
     its name is the id of the reservation.
-
-    :ivar network: neutron
     """
 
+    collection, noun, host_noun = 'networks', 'network', 'Segment'
     parameters: ty.ClassVar[ty.Mapping[str, str]] = {
         'amount': '1', 'network_type': '"vlan"',
         'physical_network': '"physnet1"'}
-
-    def __init__(self) -> None:
-        self.network = network_api.neutron()
 
     # -- requests ----------------------------------------------------------
 
@@ -69,71 +62,24 @@ class Networks(resource_types.ResourceType):
 
     # -- neutron -----------------------------------------------------------
 
-    def start(self, reserved: resource_types.ReservationContext) -> None:
-        wanted = set(map(_segment_of, reserved.services.values()))
-        for one in self._tagged(reserved):
-            if one.segment not in wanted:
-                self._take_apart(one, reserved)
-        for segment in wanted:
-            self._create(reserved, segment)
+    def _find(self, **limits: str) -> list[network_api.Network]:
+        return self.network.networks(**limits)
 
-    def bookings_changed(self,
-                         reserved: resource_types.ReservationContext) -> None:
-        self.start(reserved)
+    def _host_of(self, one: network_api.Network) -> str:
+        return _name_of(one.segment)
 
-    def transferred(self, reserved: resource_types.ReservationContext) -> None:
-        self.start(reserved)
+    def _on(self, host: str, reserved: resource_types.ReservationContext,
+            ) -> list[network_api.Network]:
+        return self.network.networks_on(_segment_of(host))
 
-    def end(self, reserved: resource_types.ReservationContext) -> None:
-        found = {one.id: one for one in self._tagged(reserved)}
-        for segment in map(_segment_of, reserved.services.values()):
-            # Users may have changed the tags of their networks.
-            found |= {one.id: one for one in self.network.networks_on(segment)
-                      if one.project_id == reserved.project_id and
-                      not _is_next(one, reserved)}
-        for one in found.values():
-            self._take_apart(one, reserved)
+    def _create(self, host: str, reserved: resource_types.ReservationContext,
+                ) -> str:
+        return self.network.create_network(
+            _segment_of(host), reserved.id, reserved.project_id)
 
-    def open_reservations(self) -> ty.Collection[str] | None:
-        if not self.network.is_configured():
-            return None
-        return {its_id for one in self.network.reserved_networks()
-                for its_id in one.reservations}
-
-    def _tagged(self, reserved: resource_types.ReservationContext,
-                ) -> list[network_api.Network]:
-        # Users of other projects may set the same tag.
-        return [one for one in self.network.networks_of(reserved.id)
-                if reserved.may_own(one.project_id)]
-
-    def _create(self, reserved: resource_types.ReservationContext,
-                segment: network_api.Segment) -> None:
-        """Create the network of a project on a segment; idempotent."""
-        for one in self.network.networks_on(segment):
-            if one.project_id == reserved.project_id:
-                if reserved.id not in one.reservations:
-                    # A process died before tagging it.
-                    self.network.tag_network(one.id, reserved.id)
-                return
-            if reserved.id not in one.reservations:
-                raise errors.CloudUnavailable(
-                    f'Segment {_name_of(segment)} is used by another project; '
-                    f'an operator has to delete network {one.id} there.')
-            # The lease was transferred to another project.
-            self._take_apart(one, reserved)
-        made = self.network.create_network(
-            segment, reserved.id, reserved.project_id)
-        self.network.tag_network(made, reserved.id)
-        LOG.info('Lease %s: network %s of reservation %s is created on '
-                 'segment %s', reserved.lease_id, made, reserved.id,
-                 _name_of(segment))
-
-    def _take_apart(self, one: network_api.Network,
-                    reserved: resource_types.ReservationContext) -> None:
-        """Delete a network: first its ports without a device, then the
-        interfaces of routers, finally itself with its subnets; idempotent.
-
-        :raises CloudUnavailable: if the user's servers still use it
+    def _clear(self, one: network_api.Network) -> None:
+        """Delete the ports of a network: first those without a device, then
+        the interfaces of routers.
         """
         ports = [port for port in self.network.ports(one.id)
                  if not port.device_owner.startswith(_OWN)]
@@ -148,13 +94,10 @@ class Networks(resource_types.ResourceType):
                 f'{", ".join(port.id for port in used[:5])}.')
         for port in ports:
             if not port.device_id:
-                self.network.delete_port(port.id)
+                self.network.delete('ports', port.id)
         for port in ports:
             if port.device_id:
-                self.network.detach(port)
-        self.network.delete_network(one.id)
-        LOG.info('Lease %s: network %s of reservation %s is deleted',
-                 reserved.lease_id, one.id, reserved.id)
+                self.network.remove_router_interface(port)
 
     # -- the pool ----------------------------------------------------------
 
@@ -181,16 +124,6 @@ def _segment_of(name: str) -> network_api.Segment:
     kind, _colon, rest = name.partition(':')
     physical, _colon, number = rest.rpartition(':')
     return network_api.Segment(kind, physical or None, int(number))
-
-
-def _is_next(one: network_api.Network,
-             reserved: resource_types.ReservationContext) -> bool:
-    """Return whether a network is already that of the project's next lease,
-    as another process has completed the end of this one.
-    """
-    return reserved.window is not None and bool(one.reservations) and (
-        reserved.id not in one.reservations) and (
-        one.created_at >= reserved.window.end)
 
 
 def _demand_of(params: ty.Mapping[str, ty.Any]) -> model.Demand:

@@ -117,9 +117,7 @@ class PhysicalHosts(resource_types.ResourceType):
     def start(self, reserved: resource_types.ReservationContext) -> None:
         pool.open_to(reserved.id, reserved.project_id, _members(reserved))
 
-    def bookings_changed(self,
-                         reserved: resource_types.ReservationContext) -> None:
-        self.start(reserved)
+    bookings_changed = start
 
     def hosted_servers(self, reserved: resource_types.ReservationContext,
                        host: str | None = None) -> ty.Collection[str]:

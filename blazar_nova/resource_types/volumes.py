@@ -131,12 +131,7 @@ class Volumes(resource_types.ResourceType):
                  reserved.lease_id, reserved.project_id,
                  reserved.params['size'], reserved.id)
 
-    def bookings_changed(
-            self, reserved: resource_types.ReservationContext) -> None:
-        self.start(reserved)
-
-    def transferred(self, reserved: resource_types.ReservationContext) -> None:
-        self.start(reserved)
+    bookings_changed = transferred = start
 
     def end(self, reserved: resource_types.ReservationContext) -> None:
         mine = _of_reservation(self.cinder.types(), reserved.id)

@@ -227,9 +227,9 @@ class SamplesTest(api_base.ApiTestCase):
 
     def test_floating_ips(self):
         network = fake_network.FakeNetwork(self.clock)
-        network.networks = {
+        network.external = {
             '1e17587e-a7ed-4b82-a17b-4beb32523e28': [
-                network.networks[fake_network.NETWORK][0]._replace(
+                network.external[fake_network.NETWORK][0]._replace(
                     id='a2fa9b7e-8451-4868-85f4-92ee7c77eed6')]}
         self.useFixture(fixtures.MockPatchObject(
             registry.available()['virtual:floatingip'], 'network', network))

@@ -16,6 +16,7 @@ NETWORK = 'public'
 class FakeNetwork:
     """One external network, with a subnet of 256 addresses.
 
+    :ivar external: the subnets of external networks
     :ivar found: the existing floating IPs, by id
     :ivar broken: exceptions to raise instead of the call, by method
     :ivar dies_after: exceptions to raise after the call, by method
@@ -41,7 +42,7 @@ class FakeNetwork:
         self.of_network: dict[str, list[network_api.Port]] = {}
         self.disabled: set[str] = set()
         self.tags_at_once = False
-        self.networks = {NETWORK: [network_api.Subnet(
+        self.external = {NETWORK: [network_api.Subnet(
             'subnet', '203.0.113.0/24', '203.0.113.1',
             (('203.0.113.128', '203.0.113.254'),))]}
 
@@ -68,7 +69,7 @@ class FakeNetwork:
 
     def subnets(self, network_id: str) -> list[network_api.Subnet] | None:
         self._calls('subnets')
-        return self.networks.get(network_id)
+        return self.external.get(network_id)
 
     def port_addresses(self, network_id: str) -> set[str]:
         return self.taken
@@ -77,19 +78,11 @@ class FakeNetwork:
         self._calls('floating_ips')
         address = limits.get('floating_ip_address')
         return [one for one in self.found.values()
-                if address in (None, one.address)]
-
-    def of_reservation(self, reservation_id: str,
-                       ) -> list[network_api.FloatingIP]:
-        return [one for one in self.floating_ips()
-                if reservation_id in one.reservations]
-
-    def reserved(self) -> list[network_api.FloatingIP]:
-        return [one for one in self.floating_ips() if one.reservations]
+                if address in (None, one.address) and _has(one, limits)]
 
     def allocate(self, network_id: str, address: str, project_id: str) -> str:
         self._calls('allocate')
-        if network_id not in self.networks or (
+        if network_id not in self.external or (
                 self.floating_ips(floating_ip_address=address)):
             raise errors.CloudUnavailable('Neutron refuses: in use')
         made = network_api.FloatingIP(
@@ -98,16 +91,27 @@ class FakeNetwork:
         self._done('allocate')
         return made.id
 
-    def tag(self, floating_ip_id: str, reservation_id: str) -> None:
-        self._calls('tag')
-        self.found[floating_ip_id] = self.found[floating_ip_id]._replace(
+    def tag(self, collection: str, its_id: str, reservation_id: str) -> None:
+        self._calls(f'tag {collection}')
+        found: ty.Any = self.made if collection == 'networks' else self.found
+        found[its_id] = found[its_id]._replace(
             reservations=frozenset([reservation_id]))
-        self._done('tag')
+        self._done(f'tag {collection}')
 
-    def release(self, floating_ip_id: str) -> None:
-        self._calls('release')
-        self.found.pop(floating_ip_id, None)
-        self._done('release')
+    def delete(self, collection: str, its_id: str) -> None:
+        self._calls(f'delete {collection}')
+        if collection == 'floatingips':
+            self.found.pop(its_id, None)
+        elif collection == 'ports':
+            self._gone(its_id)
+        else:
+            left = [one for one in self.ports(its_id)
+                    if one.device_owner != 'network:dhcp']
+            if left:
+                raise errors.CloudUnavailable(
+                    f'Neutron refuses: {left} in use.')
+            self.made.pop(its_id, None)
+        self._done(f'delete {collection}')
 
     # -- networks ----------------------------------------------------------
 
@@ -115,17 +119,13 @@ class FakeNetwork:
         self._calls('segments')
         return self.ranges
 
-    def networks_of(self, reservation_id: str) -> list[network_api.Network]:
-        return [one for one in self.reserved_networks()
-                if reservation_id in one.reservations]
-
     def networks_on(self, segment: network_api.Segment,
                     ) -> list[network_api.Network]:
         return [one for one in self.made.values() if one.segment == segment]
 
-    def reserved_networks(self) -> list[network_api.Network]:
+    def networks(self, **limits: str) -> list[network_api.Network]:
         self._calls('networks')
-        return [one for one in self.made.values() if one.reservations]
+        return [one for one in self.made.values() if _has(one, limits)]
 
     def create_network(self, segment: network_api.Segment, name: str,
                        project_id: str) -> str:
@@ -140,34 +140,25 @@ class FakeNetwork:
         self._done('create_network')
         return made.id
 
-    def tag_network(self, network_id: str, reservation_id: str) -> None:
-        self.made[network_id] = self.made[network_id]._replace(
-            reservations=frozenset([reservation_id]))
-        self._done('tag_network')
-
     def ports(self, network_id: str) -> list[network_api.Port]:
         return self.of_network.get(network_id, [])
 
-    def detach(self, port: network_api.Port) -> None:
+    def remove_router_interface(self, port: network_api.Port) -> None:
         self._gone(port.id)
-        self._done('detach')
+        self._done('remove_router_interface')
 
     def disable(self, network_id: str) -> None:
         self.disabled.add(network_id)
-
-    def delete_port(self, port_id: str) -> None:
-        self._gone(port_id)
-        self._done('delete_port')
 
     def _gone(self, port_id: str) -> None:
         for network_id, ports in self.of_network.items():
             self.of_network[network_id] = [
                 one for one in ports if one.id != port_id]
 
-    def delete_network(self, network_id: str) -> None:
-        left = [one for one in self.ports(network_id)
-                if one.device_owner != 'network:dhcp']
-        if left:
-            raise errors.CloudUnavailable(f'Neutron refuses: {left} in use.')
-        self.made.pop(network_id, None)
-        self._done('delete_network')
+
+def _has(one: network_api.FloatingIP | network_api.Network,
+         limits: ty.Mapping[str, str]) -> bool:
+    """Return whether an object has the tag of a query, if it has one."""
+    tags = {network_api.TAG, *map(network_api.tag_of, one.reservations)} if (
+        one.reservations) else set()
+    return 'tags' not in limits or limits['tags'] in tags

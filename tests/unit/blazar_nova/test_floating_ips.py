@@ -192,15 +192,16 @@ class TestCrash(FloatingIPTestCase):
         self.network.dies_after[method] = RuntimeError('killed')
 
     def test_an_address_is_created_once(self):
-        for method in ('allocate', 'tag'):
+        for method in ('allocate', 'tag floatingips'):
             self.dies(method)
             lease = self.started(2)
             self.assertEqual('STARTING', self.status(lease))
             self.run_for(60)
             self.assertEqual('ACTIVE', self.status(lease))
             self.assertEqual(self.allocated(lease), self.network.addresses())
-            self.assertEqual(2, len(self.network.reserved()))
-            self.dies('release')
+            self.assertEqual(2, len(self.network.floating_ips(
+                tags=network_api.TAG)))
+            self.dies('delete floatingips')
             self.lifecycle.lease_end.delete(lease['id'])
             self.run_for(400)
             self.assertEqual([], self.network.addresses())
@@ -214,7 +215,8 @@ class TestCrash(FloatingIPTestCase):
         self.network.broken.clear()
         self.run_for(300)
         self.assertEqual('ACTIVE', self.status(lease))
-        self.network.broken['release'] = errors.CloudUnavailable('away')
+        self.network.broken['delete floatingips'] = (
+            errors.CloudUnavailable('away'))
         self.run_for(1000)
         self.assertEqual('TERMINATING', self.status(lease))
         # Other leases get the address when it is free.
@@ -229,7 +231,8 @@ class TestCrash(FloatingIPTestCase):
         lease = self.started()
         self.run_for(1100)
         self.network.allocate(NETWORK, FIRST, 'project')
-        self.network.tag('fip2', lease['reservations'][0]['id'])
+        self.network.tag(
+            'floatingips', 'fip2', lease['reservations'][0]['id'])
         self.network.broken['floating_ips'] = errors.CloudUnavailable('away')
         self.lifecycle.lease_close.close_left()
         self.network.broken.clear()
@@ -279,7 +282,8 @@ class TestMembers(FloatingIPTestCase):
     def test_the_tag_of_another_lease_harms_nobody(self):
         lease = self.started(1, FIRST)
         made = self.network.allocate(NETWORK, '203.0.113.200', 'other')
-        self.network.tag(made, lease['reservations'][0]['id'])
+        self.network.tag(
+            'floatingips', made, lease['reservations'][0]['id'])
         self.run_for(1100)
         self.assertEqual('TERMINATED', self.status(lease))
         self.assertEqual(['203.0.113.200'], self.network.addresses('other'))
@@ -352,7 +356,7 @@ class TestTaken(FloatingIPTestCase):
 
     def test_a_network_that_is_deleted_has_none(self):
         lease = self.reserve(50, 1000, self.ips())
-        self.network.networks.clear()
+        self.network.external.clear()
         self.sync()
         self.overbooking_check()
         reservation, = views.get(self.database, lease['id'])['reservations']
@@ -549,7 +553,7 @@ class TestNeutron(base.TestCase):
             'tags': ['blazar', 'reservation:r', 'mine']}]})
         self.assertEqual(
             [network_api.FloatingIP('1', FIRST, 'p', NOW, frozenset('r'))],
-            self.neutron.of_reservation('r'))
+            self.neutron.floating_ips(tags=network_api.tag_of('r')))
         self.adapter.request.assert_called_once_with(
             '/v2.0/floatingips?tags=reservation%3Ar', 'GET', timeout=30)
 
@@ -618,7 +622,7 @@ class TestNeutron(base.TestCase):
     def test_no_credentials(self):
         self.neutron.__dict__['_adapter'] = None
         self.assertIn('auth_type', str(self.assertRaises(
-            errors.CloudUnavailable, self.neutron.reserved)))
+            errors.CloudUnavailable, self.neutron.floating_ips)))
 
     def test_errors_may_pass(self):
         refusal = exceptions.Conflict(response=mock.Mock(
@@ -636,4 +640,4 @@ class TestNeutron(base.TestCase):
 
     def test_what_is_gone_is_released(self):
         self.adapter.request.side_effect = exceptions.NotFound()
-        self.neutron.release('1')
+        self.neutron.delete('floatingips', '1')

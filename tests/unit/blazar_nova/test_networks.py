@@ -128,7 +128,8 @@ class TestEnd(NetworkTestCase):
     def test_it_is_taken_apart_in_order(self):
         lease = self.started()
         self.network.of_network[self.only().id] = [DHCP, ROUTER, UNUSED]
-        for method in ('delete_port', 'detach', 'delete_network'):
+        for method in ('delete ports', 'remove_router_interface',
+                       'delete networks'):
             self.network.dies_after[method] = RuntimeError('killed')
         self.run_for(1000)
         for _time in range(4):
@@ -241,7 +242,7 @@ class TestEnd(NetworkTestCase):
 class TestFailures(NetworkTestCase):
 
     def test_one_that_dies_creates_it_once(self):
-        for method in ('create_network', 'tag_network'):
+        for method in ('create_network', 'tag networks'):
             self.network.dies_after[method] = RuntimeError('killed')
         lease = self.started()
         self.run_for(60)
@@ -261,7 +262,7 @@ class TestFailures(NetworkTestCase):
         self.assertEqual('STARTING', self.status(lease))
         self.assertIn('Segment vlan:physnet1:300 is used by another project',
                       self.reason(lease))
-        self.network.delete_network(theirs)
+        self.network.delete('networks', theirs)
         self.run_for(60)
         self.assertEqual('ACTIVE', self.status(lease))
 
@@ -278,7 +279,8 @@ class TestFailures(NetworkTestCase):
         lease = self.started()
         made = self.network.create_network(
             network_api.Segment('vxlan', None, 9), 'theirs', 'other')
-        self.network.tag_network(made, lease['reservations'][0]['id'])
+        self.network.tag(
+            'networks', made, lease['reservations'][0]['id'])
         self.network.of_network[made] = [SERVER]
         self.run_for(1000)
         self.assertEqual('TERMINATED', self.status(lease))

@@ -1,0 +1,136 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""Objects of neutron that a project has from the start of a lease to its end:
+floating IPs and networks.
+"""
+
+import abc
+import typing as ty
+
+from oslo_log import log as logging
+
+from blazar_core.common import errors
+from blazar_core.plugins import resource_types
+from blazar_nova.compat import network_api
+
+__all__ = ['NeutronObjects']
+
+LOG = logging.getLogger(__name__)
+
+_Object = ty.TypeVar('_Object', network_api.FloatingIP, network_api.Network)
+
+
+class NeutronObjects(resource_types.ResourceType, ty.Generic[_Object]):
+    """Objects of neutron, each on a host of the pool of the type: an address
+    or a segment, by the name of its service host.
+
+    :ivar network: neutron
+    """
+
+    #: The objects in paths of neutron's API, and one in messages.
+    collection: ty.ClassVar[str]
+    noun: ty.ClassVar[str]
+    #: What a host is, in messages.
+    host_noun: ty.ClassVar[str]
+
+    def __init__(self) -> None:
+        self.network = network_api.neutron()
+
+    def start(self, reserved: resource_types.ReservationContext) -> None:
+        wanted = set(reserved.services.values())
+        for one in self._tagged(reserved):
+            if self._host_of(one) not in wanted:
+                self._delete(one, reserved)
+        for host in sorted(wanted):
+            self._ensure(host, reserved)
+
+    bookings_changed = transferred = start
+
+    def end(self, reserved: resource_types.ReservationContext) -> None:
+        found = {one.id: one for one in self._tagged(reserved)}
+        for host in sorted(reserved.services.values()):
+            # Users may have changed the tags of their objects.
+            found |= {one.id: one for one in self._on(host, reserved)
+                      if one.project_id == reserved.project_id and
+                      not _is_next(one, reserved)}
+        for one in found.values():
+            self._delete(one, reserved)
+
+    def open_reservations(self) -> ty.Collection[str] | None:
+        if not self.network.is_configured():
+            return None
+        return {its_id for one in self._find(tags=network_api.TAG)
+                for its_id in one.reservations}
+
+    def _tagged(self, reserved: resource_types.ReservationContext,
+                ) -> list[_Object]:
+        # Users of other projects may set the same tag.
+        return [one for one in self._find(tags=network_api.tag_of(reserved.id))
+                if reserved.may_own(one.project_id)]
+
+    def _ensure(self, host: str, reserved: resource_types.ReservationContext,
+                ) -> None:
+        """Create the object of a project on a host; idempotent."""
+        for one in self._on(host, reserved):
+            if one.project_id == reserved.project_id:
+                if reserved.id not in one.reservations:
+                    # A process died before tagging it.
+                    self.network.tag(self.collection, one.id, reserved.id)
+                return
+            if reserved.id not in one.reservations:
+                raise errors.CloudUnavailable(
+                    f'{self.host_noun} {host} is used by another project; an '
+                    f'operator has to delete {self.noun} {one.id} there.')
+            # The lease was transferred to another project.
+            self._delete(one, reserved)
+        made = self._create(host, reserved)
+        self.network.tag(self.collection, made, reserved.id)
+        LOG.info('Lease %s: %s %s of reservation %s is created: %s',
+                 reserved.lease_id, self.noun, made, reserved.id, host)
+
+    def _delete(self, one: _Object,
+                reserved: resource_types.ReservationContext) -> None:
+        self._clear(one)
+        self.network.delete(self.collection, one.id)
+        LOG.info('Lease %s: %s %s of reservation %s is deleted: %s',
+                 reserved.lease_id, self.noun, one.id, reserved.id,
+                 self._host_of(one))
+
+    # -- the object --------------------------------------------------------
+
+    @abc.abstractmethod
+    def _find(self, **limits: str) -> list[_Object]:
+        """Return the objects of all projects that a query of neutron finds."""
+
+    @abc.abstractmethod
+    def _host_of(self, one: _Object) -> str:
+        """Return the name of the host that an object is on."""
+
+    @abc.abstractmethod
+    def _on(self, host: str, reserved: resource_types.ReservationContext,
+            ) -> list[_Object]:
+        """Return the objects of all projects on a host."""
+
+    @abc.abstractmethod
+    def _create(self, host: str, reserved: resource_types.ReservationContext,
+                ) -> str:
+        """Create an object for the project of a reservation.
+
+        :returns: its id
+        """
+
+    def _clear(self, one: _Object) -> None:
+        """Remove what keeps an object from being deleted; idempotent.
+
+        :raises CloudUnavailable: if it is in use
+        """
+
+
+def _is_next(one: network_api.FloatingIP | network_api.Network,
+             reserved: resource_types.ReservationContext) -> bool:
+    """Return whether an object is already that of the project's next lease,
+    as another process has completed the end of this one.
+    """
+    return reserved.window is not None and bool(one.reservations) and (
+        reserved.id not in one.reservations) and (
+        one.created_at >= reserved.window.end)

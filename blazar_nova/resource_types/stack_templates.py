@@ -18,11 +18,17 @@ import yaml
 from blazar_core.common import errors
 from blazar_core.common import inputs
 
-__all__ = ['SERVER', 'Templates', 'VOLUME', 'check_type', 'read']
+__all__ = ['FLOATING_IP', 'SERVER', 'Templates', 'VOLUME', 'check_type',
+           'read']
 
 _Object: ty.TypeAlias = dict[str, ty.Any]
 
 SERVER, VOLUME = 'OS::Nova::Server', 'OS::Cinder::Volume'
+FLOATING_IP = 'OS::Neutron::FloatingIP'
+#: What connects an address with a server, and the properties that a floating
+#: IP has for that.
+_ASSOCIATION = 'OS::Neutron::FloatingIPAssociation'
+_OF_ASSOCIATION = ('port_id', 'fixed_ip_address')
 _GROUP = 'OS::Heat::ResourceGroup'
 #: The types without capacity that leases reserve, and those that are sized.
 _KNOWN = frozenset({SERVER, _GROUP, 'OS::Nova::KeyPair'} | {
@@ -113,6 +119,7 @@ class Templates:
             self._check(f'resource_def of {name}', its.get('resource_def'))
 
     def filled(self, flavors: ty.Mapping[str, str], volume_type: str | None,
+               floating_ips: ty.Mapping[str, str],
                ) -> tuple[_Object, dict[str, str]]:
         """Return the template and the files of a stack that uses
         reservations.
@@ -120,6 +127,8 @@ class Templates:
         :param flavors: the reservation for each flavor, by what the templates
             call it
         :param volume_type: that of volumes without one; None: the default
+        :param floating_ips: the id of a floating IP for each resource of the
+            root template that gets an existing one
         """
         def fill(resource: _Object) -> _Object:
             its = dict(resource.get('properties', {}))
@@ -141,9 +150,37 @@ class Templates:
                 name: fill(one) for name, one
                 in template['resources'].items()}}
 
-        return filled(self.root), dict(self.files) | {
+        root = filled(self.root)
+        for name, its_id in floating_ips.items():
+            root['resources'] |= _existing(name, root['resources'], its_id)
+        return root, dict(self.files) | {
             name: json.dumps(filled(one)) for name, one
             in self.nested.items()}
+
+
+def _existing(name: str, resources: _Object, its_id: str) -> _Object:
+    """Return what replaces a floating IP that exists already.
+
+    Heat neither connects it, nor lets it depend on what is created; so another
+    resource connects it with its port.
+    """
+    one = resources[name]
+    its = one.get('properties', {})
+    more = {key: its[key] for key in _OF_ASSOCIATION if key in its}
+    kept = {'condition': one['condition']} if 'condition' in one else {}
+    found: _Object = {name: {
+        **kept, 'type': FLOATING_IP, 'external_id': its_id, 'properties': {
+            key: each for key, each in its.items() if key not in more}}}
+    if 'port_id' in more:
+        other = f'{name}_association'
+        while other in resources:
+            other += '_'
+        found[other] = {
+            **kept, 'type': _ASSOCIATION,
+            'properties': {'floatingip_id': its_id, **more},
+            **({'depends_on': one['depends_on']}
+               if 'depends_on' in one else {})}
+    return found
 
 
 def check_type(name: str, kind: str) -> None:

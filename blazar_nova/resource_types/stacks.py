@@ -2,12 +2,13 @@
 
 """virtual:stack: a Heat stack, reserved as what it contains.
 
-Heat's preview tells which servers and volumes a template has. The lease gets a
-reservation for each flavor among them, and for the storage, which precede that
-of the stack. Heat creates a stack by a trust of its user, and keystone issues
-no trust for a token that comes from a trust, as we have at the start. So the
-stack is created without resources with the token of the request, and updated
-at the start. Its servers then have the flavors of the reservations.
+Heat's preview tells which servers, volumes and floating IPs a template has.
+The lease gets a reservation for each flavor among them, for the storage and
+for the addresses, which precede that of the stack. Heat creates a stack by a
+trust of its user, and keystone issues no trust for a token that comes from a
+trust, as we have at the start. So the stack is created without resources with
+the token of the request, and updated at the start. Its servers then have the
+flavors of the reservations, and its floating IPs are those of the lease.
 """
 
 import collections
@@ -24,6 +25,7 @@ from blazar_core.common import model
 from blazar_core.common import words
 from blazar_core.plugins import resource_types
 from blazar_nova.compat import flavors
+from blazar_nova.compat import network_api
 from blazar_nova.compat import stack_api
 from blazar_nova.resource_types import installed_policies
 from blazar_nova.resource_types import stack_templates
@@ -51,6 +53,7 @@ class Stacks(resource_types.ResourceType):
     of the lease.
 
     :ivar heat: the service
+    :ivar network: neutron
     :ivar flavor_id: returns the id of a flavor, see :func:`.flavors.id_of`
     """
 
@@ -58,12 +61,14 @@ class Stacks(resource_types.ResourceType):
         'amount': '1', 'stack_name': '"web"',
         'template': '{"heat_template_version": "2021-04-16", ...}',
         'parameters': '{"image": "cirros"}',
-        'files': '{"server.yaml": "..."}', 'volume_type': '"reserved-ssd"'}
+        'files': '{"server.yaml": "..."}', 'volume_type': '"reserved-ssd"',
+        'floating_network_id': '"the ID of an external network"'}
     changeable = ()
     acts_for_owner = True
 
     def __init__(self) -> None:
         self.heat = stack_api.heat()
+        self.network = network_api.neutron()
         self.flavor_id: ty.Callable[[ty.Any, str], str] = flavors.id_of
 
     # -- requests ----------------------------------------------------------
@@ -88,9 +93,9 @@ class Stacks(resource_types.ResourceType):
                 f'and together at most {_LARGEST} bytes of JSON.')
         asked = {'amount': amount, 'stack_name': name,
                  resource_types.SECRET: self.owners.encrypt(text)}
-        if 'volume_type' in values:
-            asked['volume_type'] = inputs.text(
-                values['volume_type'], 'volume_type')
+        for key in ('volume_type', 'floating_network_id'):
+            if key in values:
+                asked[key] = inputs.text(values[key], key)
         return asked
 
     def show(self, reservation: ty.Mapping[str, ty.Any]) -> Values:
@@ -127,7 +132,8 @@ class Stacks(resource_types.ResourceType):
              'amount': count} for flavor_id, count in servers.items()]
         spec: Values = {'flavors': {
             name: list(servers).index(flavor_id)
-            for name, flavor_id in called.items()}, 'volumes': None}
+            for name, flavor_id in called.items()}, 'volumes': None,
+            'addresses': None, 'floating_ips': []}
         volumes = [(name, one) for name, one in leaves
                    if one['resource_type'] == stack_templates.VOLUME]
         if 'volume_type' in params and (size := sum(_size(*one) for one in (
@@ -136,10 +142,20 @@ class Stacks(resource_types.ResourceType):
             contents.append({
                 'resource_type': 'virtual:volume', 'size': size,
                 'volume_type': params['volume_type']})
+        wanted = params.get('floating_network_id')
+        addresses = [(name, one) for name, one in leaves
+                     if wanted is not None and _is_address(one, wanted)]
+        if addresses:
+            spec['addresses'] = len(contents)
+            spec['floating_ips'] = [_at_root(*one) for one in addresses]
+            contents.append({
+                'resource_type': 'virtual:floatingip', 'network_id': wanted,
+                'amount': len(addresses)})
         return resource_types.Requirements(
             _demand(), spec | {'contents': len(contents)}, _warnings(
                 name for name, one in leaves if _is_not_reserved(
-                    one, spec['volumes'] is not None)), tuple(contents))
+                    one, spec['volumes'] is not None, wanted)),
+            tuple(contents))
 
     def _servers(self, context: ty.Any,
                  leaves: ty.Iterable[tuple[str, Values]],
@@ -224,9 +240,29 @@ class Stacks(resource_types.ResourceType):
             stack['template'], stack['files']).filled(
                 {name: own[number]
                  for name, number in spec['flavors'].items()},
-                None if spec['volumes'] is None else own[spec['volumes']])
+                None if spec['volumes'] is None else own[spec['volumes']],
+                {} if spec['addresses'] is None else self._floating_ips(
+                    own[spec['addresses']], reserved))
         return {'template': template, 'files': files, 'tags': STARTED,
                 'parameters': stack['parameters']}
+
+    def _floating_ips(self, its_id: str,
+                      reserved: resource_types.ReservationContext,
+                      ) -> dict[str, str]:
+        """Return a floating IP for each resource that needs one.
+
+        :param its_id: the reservation of the floating IPs
+        """
+        names = reserved.spec['floating_ips']
+        found = sorted(one.id for one in self.network.floating_ips(
+            tags=network_api.tag_of(its_id))
+            if one.project_id == reserved.project_id)
+        if len(found) < len(names):
+            raise errors.CloudUnavailable(
+                f'Stack {_path(reserved)} needs '
+                f'{words.count(len(names), "floating IP")}; reservation '
+                f'{its_id} has {len(found)}.')
+        return dict(zip(names, found, strict=False))
 
     def end(self, reserved: resource_types.ReservationContext) -> None:
         if 'stack_id' not in reserved.spec:
@@ -320,11 +356,36 @@ def _warnings(names: ty.Iterable[str]) -> tuple[str, ...]:
             ) if found else ()
 
 
-def _is_not_reserved(one: Values, has_volumes: bool) -> bool:
+def _is_not_reserved(one: Values, has_volumes: bool,
+                     floating_network_id: str | None) -> bool:
     kind = one['resource_type']
-    return kind == 'OS::Neutron::FloatingIP' or (
-        kind == stack_templates.VOLUME and not (
-            has_volumes and one['properties'].get('volume_type') is None))
+    if kind == stack_templates.FLOATING_IP:
+        return not _is_address(one, floating_network_id)
+    return kind == stack_templates.VOLUME and not (
+        has_volumes and one['properties'].get('volume_type') is None)
+
+
+def _is_address(one: Values, network_id: str | None) -> bool:
+    """Return whether a resource is a floating IP of a network."""
+    its = one['properties']
+    return network_id is not None and (
+        one['resource_type'] == stack_templates.FLOATING_IP) and network_id in (
+            its.get('floating_network'), its.get('floating_network_id'))
+
+
+def _at_root(name: str, one: Values) -> str:
+    """Return the name of a resource in the root template.
+
+    :raises InvalidLeaseParams: if it is in another one, which may be used
+        several times
+    """
+    if one.get('parent_resource'):
+        raise errors.InvalidLeaseParams(
+            f'Floating IP {name} cannot be reserved, as it is in a group or '
+            'in a nested template. Write it into the template itself, or '
+            'leave "floating_network_id" out, so that floating IPs are not '
+            'reserved.')
+    return ty.cast(str, one['resource_name'])
 
 
 def _is_unicode(text: str) -> bool:

@@ -35,7 +35,23 @@ TEMPLATE = {
         'two': {'type': 'OS::Heat::ResourceGroup', 'properties': {
             'count': 2, 'resource_def': {
                 'type': 'OS::Nova::Server', 'properties': {
-                    'flavor': 'm1.nano', **test_stacks.SERVER}}}}}}
+                    'flavor': 'm1.nano', **test_stacks.SERVER}}}},
+        'net': {'type': 'OS::Neutron::Net'},
+        'subnet': {'type': 'OS::Neutron::Subnet', 'properties': {
+            'network': {'get_resource': 'net'}, 'cidr': '10.9.0.0/24'}},
+        'router': {'type': 'OS::Neutron::Router', 'properties': {
+            'external_gateway_info': {'network': 'public'}}},
+        'interface': {'type': 'OS::Neutron::RouterInterface', 'properties': {
+            'router': {'get_resource': 'router'},
+            'subnet': {'get_resource': 'subnet'}}},
+        'port': {'type': 'OS::Neutron::Port', 'properties': {
+            'network': {'get_resource': 'net'},
+            'fixed_ips': [{'subnet': {'get_resource': 'subnet'}}]}},
+        'address': {'type': 'OS::Neutron::FloatingIP', 'properties': {
+            'floating_network': 'public',
+            'port_id': {'get_resource': 'port'}}}},
+    'outputs': {'address': {'value': {
+        'get_attr': ['address', 'floating_ip_address']}}}}
 #: The steps of a start and of an end of this lease, in their order. After
 #: END_OVER, nothing is left to carry out.
 STARTS = (Step.START_CLAIMED, Step.OPEN_HELD, Step.OPEN_OPENED,
@@ -125,12 +141,13 @@ class AllTypesTest(test_crash.CrashTestCase, test_hosts.HostsTestCase):
                 'end_date': base.date(now + 900), 'reservations': [
                     {'resource_type': 'physical:host', 'min': 2, 'max': 2,
                      'hypervisor_properties': '', 'resource_properties': ''},
-                    {'resource_type': 'virtual:floatingip', 'amount': 4,
+                    {'resource_type': 'virtual:floatingip', 'amount': 3,
                      'network_id': self.network},
                     {'resource_type': 'virtual:network',
                      'physical_network': 'physnet1'},
                     {'resource_type': 'virtual:volume', 'size': 100},
                     {'resource_type': 'virtual:stack', 'stack_name': 'all',
+                     'floating_network_id': self.network,
                      'template': TEMPLATE}]}
 
     def shown(self, lease: base.Json) -> base.Json:
@@ -151,7 +168,7 @@ class AllTypesTest(test_crash.CrashTestCase, test_hosts.HostsTestCase):
         self.assertEqual(
             ['physical:host', 'virtual:floatingip', 'virtual:network',
              'virtual:volume', 'flavor:instance', 'flavor:instance',
-             'virtual:stack'],
+             'virtual:floatingip', 'virtual:stack'],
             [one['resource_type'] for one in lease['reservations']])
         for step in STARTS:
             self.listener_dies_at(step)
@@ -181,9 +198,13 @@ class AllTypesTest(test_crash.CrashTestCase, test_hosts.HostsTestCase):
         its = {one['resource_type']: one['id']
                for one in self.shown(lease)['reservations']}
         self.assertEqual(2, len(self.aggregates()[its['physical:host']]))
-        self.assertEqual(set(ADDRESSES), {
-            one['Floating IP Address'] for one in self.typed(
-                'floating', 'ip', 'list')})
+        addresses = {one['Floating IP Address']: one['Port']
+                     for one in self.typed('floating', 'ip', 'list')}
+        self.assertEqual(set(ADDRESSES), addresses.keys())
+        # That of the stack is connected with its port.
+        output = self.typed('stack', 'output', 'show', 'all', 'address')
+        self.assertEqual([output['output_value']], [
+            address for address, port in addresses.items() if port])
         network = self.typed('network', 'show', its['virtual:network'])
         self.typed('subnet', 'create', '--network', network['id'],
                    '--subnet-range', '10.0.0.0/24', 'inside')

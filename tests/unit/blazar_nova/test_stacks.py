@@ -18,6 +18,7 @@ from blazar_core.leases import credentials
 from blazar_core.leases import views
 from blazar_core.plugins import end_policies
 from blazar_core.plugins import resource_types
+from blazar_nova.compat import network_api
 from blazar_nova.compat import stack_api
 from blazar_nova.listener import host_sync
 from blazar_nova.resource_types import registry
@@ -46,6 +47,11 @@ def group(count, resource):
 
 def template(**resources):
     return {**VERSION, 'resources': resources}
+
+
+def floating_ip(**its):
+    return {'type': 'OS::Neutron::FloatingIP',
+            'properties': {'floating_network': 'public', **its}}
 
 
 class FakeHeat:
@@ -174,6 +180,17 @@ class Storage(base.FakeType):
             model.Demand({'VCPU': params['size']}, 1), {})
 
 
+class Addresses(base.FakeType):
+    """Floating IPs on the same hosts."""
+
+    for_servers = False
+    parameters = {'amount': '1', 'network_id': '"public"'}
+
+    def requirements(self, asking, params):
+        return resource_types.Requirements(
+            model.Demand({'VCPU': 1}, params['amount']), {})
+
+
 class StackTestCase(base.LeaseTestCase):
     """A host with 10 VCPUs, of which small servers need 1 and large 4."""
 
@@ -184,9 +201,12 @@ class StackTestCase(base.LeaseTestCase):
         self.kind.owners = self.owners = FakeOwners(self.encryption)
         self.kind.flavor_id = lambda _context, name: {
             'small': SMALL, SMALL: SMALL, 'large': LARGE}[name]
+        self.kind.network = types.SimpleNamespace(
+            floating_ips=lambda tags: self.floating_ips[tags])
         self.flavors, self.storage = Flavors(), Storage()
         return {NAME: self.kind, 'flavor:instance': self.flavors,
-                'virtual:volume': self.storage}
+                'virtual:volume': self.storage,
+                'virtual:floatingip': Addresses()}
 
     def policies(self):
         return {'delete': end_policies.Delete(),
@@ -263,7 +283,8 @@ class TestContents(StackTestCase):
             [(one.resource_type, one.params) for one in found[:-1]])
         self.assertEqual(
             {'flavors': {'small': 0, 'large': 1, SMALL: 0}, 'volumes': None,
-             'contents': 2}, found[-1].spec)
+             'addresses': None, 'floating_ips': [], 'contents': 2},
+            found[-1].spec)
 
     def test_all_of_it_is_reserved_or_nothing(self):
         self.stack(template=template(
@@ -294,6 +315,29 @@ class TestContents(StackTestCase):
             self.assertRaises(
                 errors.InvalidLeaseParams, self.wanted, template(
                     one=server(), data=volume()), volume_type='ssd')))
+
+    def test_floating_ips_are_reserved_where_their_network_is_named(self):
+        of = template(
+            one=server(), web=floating_ip(), db=floating_ip(),
+            other=floating_ip(floating_network='private'))
+        *others, own = self.wanted(of, floating_network_id='public')
+        self.assertEqual({'network_id': 'public', 'amount': 2},
+                         others[1].params)
+        self.assertEqual((1, ['web', 'db']), (
+            own.spec['addresses'], own.spec['floating_ips']))
+        self.assertEqual(
+            ('Not reserved are 1 resource of the stack: other.',),
+            own.warnings)
+        *others, own = self.wanted(of)
+        self.assertEqual((1, None, []), (
+            len(others), own.spec['addresses'], own.spec['floating_ips']))
+        self.assertIn('3 resources of the stack: db, other, web.',
+                      own.warnings[0])
+        self.assertIn('Floating IP many/0 cannot be reserved', str(
+            self.assertRaises(
+                errors.InvalidLeaseParams, self.wanted, template(
+                    one=server(), many=group(2, floating_ip())),
+                floating_network_id='public')))
 
     def test_what_cannot_be_sized_is_refused_by_name(self):
         attribute = {'get_attr': ['other', 'value']}
@@ -487,6 +531,39 @@ class TestLife(StackTestCase):
         self.run_for(100)
         self.assertEqual(['start flavor', 'start stack', 'end stack',
                           'end flavor'], seen)
+
+    def test_its_floating_ips_are_those_of_the_lease(self):
+        port = {'get_resource': 'port'}
+        lease = self.stack(floating_network_id='public', template=template(
+            one=server(), port={'type': 'OS::Neutron::Port'},
+            web_association={'type': 'OS::Heat::None'},
+            web={**floating_ip(port_id=port), 'depends_on': 'port'},
+            db=floating_ip()))
+        tag = f'reservation:{lease["reservations"][1]["id"]}'
+
+        def become(*projects):
+            self.floating_ips = {tag: [
+                network_api.FloatingIP(f'id{number}', '', project, 0)
+                for number, project in enumerate(projects)]}
+
+        become('project', 'other')
+        self.run_for(1)
+        self.assertIn('needs 2 floating IPs; reservation '
+                      f'{lease["reservations"][1]["id"]} has 1.',
+                      self.reason(self.lease))
+        become('project', 'other', 'project')
+        self.run_for(60)
+        filled = self.heat.bodies[-1]['template']['resources']
+        self.assertEqual({
+            'type': 'OS::Neutron::FloatingIP', 'external_id': 'id0',
+            'properties': {'floating_network': 'public'}}, filled['web'])
+        self.assertEqual({
+            'type': 'OS::Neutron::FloatingIPAssociation',
+            'depends_on': 'port',
+            'properties': {'floatingip_id': 'id0', 'port_id': port},
+        }, filled['web_association_'])
+        self.assertEqual('id2', filled['db']['external_id'])
+        self.assertEqual(6, len(filled))
 
     def test_templates_among_files_are_filled_too(self):
         nested = template(

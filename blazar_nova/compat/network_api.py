@@ -90,6 +90,12 @@ class Neutron(rest_service.RestService):
     name, group, prefix = 'Neutron', 'neutron', '/v2.0'
 
     @rest_service.reads
+    def names_of(self, network_id: str) -> list[str]:
+        """Return what users may call a network: its id and its name."""
+        return [network_id, *(one['name'] for one in self._list(
+            'networks', id=network_id))]
+
+    @rest_service.reads
     def subnets(self, network_id: str) -> list[Subnet] | None:
         """Return the subnets of an external network; None if there is none."""
         found = self._list('networks', id=network_id)
@@ -129,7 +135,7 @@ class Neutron(rest_service.RestService):
         made = self._ask('POST', '/floatingips', json={'floatingip': {
             'floating_network_id': network_id,
             'floating_ip_address': address, 'project_id': project_id}})
-        return rest_service.id_of(made, 'floatingip')
+        return rest_service.text_of(made, 'floatingip')
 
     @rest_service.reads
     def segments(self) -> list[Segment]:
@@ -192,7 +198,7 @@ class Neutron(rest_service.RestService):
             if not isinstance(exc.__cause__, exceptions.BadRequest):
                 raise
             made = self._ask('POST', '/networks', json={'network': body})
-        return rest_service.id_of(made, 'network')
+        return rest_service.text_of(made, 'network')
 
     @rest_service.reads
     def ports(self, network_id: str) -> list[Port]:

@@ -73,13 +73,13 @@ class Cinder(rest_service.RestService):
             'name': name, 'description': description,
             'os-volume-type-access:is_public': False,
             'extra_specs': dict(extra_specs)}})
-        return rest_service.id_of(made, 'volume_type')
+        return rest_service.text_of(made, 'volume_type')
 
     @rest_service.reads
     def default_type(self) -> str:
         """Return the name of the volume type of volumes without one."""
-        return ty.cast(str, self._ask('GET', '/types/default')[
-            'volume_type']['name'])
+        return rest_service.text_of(
+            self._ask('GET', '/types/default'), 'volume_type', 'name')
 
     def delete_type(self, type_id: str) -> None:
         """Delete a volume type without volumes; nothing when it is gone."""

@@ -142,19 +142,21 @@ class Stacks(resource_types.ResourceType):
             contents.append({
                 'resource_type': 'virtual:volume', 'size': size,
                 'volume_type': params['volume_type']})
-        wanted = params.get('floating_network_id')
+        network_id = params.get('floating_network_id')
+        networks = [] if network_id is None else (
+            self.network.names_of(network_id))
         addresses = [(name, one) for name, one in leaves
-                     if wanted is not None and _is_address(one, wanted)]
+                     if _is_address(one, networks)]
         if addresses:
             spec['addresses'] = len(contents)
             spec['floating_ips'] = [_at_root(*one) for one in addresses]
             contents.append({
-                'resource_type': 'virtual:floatingip', 'network_id': wanted,
-                'amount': len(addresses)})
+                'resource_type': 'virtual:floatingip',
+                'network_id': network_id, 'amount': len(addresses)})
         return resource_types.Requirements(
             _demand(), spec | {'contents': len(contents)}, _warnings(
                 name for name, one in leaves if _is_not_reserved(
-                    one, spec['volumes'] is not None, wanted)),
+                    one, spec['volumes'] is not None, networks)),
             tuple(contents))
 
     def _servers(self, context: ty.Any,
@@ -357,20 +359,22 @@ def _warnings(names: ty.Iterable[str]) -> tuple[str, ...]:
 
 
 def _is_not_reserved(one: Values, has_volumes: bool,
-                     floating_network_id: str | None) -> bool:
+                     networks: ty.Sequence[str]) -> bool:
     kind = one['resource_type']
     if kind == stack_templates.FLOATING_IP:
-        return not _is_address(one, floating_network_id)
+        return not _is_address(one, networks)
     return kind == stack_templates.VOLUME and not (
         has_volumes and one['properties'].get('volume_type') is None)
 
 
-def _is_address(one: Values, network_id: str | None) -> bool:
-    """Return whether a resource is a floating IP of a network."""
-    its = one['properties']
-    return network_id is not None and (
-        one['resource_type'] == stack_templates.FLOATING_IP) and network_id in (
-            its.get('floating_network'), its.get('floating_network_id'))
+def _is_address(one: Values, networks: ty.Sequence[str]) -> bool:
+    """Return whether a resource is a floating IP of a network.
+
+    :param networks: the id and the name of the network
+    """
+    return one['resource_type'] == stack_templates.FLOATING_IP and any(
+        one['properties'].get(key) in networks
+        for key in ('floating_network', 'floating_network_id'))
 
 
 def _at_root(name: str, one: Values) -> str:

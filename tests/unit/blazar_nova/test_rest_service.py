@@ -21,12 +21,14 @@ READ = (
     (network_api.Neutron, 'port_addresses', ('network',), ['ports']),
     (network_api.Neutron, 'allocate', ('network', '192.0.2.7', 'project'),
      ['floatingip']),
+    (network_api.Neutron, 'names_of', ('network',), ['networks']),
     (network_api.Neutron, 'segments', (), ['network_segment_ranges']),
     (network_api.Neutron, 'networks', (), ['networks']),
     (network_api.Neutron, 'create_network', (SEGMENT, 'name', 'project'),
      ['network']),
     (network_api.Neutron, 'ports', ('network',), ['ports']),
     (volume_api.Cinder, 'types', (), ['volume_types']),
+    (volume_api.Cinder, 'default_type', (), ['volume_type', 'name']),
     (volume_api.Cinder, 'create_type', ('name', 'text', {}), ['volume_type']),
     (volume_api.Cinder, 'projects_of', ('type',), ['volume_type_access']),
     (volume_api.Cinder, 'freeze', ('project', 'name'), ['quota_set']),
@@ -38,7 +40,8 @@ READ = (
 WRONG = (None, 7, 'text', True, [None], [7], ['text'], [[None]], {'a': 1})
 #: Those of them that are right: there is no such stack, or quota.
 RIGHT = (('find', {'stack': None}), ('freeze', {'quota_set': {'a': 1}}),
-         ('create', {'stack': {'id': 'text'}}))
+         ('create', {'stack': {'id': 'text'}}),
+         ('default_type', {'volume_type': {'name': 'text'}}))
 
 
 class TestWrongAnswers(base.TestCase):

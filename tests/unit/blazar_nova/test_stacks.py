@@ -202,7 +202,8 @@ class StackTestCase(base.LeaseTestCase):
         self.kind.flavor_id = lambda _context, name: {
             'small': SMALL, SMALL: SMALL, 'large': LARGE}[name]
         self.kind.network = types.SimpleNamespace(
-            floating_ips=lambda tags: self.floating_ips[tags])
+            floating_ips=lambda tags: self.floating_ips[tags],
+            names_of={'public-id': ['public-id', 'public']}.get)
         self.flavors, self.storage = Flavors(), Storage()
         return {NAME: self.kind, 'flavor:instance': self.flavors,
                 'virtual:volume': self.storage,
@@ -318,10 +319,11 @@ class TestContents(StackTestCase):
 
     def test_floating_ips_are_reserved_where_their_network_is_named(self):
         of = template(
-            one=server(), web=floating_ip(), db=floating_ip(),
-            other=floating_ip(floating_network='private'))
-        *others, own = self.wanted(of, floating_network_id='public')
-        self.assertEqual({'network_id': 'public', 'amount': 2},
+            one=server(), web=floating_ip(),
+            db=floating_ip(floating_network='public-id'),
+            other=floating_ip(floating_network=['private']))
+        *others, own = self.wanted(of, floating_network_id='public-id')
+        self.assertEqual({'network_id': 'public-id', 'amount': 2},
                          others[1].params)
         self.assertEqual((1, ['web', 'db']), (
             own.spec['addresses'], own.spec['floating_ips']))
@@ -337,7 +339,7 @@ class TestContents(StackTestCase):
             self.assertRaises(
                 errors.InvalidLeaseParams, self.wanted, template(
                     one=server(), many=group(2, floating_ip())),
-                floating_network_id='public')))
+                floating_network_id='public-id')))
 
     def test_what_cannot_be_sized_is_refused_by_name(self):
         attribute = {'get_attr': ['other', 'value']}
@@ -534,7 +536,7 @@ class TestLife(StackTestCase):
 
     def test_its_floating_ips_are_those_of_the_lease(self):
         port = {'get_resource': 'port'}
-        lease = self.stack(floating_network_id='public', template=template(
+        lease = self.stack(floating_network_id='public-id', template=template(
             one=server(), port={'type': 'OS::Neutron::Port'},
             web_association={'type': 'OS::Heat::None'},
             web={**floating_ip(port_id=port), 'depends_on': 'port'},

@@ -5,6 +5,7 @@
 import collections
 import contextlib
 import dataclasses
+import datetime
 import functools
 import hashlib
 import re
@@ -27,8 +28,9 @@ from blazar_nova.compat import timestamps
 
 __all__ = ['ComputeHost', 'Facts', 'Provider', 'ServiceState', 'Tree',
            'all_hosts', 'allocations', 'ask_placement', 'consumers', 'counted',
-           'facts', 'named', 'on_service_host', 'service_states',
-           'services_up', 'taken', 'taken_by', 'tell_placement', 'trees']
+           'facts', 'in_cell_of', 'last_seen', 'named', 'on_service_host',
+           'service_states', 'services_up', 'taken', 'taken_by',
+           'tell_placement', 'trees']
 
 LOG = logging.getLogger(__name__)
 
@@ -129,16 +131,25 @@ def _of_cells(work: ty.Callable[..., ty.Any], *args: ty.Any,
 
 def on_service_host(service_host: str) -> list[ComputeHost]:
     """Return the compute nodes of a nova-compute; none if it is unknown."""
-    context = nova_context.get_admin_context()
     try:
-        mapping = objects.HostMapping.get_by_host(context, service_host)
-        with nova_context.target_cell(
-                context, mapping.cell_mapping) as cell_context:
+        with in_cell_of(service_host) as in_cell:
             return [_compute_host(node) for node in
                     objects.ComputeNodeList.get_all_by_host(
-                        cell_context, service_host)]
+                        in_cell, service_host)]
     except (exception.HostMappingNotFound, exception.ComputeHostNotFound):
         return []
+
+
+@contextlib.contextmanager
+def in_cell_of(service_host: str) -> ty.Iterator[ty.Any]:
+    """Give a context of the cell of a nova-compute.
+
+    :raises nova.exception.HostMappingNotFound: if Nova does not know it
+    """
+    context = nova_context.get_admin_context()
+    mapping = objects.HostMapping.get_by_host(context, service_host)
+    with nova_context.target_cell(context, mapping.cell_mapping) as in_cell:
+        yield in_cell
 
 
 def _compute_host(node: ty.Any) -> ComputeHost:
@@ -329,21 +340,25 @@ def service_states() -> dict[str, ServiceState]:
 
 def state_of(service: ty.Any) -> ServiceState:
     """Return the state of a nova-compute."""
-    last = service.last_seen_up or service.updated_at or service.created_at
     return ServiceState(
         bool(servicegroup.API().service_is_up(service)),
         bool(service.disabled), bool(service.forced_down),
         # As Nova computes it for services that are not forced down.
-        not timestamps.is_older_than(last, nova.conf.CONF.service_down_time))
+        not timestamps.is_older_than(
+            last_seen(service), nova.conf.CONF.service_down_time))
+
+
+def last_seen(service: ty.Any) -> datetime.datetime:
+    """Return when a nova-compute last reported."""
+    return ty.cast(datetime.datetime, service.last_seen_up or
+                   service.updated_at or service.created_at)
 
 
 def force_down(host: str) -> None:
     """Force a nova-compute down: its servers may be evacuated, and its own
     reports are ignored until this is reverted.
     """
-    context = nova_context.get_admin_context()
-    mapping = objects.HostMapping.get_by_host(context, host)
-    with nova_context.target_cell(context, mapping.cell_mapping) as in_cell:
+    with in_cell_of(host) as in_cell:
         service = objects.Service.get_by_compute_host(in_cell, host)
         service.forced_down = True
         service.save()

@@ -7,6 +7,7 @@ A server that was admitted is bound to its reservation
 is not, so its host, its project and the hint of its boot decide.
 """
 
+import contextlib
 import typing as ty
 
 from nova.compute import task_states
@@ -120,18 +121,12 @@ def _between_hosts(context: ty.Any) -> dict[str, str | None]:
 
 def _everybody(host: pool.Member) -> dict[str, str | None]:
     """Return the servers on a host, with the reservation each is bound to."""
-    context = nova_context.get_admin_context()
     found: dict[str, str | None] = {}
-    try:
-        mapping = objects.HostMapping.get_by_host(context, host.service_host)
-    except exception.HostMappingNotFound:
-        pass
-    else:
-        with nova_context.target_cell(
-                context, mapping.cell_mapping) as in_cell:
-            found = {one.uuid: bound_servers.reservation_of(one.flavor)
-                     for one in objects.InstanceList.get_by_host(
-                         in_cell, host.service_host, ['flavor'])}
+    with (contextlib.suppress(exception.HostMappingNotFound),
+          compute_hosts.in_cell_of(host.service_host) as in_cell):
+        found = {one.uuid: bound_servers.reservation_of(one.flavor)
+                 for one in objects.InstanceList.get_by_host(
+                     in_cell, host.service_host, ['flavor'])}
     there = compute_hosts.consumers(host.uuid) if host.uuid else set()
     return found | {one: bound_servers.reservation_of_server(one)
                     for one in there - found.keys()}

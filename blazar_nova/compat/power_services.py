@@ -180,9 +180,8 @@ def _check(option: str, patterns: ty.Iterable[str]) -> None:
 def _service(one: ty.Any) -> ComputeService:
     state = compute_hosts.state_of(one)
     ours = _is_ours(one)
-    seen = one.last_seen_up or one.updated_at or one.created_at
     return ComputeService(
-        state.up, timestamps.epoch(seen), ours,
+        state.up, timestamps.epoch(compute_hosts.last_seen(one)), ours,
         bool(one.forced_down or one.disabled and not ours))
 
 
@@ -195,13 +194,9 @@ def _found(service: str, work: ty.Callable[[ty.Any], _R]) -> _R:
 
     :raises _NoService: if Nova has no service on this host
     """
-    context = nova_context.get_admin_context()
     try:
-        mapping = objects.HostMapping.get_by_host(context, service)
-        with nova_context.target_cell(
-                context, mapping.cell_mapping) as in_cell:
-            found = objects.Service.get_by_compute_host(in_cell, service)
-            return work(found)
+        with compute_hosts.in_cell_of(service) as in_cell:
+            return work(objects.Service.get_by_compute_host(in_cell, service))
     except (exception.HostMappingNotFound,
             exception.ComputeHostNotFound) as exc:
         raise _NoService(

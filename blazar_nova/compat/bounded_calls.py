@@ -26,7 +26,8 @@ import oslo_messaging
 
 from blazar_core.common import errors
 
-__all__ = ['API', 'Bounded', 'LIMIT', 'of_api', 'of_cells']
+__all__ = ['API', 'Bounded', 'LIMIT', 'answers', 'name_of', 'of_all_cells',
+           'of_api', 'of_cells']
 
 LOG = logging.getLogger(__name__)
 
@@ -196,7 +197,7 @@ def of_cells(context: ty.Any, work: ty.Callable[..., ty.Any], *args: ty.Any,
         cells = nova_context.CELLS
 
     def ask(cell: ty.Any) -> ty.Any:
-        name = f'Cell {cell.name or cell.uuid}'
+        name = f'Cell {name_of(cell)}'
         try:
             with nova_context.target_cell(context, cell) as of_cell:
                 return _cells(name, work, of_cell, *args, **kwargs)
@@ -210,3 +211,44 @@ def of_cells(context: ty.Any, work: ty.Callable[..., ty.Any], *args: ty.Any,
     with futures.ThreadPoolExecutor(max(1, len(cells))) as pool:
         return {cell.uuid: answer for cell, answer in zip(
             cells, pool.map(ask, cells), strict=True)}
+
+
+def answers(context: ty.Any, work: ty.Callable[..., ty.Any], *args: ty.Any,
+            silent: set[str] | None = None,
+            cells: ty.Sequence[ty.Any] | None = None, **kwargs: ty.Any,
+            ) -> list[tuple[ty.Any, ty.Any]]:
+    """Return each cell that answers with its answer; see :func:`of_cells`.
+
+    :param silent: the names of the other cells are added to this
+    """
+    if cells is None:
+        nova_context.load_cells()
+        cells = list(nova_context.CELLS)
+    found = of_cells(context, work, *args, cells=cells, **kwargs)
+    failed = {uuid for uuid, answer in found.items()
+              if nova_context.is_cell_failure_sentinel(answer)}
+    if silent is not None:
+        silent.update(name_of(cell) for cell in cells if cell.uuid in failed)
+    return [(cell, found[cell.uuid]) for cell in cells
+            if cell.uuid not in failed]
+
+
+def of_all_cells(work: ty.Callable[..., ty.Any], *args: ty.Any,
+                 **kwargs: ty.Any) -> list[tuple[ty.Any, ty.Any]]:
+    """Return all cells with their answers; see :func:`of_cells`.
+
+    :raises CloudUnavailable: if a cell does not answer
+    """
+    silent: set[str] = set()
+    found = answers(nova_context.get_admin_context(), work, *args,
+                    silent=silent, **kwargs)
+    if silent:
+        raise errors.CloudUnavailable(
+            f'Cells do not answer: {", ".join(sorted(silent))}. Try again in '
+            'a minute.')
+    return found
+
+
+def name_of(cell: ty.Any) -> str:
+    """Return the name of a cell, which may have none, in messages."""
+    return str(cell.name or cell.uuid)

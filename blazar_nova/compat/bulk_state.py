@@ -105,14 +105,14 @@ class BulkState:
 
     def _look_in(self, cell: ty.Any, server_ids: list[str],
                  ) -> dict[str, Seen]:
-        answer = bounded_calls.of_cells(
-            self._context, _instances, server_ids, cells=[cell])[cell.uuid]
-        if nova_context.is_cell_failure_sentinel(answer):
-            self.silent.add(cell.name or cell.uuid)
+        answered = bounded_calls.answers(
+            self._context, _instances, server_ids, cells=[cell],
+            silent=self.silent)
+        if not answered:
             return {}
         seen = {instance.uuid: server_state.of_instance(
             instance, self._nodes.get((instance.host, instance.node)))
-            for instance in answer}
+            for _cell, instances in answered for instance in instances}
         for server_id in server_ids:
             if server_id not in seen:
                 # Deleted: its allocations say whether it has left its host.

@@ -121,12 +121,11 @@ def _named(context: ty.Any, name: str) -> ty.Any:
 
 def _of_cells(work: ty.Callable[..., ty.Any], *args: ty.Any,
               ) -> tuple[list[ComputeHost], bool]:
-    found = bounded_calls.of_cells(nova_context.get_admin_context(), work,
-                                   *args)
-    answered = [nodes for nodes in found.values()
-                if not nova_context.is_cell_failure_sentinel(nodes)]
-    return [_compute_host(node) for nodes in answered
-            for node in nodes], len(answered) == len(found)
+    silent: set[str] = set()
+    found = bounded_calls.answers(
+        nova_context.get_admin_context(), work, *args, silent=silent)
+    return [_compute_host(node) for _cell, nodes in found
+            for node in nodes], not silent
 
 
 def on_service_host(service_host: str) -> list[ComputeHost]:
@@ -330,12 +329,11 @@ def service_states() -> dict[str, ServiceState]:
     """Return the states of all nova-compute services, disabled ones too, by
     host, without those in cells that do not answer.
     """
-    found = bounded_calls.of_cells(
+    found = bounded_calls.answers(
         nova_context.get_admin_context(), objects.ServiceList.get_by_binary,
         'nova-compute', include_disabled=True)
-    return {service.host: state_of(service) for services in found.values()
-            if not nova_context.is_cell_failure_sentinel(services)
-            for service in services}
+    return {service.host: state_of(service)
+            for _cell, services in found for service in services}
 
 
 def state_of(service: ty.Any) -> ServiceState:

@@ -19,7 +19,6 @@ from nova import exception
 from nova import objects
 import sqlalchemy as sa
 
-from blazar_core.common import errors
 from blazar_core.plugins import resource_types
 from blazar_nova.compat import bound_servers
 from blazar_nova.compat import bounded_calls
@@ -31,9 +30,6 @@ from blazar_nova.compat import stranded_builds
 
 __all__ = ['Occupant', 'everybody', 'of', 'of_reservation', 'on', 'running',
            'shelved', 'strangers', 'under_way']
-
-
-R = ty.TypeVar('R')
 
 
 class Occupant(ty.NamedTuple):
@@ -71,7 +67,8 @@ def of_reservation(members: ty.Collection[pool.Member], reservation_id: str,
     """
     return sorted({one for found in (
         *pool.for_each(reservation_id, 'looked at', _everybody, members),
-        *_in_cells(_between_hosts))
+        *(found for _cell, found in bounded_calls.of_all_cells(
+            _between_hosts)))
         for one, bound_to in found.items() if bound_to == reservation_id})
 
 
@@ -83,8 +80,9 @@ def running(service_hosts: ty.Collection[str],
 
     :raises CloudUnavailable: if a cell does not answer
     """
-    return sorted(one for found in _in_cells(_on_hosts, [*service_hosts])
-                  for one in found) if service_hosts else []
+    return sorted(one for _cell, found in bounded_calls.of_all_cells(
+        _on_hosts, [*service_hosts]) for one in found) if (
+            service_hosts) else []
 
 
 def _on_hosts(context: ty.Any, service_hosts: list[str],
@@ -165,8 +163,8 @@ def shelved(reservation_id: str, project_id: str) -> list[str]:
 
     :raises CloudUnavailable: if Nova does not answer
     """
-    ids = [one for in_cell in _in_cells(_offloaded, project_id)
-           for one in in_cell]
+    ids = [one for _cell, found in bounded_calls.of_all_cells(
+        _offloaded, project_id) for one in found]
     hints = bounded_calls.of_api(bulk_state.hints_of, ids)
     flavors = bounded_calls.of_api(bulk_state.flavors_of, ids)
     return [one for one in ids if reservation_id in (
@@ -185,7 +183,8 @@ def under_way() -> set[str]:
     """
     # In this order, as a conductor writes a server into its cell first.
     taken_up = bounded_calls.of_api(_taken_up)
-    return taken_up.union(*_in_cells(_at_work))
+    return taken_up.union(*(
+        found for _cell, found in bounded_calls.of_all_cells(_at_work)))
 
 
 def _taken_up() -> set[str]:
@@ -208,19 +207,6 @@ def _at_work(context: ty.Any) -> set[str]:
         {'task_state': task_states.RESIZE_PREP})
         for one in objects.InstanceList.get_by_filters(
             context, {**state, 'deleted': False}, expected_attrs=[])}
-
-
-def _in_cells(find: ty.Callable[..., R], *args: ty.Any) -> ty.Iterable[R]:
-    """Return the results of a query in each cell.
-
-    :raises CloudUnavailable: if a cell does not answer
-    """
-    found = bounded_calls.of_cells(nova_context.get_admin_context(), find,
-                                   *args)
-    if any(map(nova_context.is_cell_failure_sentinel, found.values())):
-        raise errors.CloudUnavailable(
-            'Not every cell of Nova answers. Try again in a minute.')
-    return ty.cast('ty.Iterable[R]', found.values())
 
 
 def _offloaded(context: ty.Any, project_id: str) -> list[str]:

@@ -137,13 +137,11 @@ def _on_hosts(context: ty.Any, server_ids: list[str]) -> set[str]:
     """
     if not server_ids:
         return set()
-    found = bounded_calls.of_cells(
+    found = bounded_calls.answers(
         context, objects.InstanceList.get_by_filters,
         {'uuid': server_ids, 'deleted': False, 'soft_deleted': True},
         expected_attrs=[])
-    return {one.uuid for instances in found.values()
-            if not nova_context.is_cell_failure_sentinel(instances)
-            for one in instances
+    return {one.uuid for _cell, instances in found for one in instances
             if one.vm_state != vm_states.SHELVED_OFFLOADED}
 
 

@@ -81,13 +81,12 @@ class Computes:
         if any(one.startswith('aggregate:')
                for one in (*self._exclude, *self._common)):
             self._groups = aggregates.of_hosts()
-        found = bounded_calls.of_cells(
+        found = bounded_calls.answers(
             nova_context.get_admin_context(),
             objects.ServiceList.get_by_binary, 'nova-compute',
             include_disabled=True)
-        return {one.host: _service(one) for services in found.values()
-                if not nova_context.is_cell_failure_sentinel(services)
-                for one in services}
+        return {one.host: _service(one)
+                for _cell, services in found for one in services}
 
     def service(self, name: str) -> ComputeService | None:
         """Return the service of one host, without reading all of them; None:

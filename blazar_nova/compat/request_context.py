@@ -59,7 +59,7 @@ class Acting:
                            nova_context.get_admin_context(), server_id)
         cell = None if its is None else its.cell_mapping
         return self._within(bounded_calls.API if cell is None
-                            else f'Cell {cell.name or cell.uuid}', work,
+                            else f'Cell {bounded_calls.name_of(cell)}', work,
                             server_id, *args, **kwargs)
 
     def _in_its_name(self, server_id: str, credential: str | None) -> ty.Any:

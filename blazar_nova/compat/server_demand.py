@@ -264,14 +264,13 @@ def group_of_server(server_id: str) -> Group | None:
 def _group(context: ty.Any, group: ty.Any) -> Group:
     # The group's own get_hosts() would search one cell, which is cell0 if
     # nova-api is set up as in Nova's manual.
-    found = bounded_calls.of_cells(
+    found = bounded_calls.answers(
         context, objects.InstanceList.get_by_filters,
         {'uuid': group.members, 'deleted': False}, expected_attrs=[])
     return Group(
         group.policy, group.rules.get('max_server_per_host', 1),
         list(group.members),
-        {one.uuid: one.host for instances in found.values()
-         if not nova_context.is_cell_failure_sentinel(instances)
+        {one.uuid: one.host for _cell, instances in found
          for one in instances if one.host})
 
 
@@ -333,11 +332,9 @@ class _Nodes:
     def get_compute_nodes_by_host_or_node(
             self, context: ty.Any, host: str | None, node: str | None,
             cell: ty.Any = None) -> list[ty.Any]:
-        found = bounded_calls.of_cells(
+        found = bounded_calls.answers(
             context.elevated(), objects.ComputeNodeList.get_all)
-        return [one for nodes in found.values()
-                if not nova_context.is_cell_failure_sentinel(nodes)
-                for one in nodes
+        return [one for _cell, nodes in found for one in nodes
                 if host in (None, one.host) and
                 node in (None, one.hypervisor_hostname)]
 

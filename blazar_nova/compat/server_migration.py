@@ -77,12 +77,11 @@ class ServerMigration(request_context.Acting):
         context = nova_context.get_admin_context()
         found: dict[str, bool] = {}
         for batch in bulk_state.batches(server_ids):
-            answers = bounded_calls.of_cells(context, _instances, batch)
-            for answer in answers.values():
-                if not nova_context.is_cell_failure_sentinel(answer):
-                    found |= {instance.uuid: _is(_PREEMPTIBLE, instance.flavor
-                                                 .extra_specs)
-                              for instance in answer if _is_free(instance)}
+            for _cell, answer in bounded_calls.answers(
+                    context, _instances, batch):
+                found |= {instance.uuid: _is(
+                    _PREEMPTIBLE, instance.flavor.extra_specs)
+                    for instance in answer if _is_free(instance)}
             for server_id in bounded_calls.of_api(_grouped, context, batch):
                 found.pop(server_id, None)
         return found

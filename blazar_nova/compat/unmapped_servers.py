@@ -54,7 +54,7 @@ class Unmapped:
 
     @property
     def cell_name(self) -> str:
-        return str(self.cell.name or self.cell.uuid)
+        return bounded_calls.name_of(self.cell)
 
 
 def unmapped(silent: set[str]) -> ty.Iterator[Unmapped]:
@@ -62,7 +62,8 @@ def unmapped(silent: set[str]) -> ty.Iterator[Unmapped]:
 
     :param silent: the names of cells that do not answer are added to this
     """
-    for cell, rows in _of_cells(silent, _servers):
+    for cell, rows in bounded_calls.answers(
+            nova_context.get_admin_context(), _servers, silent=silent):
         hosts = dict(rows)
         for batch in bulk_state.batches(hosts):
             for server_id in sorted(set(batch) - _mapped(batch, cell.id)):
@@ -94,7 +95,7 @@ def restore(one: Unmapped) -> None:
     elif its.cell_mapping.id != one.cell.id:
         raise errors.Conflict(
             f'Server {one.server_id} is mapped to another cell, '
-            f'{its.cell_mapping.name or its.cell_mapping.uuid}.')
+            f'{bounded_calls.name_of(its.cell_mapping)}.')
     LOG.warning('Server %s is mapped to its cell %s again', one.server_id,
                 one.cell_name)
 
@@ -110,7 +111,9 @@ def strangers(consumers: ty.Collection[str], silent: set[str]) -> set[str]:
     for batch in bulk_state.batches(consumers):
         missing: set[str] = set()
         known = _waiting(batch).union(*(
-            ids for _cell, ids in _of_cells(missing, _known, batch)))
+            ids for _cell, ids in bounded_calls.answers(
+                nova_context.get_admin_context(), _known, batch,
+                silent=missing)))
         silent |= missing
         if not missing:
             found |= set(batch) - known
@@ -123,29 +126,9 @@ def of_migrations(consumers: ty.Collection[str]) -> dict[str, str]:
 
     :raises CloudUnavailable: when a cell does not answer
     """
-    silent: set[str] = set()
-    found = {migration: server_id for batch in bulk_state.batches(consumers)
-             for _cell, rows in _of_cells(silent, _migrations, batch)
-             for migration, server_id in rows}
-    if silent:
-        raise errors.CloudUnavailable(
-            f'Cells do not answer: {", ".join(sorted(silent))}.')
-    return found
-
-
-def _of_cells(silent: set[str], work: ty.Callable[..., ty.Any],
-              *args: ty.Any) -> ty.Iterator[tuple[ty.Any, ty.Any]]:
-    """Yield the cells that answer, with their answers."""
-    nova_context.load_cells()
-    cells = list(nova_context.CELLS)
-    answers = bounded_calls.of_cells(
-        nova_context.get_admin_context(), work, *args, cells=cells)
-    for cell in cells:
-        answer = answers[cell.uuid]
-        if nova_context.is_cell_failure_sentinel(answer):
-            silent.add(cell.name or cell.uuid)
-        else:
-            yield cell, answer
+    return {migration: server_id for batch in bulk_state.batches(consumers)
+            for _cell, rows in bounded_calls.of_all_cells(_migrations, batch)
+            for migration, server_id in rows}
 
 
 def _servers(context: ty.Any) -> list[tuple[str, str | None]]:

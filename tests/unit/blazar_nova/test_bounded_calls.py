@@ -209,3 +209,17 @@ class TestOfCells(base.TestCase):
                 self.assertEqual(
                     [False, True, True],
                     [*map(nova_context.is_cell_failure_sentinel, answers)])
+
+    def test_those_that_do_not_answer_are_named(self):
+        self.answers.set()
+        silent = set()
+        self.assertEqual(
+            [('one', 'one!'), ('silent', 'silent!')],
+            [(cell.name, answer) for cell, answer in bounded_calls.answers(
+                None, self.ask, '!', silent=silent, cells=self.cells)])
+        self.assertEqual({'broken'}, silent)
+        self.assertIn('broken', str(self.assertRaises(
+            errors.CloudUnavailable, bounded_calls.of_all_cells, self.ask,
+            '!', cells=self.cells)))
+        self.assertEqual(2, len(bounded_calls.of_all_cells(
+            self.ask, '!', cells=self.cells[:2])))

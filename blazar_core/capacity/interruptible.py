@@ -223,11 +223,11 @@ def conflicts(capacity: model.Resources, usage: model.Resources,
     """
     found: dict[str, int] = {}
     left = [*servers]
-    rests = [_sum(servers[number:]) for number in range(len(servers))]
+    rests = [_taken(servers[number:]) for number in range(len(servers))]
     levels = dict[str, int]()
     for instant, levels in _levels(booked, now):
-        while left and rule.lacking(capacity, usage, _plus(
-                rests[len(servers) - len(left)], levels)):
+        while left and rule.lacking(capacity, usage, model.summed((
+                rests[len(servers) - len(left)], levels))):
             found[left.pop(0).id] = instant
         if not left:
             break
@@ -255,8 +255,8 @@ def victims(capacity: model.Resources, usage: model.Resources,
     for entry in reversed(chosen[:]):
         less = [one for one in chosen if one is not entry]
         gone = {one.id for one, _instant in less}
-        stay = _sum(one for one in servers if one.id not in gone)
-        if not any(rule.lacking(capacity, usage, _plus(stay, levels))
+        stay = _taken(one for one in servers if one.id not in gone)
+        if not any(rule.lacking(capacity, usage, model.summed((stay, levels)))
                    for levels in instants):
             chosen = less
     return chosen
@@ -316,13 +316,5 @@ def _levels(booked: ty.Iterable[rule.Taken], now: int,
         yield now, last
 
 
-def _sum(servers: ty.Iterable[Server]) -> collections.Counter[str]:
-    total: collections.Counter[str] = collections.Counter()
-    for one in servers:
-        total.update(one.resources)
-    return total
-
-
-def _plus(some: model.Resources, others: model.Resources) -> dict[str, int]:
-    return {rc: some.get(rc, 0) + others.get(rc, 0)
-            for rc in {*some, *others}}
+def _taken(servers: ty.Iterable[Server]) -> dict[str, int]:
+    return model.summed(one.resources for one in servers)

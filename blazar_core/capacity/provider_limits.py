@@ -114,9 +114,7 @@ def ways(resources: model.Resources, groups: ty.Sequence[model.Group],
                 choices.append([(name, amount) for name in usable])
     found: dict[ty.Hashable, dict[str, int]] = {}
     for chosen in itertools.islice(itertools.product(*choices), _WAYS):
-        amounts: dict[str, int] = {}
-        for name, amount in chosen:
-            amounts[name] = amounts.get(name, 0) + amount
+        amounts = model.summed({name: amount} for name, amount in chosen)
         found.setdefault(frozenset(amounts.items()), amounts)
     return [*found.values()]
 

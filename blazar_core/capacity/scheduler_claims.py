@@ -342,16 +342,14 @@ def _known(index: booking_index.Index, takes: ty.Mapping[str, model.Resources],
     ids = index.ids_by_uuid
     host = next((index.hosts[ids[uuid]] for uuid in takes if uuid in ids),
                 None)
-    amounts: dict[str, int] = {}
     if host is None:
-        return None, amounts
+        return None, {}
     kinds = host.providers.kinds() if host.providers else {}
-    for provider, resources in takes.items():
-        kind = kinds.get(provider, {})
-        for rc, amount in (*resources.items(), *(
-                (kind[rc], resources[rc]) for rc in resources if rc in kind)):
-            if amount and rc in host.capacity:
-                amounts[rc] = amounts.get(rc, 0) + amount
+    total = model.summed({**resources, **{
+        kind: resources[rc] for rc, kind in kinds.get(provider, {}).items()
+        if rc in resources}} for provider, resources in takes.items())
+    amounts = {rc: amount for rc, amount in total.items()
+               if amount and rc in host.capacity}
     return (host if amounts else None), amounts
 
 

@@ -25,7 +25,7 @@ __all__ = ['Affinity', 'COMPUTE', 'Demand', 'FLOATING_IP', 'FOREVER',
            'Group', 'HOST', 'Host', 'HostFacts', 'LATEST', 'LEAVING',
            'Providers', 'Resources', 'SEGMENT', 'STACK', 'Units', 'VOLUME_GB',
            'WHOLE', 'Window', 'amounts_in_words', 'base_of', 'class_in_words',
-           'class_of_kind', 'plain', 'stay', 'total']
+           'class_of_kind', 'plain', 'stay', 'summed', 'total']
 
 Resources: ty.TypeAlias = ty.Mapping[str, int]
 
@@ -139,6 +139,15 @@ def plain(resources: Resources) -> dict[str, int]:
     """Return the amounts of placement's resource classes only."""
     return {rc: amount for rc, amount in resources.items()
             if _OF_KIND not in rc}
+
+
+def summed(amounts: ty.Iterable[Resources]) -> dict[str, int]:
+    """Return the sums of amounts, by class."""
+    sums: dict[str, int] = {}
+    for resources in amounts:
+        for rc, amount in resources.items():
+            sums[rc] = sums.get(rc, 0) + amount
+    return sums
 
 
 def class_in_words(rc: str) -> str:
@@ -347,11 +356,9 @@ class HostFacts:
 
 def total(demands: ty.Iterable[Demand]) -> dict[str, int]:
     """Return the sum of the resources of all servers of demands."""
-    sums: dict[str, int] = {}
-    for demand in demands:
-        for rc, amount in demand.resources.items():
-            sums[rc] = sums.get(rc, 0) + amount * demand.count
-    return sums
+    return summed({rc: amount * demand.count
+                   for rc, amount in demand.resources.items()}
+                  for demand in demands)
 
 
 #: Last parts of ``on_end`` with which a server leaves its host at the end.

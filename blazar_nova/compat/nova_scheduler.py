@@ -100,10 +100,8 @@ def takes(hosts: ty.Iterable[ty.Any], spec: ty.Any) -> model.Resources:
             spec.flavor, spec.image if 'image' in spec and spec.image else
             objects.ImageMeta(properties=objects.ImageMetaProps())):
         return server_demand.resources_of(spec)
-    total: collections.Counter[str] = collections.Counter()
-    for provider in candidate['allocations'].values():
-        total.update(provider['resources'])
-    return compute_hosts.counted(total)
+    return compute_hosts.counted(model.summed(
+        one['resources'] for one in candidate['allocations'].values()))
 
 
 def candidates_of(hosts: ty.Iterable[ty.Any],

@@ -127,11 +127,11 @@ class HostCapacity:
         known = row.interruptible or {}
         about = {
             'capacity': (row.capacity, facts.capacity),
-            'in use without an end': (row.usage, _sum(
+            'in use without an end': (row.usage, model.summed(
                 amounts for consumer, amounts in counted.items()
                 if consumer not in evictable)),
-            'in use by interruptible servers': (_sum(
-                amounts for amounts, *_rest in known.values()), _sum(
+            'in use by interruptible servers': (model.summed(
+                amounts for amounts, *_rest in known.values()), model.summed(
                     amounts for consumer, amounts in counted.items()
                     if consumer in evictable))}
         # Servers that are new on the host are counted correctly anyway.
@@ -216,11 +216,3 @@ class HostCapacity:
                 'booked, but has no allocation in placement.',
                 'run: nova-manage placement heal_allocations --instance '
                 f'{server_id}')
-
-
-def _sum(amounts: ty.Iterable[ty.Mapping[str, int]]) -> dict[str, int]:
-    total: dict[str, int] = {}
-    for resources in amounts:
-        for rc, amount in resources.items():
-            total[rc] = total.get(rc, 0) + amount
-    return total

@@ -7,7 +7,6 @@ import functools
 import typing as ty
 
 from nova import baserpc
-from nova import conductor
 from nova.conductor import rpcapi as conductor_rpcapi
 from nova import context as nova_context
 from nova import exception
@@ -26,6 +25,7 @@ from blazar_nova.compat import build_preflight
 from blazar_nova.compat import compute_hosts
 from blazar_nova.compat import end_actions
 from blazar_nova.compat import flavors
+from blazar_nova.compat import gated_casts
 from blazar_nova.compat import hostnames
 from blazar_nova.compat import nova_quota
 from blazar_nova.compat import pool
@@ -248,27 +248,6 @@ class _NotSent(Exception):
     """The gate refuses, or the permit to send a build has expired."""
 
 
-class _Gated:
-    """A transport that calls the gate right before it sends.
-
-    The message is complete by then: for a large boot, serializing it takes
-    longer than a permit is valid.
-
-    :param ask: raises an error if nothing may be sent
-    """
-
-    def __init__(self, transport: ty.Any, ask: ty.Callable[[], None]) -> None:
-        self._transport = transport
-        self._ask = ask
-
-    def __getattr__(self, name: str) -> ty.Any:
-        return getattr(self._transport, name)
-
-    def _send(self, *args: ty.Any, **kwargs: ty.Any) -> ty.Any:
-        self._ask()
-        return self._transport._send(*args, **kwargs)
-
-
 def _cast(build: build_calls.BuildCall, gate: cloud_api.Gate) -> None:
     """Send a call, if the gate permits it and the permit is still valid."""
 
@@ -283,12 +262,5 @@ def _cast(build: build_calls.BuildCall, gate: cloud_api.Gate) -> None:
                       ', '.join(build.server_ids))
             raise _NotSent
 
-    task_api = conductor.ComputeTaskAPI()
-    # Without a limit, the cast would wait while the message bus is down, and
-    # be sent after another process has sent the build. One retry is for a
-    # connection from before a restart of the bus.
-    client = task_api.conductor_compute_rpcapi.client
-    client.retry = 1
-    client.transport = _Gated(client.transport, ask)
     with contextlib.suppress(_NotSent):
-        build.send(task_api)
+        build.send(gated_casts.task_api(ask))

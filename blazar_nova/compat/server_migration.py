@@ -16,7 +16,6 @@ import typing as ty
 from nova.compute import api as compute_api
 from nova.compute import task_states
 from nova.compute import vm_states
-from nova import conductor
 from nova import context as nova_context
 from nova.db.api import api as api_db
 from nova.db.api import models as api_models
@@ -34,6 +33,7 @@ from blazar_nova.compat import bounded_calls
 from blazar_nova.compat import build_calls
 from blazar_nova.compat import bulk_state
 from blazar_nova.compat import compute_hosts
+from blazar_nova.compat import gated_casts
 from blazar_nova.compat import pool
 from blazar_nova.compat import request_context
 from blazar_nova.compat import server_demand
@@ -220,7 +220,9 @@ class ServerMigration(request_context.Acting):
             still()
             LOG.info('Server %s: evacuating it from %s, for lease %s',
                      server_id, source, lease_id)
-            _evacuating(still).evacuate(context, instance, None, None)
+            api = compute_api.API()
+            api.compute_task_api = gated_casts.task_api(still)
+            api.evacuate(context, instance, None, None)
         except (_TooLate, exception.NovaException) as exc:
             instance.task_state = None
             instance.save(expected_task_state=[task_states.REBUILDING])
@@ -253,31 +255,6 @@ class ServerMigration(request_context.Acting):
 
 class _TooLate(Exception):
     """An evacuation can no longer be sent; the message says why."""
-
-
-class _Sender(conductor.ComputeTaskAPI):  # type: ignore[misc]
-    """Sends an evacuation after a last check.
-
-    :param still: raises an error if it is too late
-    """
-
-    def __init__(self, still: ty.Callable[[], None]) -> None:
-        super().__init__()
-        self._still = still
-        # Without a limit, it would wait while the message bus is down, and be
-        # sent when the host has long recovered.
-        self.conductor_compute_rpcapi.client.retry = 1
-
-    def rebuild_instance(self, *args: ty.Any, **kwargs: ty.Any) -> ty.Any:
-        self._still()
-        return super().rebuild_instance(*args, **kwargs)
-
-
-def _evacuating(still: ty.Callable[[], None]) -> ty.Any:
-    """Return Nova's API for one evacuation."""
-    api = compute_api.API()
-    api.compute_task_api = _Sender(still)
-    return api
 
 
 def _instances(context: ty.Any, server_ids: list[str]) -> ty.Any:

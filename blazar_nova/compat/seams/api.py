@@ -38,10 +38,15 @@ _BOOT = entry.subject(
     entry.of(
         'nova.conductor.api.ComputeTaskAPI',
         entry.refers(
-            '__init__', 'conductor_compute_rpcapi', 'a build is cast once')),
+            '__init__', 'conductor_compute_rpcapi', 'a build is cast once'),
+        entry.refers(
+            'rebuild_instance', 'conductor_compute_rpcapi',
+            'evacuate only what is not too late')),
     entry.of(
         'nova.conductor.rpcapi.ComputeTaskAPI',
-        entry.refers('__init__', 'client', 'a build is cast once')),
+        entry.refers('__init__', 'client', 'a build is cast once'),
+        entry.refers('rebuild_instance', 'client cast',
+                     'evacuate only what is not too late')),
     entry.of(
         'nova.api.openstack.compute.APIRouterV21',
         entry.called(

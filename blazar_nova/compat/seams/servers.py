@@ -284,14 +284,6 @@ _ACTIONS = entry.subject(
         entry.called(
             'delete(self, context, id_or_uri)', 'images of a server')),
     entry.of(
-        'nova.conductor.ComputeTaskAPI',
-        entry.called(
-            'rebuild_instance(self, context, instance, orig_image_ref, '
-            'image_ref, injected_files, new_pass, orig_sys_metadata, bdms, '
-            'recreate=, on_shared_storage=, preserve_ephemeral=, host=, '
-            'request_spec=, reimage_boot_volume=, target_state=)',
-            'evacuate only what is not too late')),
-    entry.of(
         'nova.objects.Migration',
         entry.fields('status', 'undo an evacuation'),
         entry.fields('uuid source_compute source_node', 'revert a resize'),

@@ -18,7 +18,7 @@ import webob
 from blazar_core.common import clocks
 from blazar_core.common import errors
 from blazar_nova.api import guards
-from blazar_nova.compat import attachments
+from blazar_nova.compat import server_ports
 from blazar_nova.services import wiring
 
 __all__ = ['CODES', 'explain']
@@ -39,7 +39,7 @@ def explain(parts: wiring.Parts, environ: dict[str, ty.Any],
     if not ports and not addresses:
         return
     try:
-        found = [said for one in attachments.in_use(context, ports, addresses)
+        found = [said for one in server_ports.in_use(context, ports, addresses)
                  if (said := _until(parts, context.project_id, one))]
     except (errors.DatabaseUnavailable, errors.CloudUnavailable) as exc:
         LOG.info('Until when what a boot needs is in use is not known: %s',
@@ -53,7 +53,7 @@ def explain(parts: wiring.Parts, environ: dict[str, ty.Any],
 
 
 def _asked(environ: dict[str, ty.Any],
-           ) -> tuple[list[str], list[attachments.Address]]:
+           ) -> tuple[list[str], list[server_ports.Address]]:
     """Return the ports and addresses that a boot names; malformed ones are
     ignored, as Nova has refused the boot for them.
     """
@@ -66,11 +66,11 @@ def _asked(environ: dict[str, ty.Any],
                 ports.append(port)
             case {'uuid': str(network), 'fixed_ip': str(ip)} if (
                     netutils.is_valid_ip(ip)):
-                addresses.append(attachments.Address(network, ip))
+                addresses.append(server_ports.Address(network, ip))
     return ports, addresses
 
 
-def _until(parts: wiring.Parts, project_id: str, one: attachments.InUse,
+def _until(parts: wiring.Parts, project_id: str, one: server_ports.InUse,
            ) -> str | None:
     lease = None if one.server_id is None else (
         parts.leases.lookup.lease_of(one.server_id))

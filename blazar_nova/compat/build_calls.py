@@ -31,9 +31,9 @@ from nova.volume import cinder
 from oslo_log import log as logging
 from oslo_serialization import jsonutils
 
-from blazar_nova.compat import attachments
 from blazar_nova.compat import bound_servers
 from blazar_nova.compat import reserved_state
+from blazar_nova.compat import server_ports
 
 __all__ = ['BuildCall', 'Interceptor', 'ORPHAN_AGE', 'in_name_of',
            'intercepting', 'load', 'unwired']
@@ -108,7 +108,7 @@ class BuildCall:
         """What only one server can have at a time: ports, fixed IP addresses
         and existing volumes.
         """
-        return attachments.named(*attachments.wanted(
+        return server_ports.named(*server_ports.wanted(
             self.requested_networks)).union(
                 f'volume {bdm.volume_id}'
                 for bdm in self.block_device_mapping or ()

@@ -13,12 +13,8 @@ import itertools
 import typing as ty
 
 from nova import context as nova_context
-from nova.db.api import api as api_db
-from nova.db.api import models as api_models
 from nova import objects
 from oslo_log import log as logging
-from oslo_serialization import jsonutils
-import sqlalchemy as sa
 
 from blazar_core.plugins import cloud_api
 from blazar_nova.compat import bounded_calls
@@ -26,21 +22,14 @@ from blazar_nova.compat import compute_hosts
 from blazar_nova.compat import reserved_state
 from blazar_nova.compat import server_state
 
-__all__ = ['BATCH', 'BulkState', 'TELLING', 'Waiting', 'batches', 'flavors_of',
-           'hints_in', 'hints_of']
+__all__ = ['BATCH', 'BulkState', 'Waiting', 'batches']
 
 LOG = logging.getLogger(__name__)
 
 #: The number of servers that are read at a time.
 BATCH = 500
 
-#: A LIKE pattern for the text of a RequestSpec: if it does not match, the boot
-#: asked for no lease.
-TELLING = '%"reserved"%'
-
 Seen = cloud_api.ObservedServer
-
-Hints: ty.TypeAlias = ty.Mapping[str, object]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -128,62 +117,6 @@ class BulkState:
         except Exception:
             LOG.exception('Server %s could not be looked at', server_id)
             return {}
-
-    def asked_for(self, is_lease: ty.Callable[[Hints], bool]) -> list[str]:
-        """Return the servers in cells whose boot asked for a lease by hints.
-
-        May include recently deleted servers.
-        """
-        with api_db.context_manager.reader.using(self._context):
-            rows = self._context.session.execute(
-                sa.select(_SPECS.instance_uuid, _SPECS.spec)
-                .join(_MAPPINGS,
-                      _MAPPINGS.instance_uuid == _SPECS.instance_uuid)
-                .where(_MAPPINGS.cell_id.is_not(None),
-                       sa.or_(_MAPPINGS.queued_for_delete.is_(None),
-                              _MAPPINGS.queued_for_delete == sa.false()),
-                       _SPECS.spec.like(TELLING)),
-                execution_options={'yield_per': BATCH})
-            return [row.instance_uuid for row in rows
-                    if is_lease(hints_in(jsonutils.loads(row.spec)))]
-
-
-_SPECS = api_models.RequestSpec
-_MAPPINGS = api_models.InstanceMapping
-
-
-def hints_of(server_ids: ty.Iterable[str]) -> dict[str, Hints]:
-    """Return the hints with which servers were booted."""
-    return {server_id: hints_in(spec)
-            for server_id, spec in _specs_of(server_ids)}
-
-
-def flavors_of(server_ids: ty.Iterable[str]) -> dict[str, str]:
-    """Return the ids of the flavors that servers have or are resized to."""
-    found = {}
-    for server_id, spec in _specs_of(server_ids):
-        flavor = (spec.get('nova_object.data') or {}).get('flavor') or {}
-        found[server_id] = (flavor.get('nova_object.data') or {}).get(
-            'flavorid') or ''
-    return found
-
-
-def _specs_of(server_ids: ty.Iterable[str],
-              ) -> ty.Iterator[tuple[str, ty.Any]]:
-    """Yield the RequestSpecs of servers, as stored in the database."""
-    context = nova_context.get_admin_context()
-    for batch in batches(server_ids):
-        with api_db.context_manager.reader.using(context):
-            for row in context.session.execute(
-                    sa.select(_SPECS.instance_uuid, _SPECS.spec).where(
-                        _SPECS.instance_uuid.in_(batch))):
-                yield row.instance_uuid, jsonutils.loads(row.spec)
-
-
-def hints_in(spec: ty.Any) -> Hints:
-    """Return the scheduler hints of a RequestSpec as stored in the database.
-    """
-    return (spec.get('nova_object.data') or {}).get('scheduler_hints') or {}
 
 
 def _instances(context: ty.Any, server_ids: list[str]) -> ty.Any:

@@ -22,9 +22,9 @@ import sqlalchemy as sa
 from blazar_core.plugins import resource_types
 from blazar_nova.compat import bound_servers
 from blazar_nova.compat import bounded_calls
-from blazar_nova.compat import bulk_state
 from blazar_nova.compat import compute_hosts
 from blazar_nova.compat import pool
+from blazar_nova.compat import request_specs
 from blazar_nova.compat import reserved_state
 from blazar_nova.compat import stranded_builds
 
@@ -165,8 +165,8 @@ def shelved(reservation_id: str, project_id: str) -> list[str]:
     """
     ids = [one for _cell, found in bounded_calls.of_all_cells(
         _offloaded, project_id) for one in found]
-    hints = bounded_calls.of_api(bulk_state.hints_of, ids)
-    flavors = bounded_calls.of_api(bulk_state.flavors_of, ids)
+    hints = bounded_calls.of_api(request_specs.hints_of, ids)
+    flavors = bounded_calls.of_api(request_specs.flavors_of, ids)
     return [one for one in ids if reservation_id in (
         _hint(hints.get(one, {})), flavors.get(one))]
 
@@ -221,13 +221,13 @@ def _described(server_ids: list[str]) -> list[Occupant]:
     projects = {one.instance_uuid: one.project_id for one in
                 objects.InstanceMappingList.get_by_instance_uuids(
                     context, server_ids)}
-    hints = bulk_state.hints_of(server_ids)
-    flavors = bulk_state.flavors_of(server_ids)
+    hints = request_specs.hints_of(server_ids)
+    flavors = request_specs.flavors_of(server_ids)
     return [Occupant(one, projects.get(one), _hint(hints.get(one, {})),
                      flavors.get(one)) for one in server_ids]
 
 
-def _hint(hints: bulk_state.Hints) -> str | None:
+def _hint(hints: request_specs.Hints) -> str | None:
     """Return the reservation of a hint, which Nova stores as a list."""
     value = hints.get('reservation')
     if isinstance(value, list) and len(value) == 1:

@@ -11,11 +11,11 @@ from nova import objects
 
 from blazar_core.common import errors
 from blazar_core.leases import members
-from blazar_nova.compat import attachments
 from blazar_nova.compat import bound_servers
 from blazar_nova.compat import bounded_calls
 from blazar_nova.compat import compute_hosts
 from blazar_nova.compat import flavors
+from blazar_nova.compat import server_ports
 from blazar_nova.compat import server_state
 from blazar_nova.compat import unbuilt_servers
 
@@ -58,7 +58,7 @@ def _joiner(server_id: str, project_id: str, what: str) -> members.NewMember:
             f'only while it is ACTIVE, PAUSED, SHUTOFF or SUSPENDED, with '
             f'nothing going on. Try again when it is so.')
     return members.NewMember(server_id, host, compute_hosts.taken_by(
-        server_id, host), attachments.of_instance(instance))
+        server_id, host), server_ports.of_instance(instance))
 
 
 def leaves(server_id: str, project_id: str) -> bool:

@@ -18,7 +18,6 @@ from blazar_core.common import clocks
 from blazar_core.common import errors
 from blazar_core.plugins import cloud_api
 from blazar_nova.compat import accelerators
-from blazar_nova.compat import attachments
 from blazar_nova.compat import bound_servers
 from blazar_nova.compat import build_calls
 from blazar_nova.compat import build_preflight
@@ -34,6 +33,7 @@ from blazar_nova.compat import reserved_state
 from blazar_nova.compat import server_deletion
 from blazar_nova.compat import server_demand
 from blazar_nova.compat import server_migration
+from blazar_nova.compat import server_ports
 from blazar_nova.compat import server_state
 from blazar_nova.compat import stranded_builds
 from blazar_nova.compat import unbuilt_leftovers
@@ -107,7 +107,7 @@ class NovaCloud(server_deletion.ServerDeletion, end_actions.EndActions,
             waiting[server_id] for server_id in build.server_ids]
         admit()
         self._check_up(build)
-        in_use = attachments.in_use(build.context, *attachments.wanted(
+        in_use = server_ports.in_use(build.context, *server_ports.wanted(
             build.requested_networks), but=build.server_ids)
         lacking = [*map(str, in_use), *accelerators.lacking(
             build.context, build.request_spec[0].flavor)]

@@ -19,8 +19,8 @@ from blazar_nova.compat import unbuilt_servers
 
 __all__ = ['at_server', 'host_of', 'of_instance', 'of_waiting']
 
-#: Seconds after which allocations of a deleted server are leaked.
-_LEAKED = 60
+#: Seconds for which allocations of a deleted server are waited for.
+_AWAITED = 60
 
 Seen = cloud_api.ObservedServer
 State = cloud_api.ServerState
@@ -114,7 +114,7 @@ def _at_deleted(context: ty.Any, server_id: str) -> Seen:
         except exception.InstanceNotFound:
             return Seen(State.GONE)
     if instance.deleted_at is None or timestamps.is_older_than(
-            instance.deleted_at, _LEAKED):
+            instance.deleted_at, _AWAITED):
         return Seen(State.GONE)
     return Seen(State.LEAVING if compute_hosts.allocations(server_id)
                 else State.GONE)

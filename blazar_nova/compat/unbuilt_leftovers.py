@@ -15,11 +15,10 @@ from nova import context as nova_context
 from nova.db.api import api as api_db
 from nova.db.api import models as api_models
 from oslo_log import log as logging
-from oslo_serialization import jsonutils
 from oslo_utils import timeutils
 import sqlalchemy as sa
 
-from blazar_nova.compat import bulk_state
+from blazar_nova.compat import request_specs
 
 __all__ = ['forget', 'left_behind']
 
@@ -59,7 +58,7 @@ def forget(server_id: str) -> None:
                  server_id)
 
 
-def left_behind(is_lease: ty.Callable[[bulk_state.Hints], bool], age: int,
+def left_behind(is_lease: ty.Callable[[request_specs.Hints], bool], age: int,
                 ) -> list[str]:
     """Return the servers without a cell and a BuildRequest whose boot asked
     for a lease by its hints.
@@ -67,17 +66,10 @@ def left_behind(is_lease: ty.Callable[[bulk_state.Hints], bool], age: int,
     :param age: the least number of seconds since their last change
     """
     before = timeutils.utcnow() - datetime.timedelta(seconds=age)
-    context = nova_context.get_admin_context()
-    with api_db.context_manager.reader.using(context):
-        rows = context.session.execute(
-            sa.select(_MAPPINGS.instance_uuid, _SPECS.spec)
-            .join(_SPECS, _SPECS.instance_uuid == _MAPPINGS.instance_uuid)
-            .outerjoin(_REQUESTS, _REQUESTS.instance_uuid ==
-                       _MAPPINGS.instance_uuid)
-            .where(_MAPPINGS.cell_id.is_(None), _REQUESTS.id.is_(None),
-                   sa.func.coalesce(_MAPPINGS.updated_at,
-                                    _MAPPINGS.created_at) < before,
-                   _SPECS.spec.like(bulk_state.TELLING)),
-            execution_options={'yield_per': bulk_state.BATCH})
-        return [row.instance_uuid for row in rows
-                if is_lease(bulk_state.hints_in(jsonutils.loads(row.spec)))]
+    return request_specs.asking_for_leases(
+        request_specs.WITH_MAPPINGS
+        .outerjoin(_REQUESTS, _REQUESTS.instance_uuid ==
+                   _MAPPINGS.instance_uuid)
+        .where(_MAPPINGS.cell_id.is_(None), _REQUESTS.id.is_(None),
+               sa.func.coalesce(_MAPPINGS.updated_at,
+                                _MAPPINGS.created_at) < before), is_lease)

@@ -32,7 +32,7 @@ __all__ = ['Unmapped', 'of_migrations', 'restore', 'strangers', 'unmapped']
 LOG = logging.getLogger(__name__)
 
 #: Seconds after which allocations of a deleted server are leaked for certain.
-_LEAKED = 600
+_CERTAINLY_LEAKED = 600
 
 _MAPPINGS = api_models.InstanceMapping
 _REQUESTS = api_models.BuildRequest
@@ -143,7 +143,8 @@ def _servers(context: ty.Any) -> list[tuple[str, str | None]]:
 
 def _known(context: ty.Any, consumers: list[str]) -> set[str]:
     """:param context: of a cell"""
-    leaked = timeutils.utcnow() - datetime.timedelta(seconds=_LEAKED)
+    leaked = timeutils.utcnow() - datetime.timedelta(
+        seconds=_CERTAINLY_LEAKED)
     with main_db.get_context_manager(context).reader.using(context):
         return {*context.session.scalars(sa.select(_INSTANCES.uuid).where(
             _INSTANCES.uuid.in_(consumers), sa.or_(

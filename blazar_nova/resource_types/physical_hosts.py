@@ -22,14 +22,12 @@ from blazar_nova.compat import process
 from blazar_nova.compat import server_demand
 from blazar_nova.resource_types import host_cleaning
 from blazar_nova.resource_types import operator_commands
+from blazar_nova.resource_types import server_slots
 
 __all__ = ['PhysicalHosts']
 
 Values: ty.TypeAlias = resource_types.Values
 
-#: Values that clients send. A notification before the end is sent in any case;
-#: images are created of all servers of the lease.
-_BEFORE_END = ('', 'default', 'email', 'snapshot')
 _TRAIT = re.compile('[A-Z0-9_]{1,255}')
 #: Maximum number of traits, and of projects.
 _MANY = 20
@@ -63,10 +61,11 @@ class PhysicalHosts(resource_types.ResourceType):
         if most < least:
             raise errors.InvalidLeaseParams(
                 f'"max" must be at least "min": {most} is less than {least}.')
-        if values.get('before_end', '') not in _BEFORE_END:
+        if values.get('before_end', '') not in server_slots.BEFORE_END:
             raise errors.InvalidLeaseParams(
-                f'"before_end" must be one of {", ".join(_BEFORE_END[1:])}. '
-                f'Leave it out: the end is announced in any case.')
+                '"before_end" must be one of '
+                f'{", ".join(server_slots.BEFORE_END[1:])}. Leave it out: '
+                'the end is announced in any case.')
         asked: Values = {'min': least, 'max': most}
         if values.get('before_end', '') not in ('', 'default'):
             asked['before_end'] = values['before_end']
@@ -223,7 +222,7 @@ def _existing(traits: ty.Collection[str]) -> set[str]:
     """
     return host_traits.known([
         one for one in traits if _TRAIT.fullmatch(one) and
-        not one.startswith('CUSTOM_BLAZAR_')])
+        not one.startswith(host_traits.PREFIX)])
 
 
 def _in_zone(zone: str, placement: server_demand.Placement) -> set[str]:

@@ -14,9 +14,13 @@ from blazar_nova.compat import blazar_freepool
 from blazar_nova.compat import flavors
 from blazar_nova.compat import server_demand
 
-__all__ = ['ServerSlots']
+__all__ = ['BEFORE_END', 'ServerSlots']
 
 Values: ty.TypeAlias = resource_types.Values
+
+#: Values of ``before_end`` that clients of Blazar send. A notification before
+#: the end is sent in any case; images are created of all servers of the lease.
+BEFORE_END = ('', 'default', 'email', 'snapshot')
 
 
 class ServerSlots(resource_types.ResourceType):
@@ -34,7 +38,7 @@ class ServerSlots(resource_types.ResourceType):
 
     #: Actions before the end are parameters of the lease.
     without: ty.ClassVar[ty.Mapping[str, ty.Sequence[ty.Any]]] = {
-        'before_end': ('', 'default', 'email', 'snapshot'),
+        'before_end': BEFORE_END,
         'hypervisor_properties': ('', '[]', [])}
 
     def demand(self,

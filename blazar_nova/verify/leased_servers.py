@@ -15,6 +15,7 @@ from blazar_core.common import words
 from blazar_core.db import models
 from blazar_core.plugins import cloud_api
 from blazar_nova.compat import bulk_state
+from blazar_nova.compat import request_specs
 from blazar_nova.compat import unbuilt_leftovers
 from blazar_nova.compat import unmapped_servers
 from blazar_nova.listener import server_sync
@@ -185,7 +186,7 @@ class LeasedServers:
     def _orphans(self, nova: bulk_state.BulkState) -> ty.Iterator[Difference]:
         """Yield the servers that wait for a build and have no lease."""
         waiting = self._unleased(nova.waiting)
-        hints = bulk_state.hints_of(
+        hints = request_specs.hints_of(
             one for one in waiting if not nova.waiting[one].reserved)
         for server_id in waiting:
             its = nova.waiting[server_id]
@@ -204,7 +205,8 @@ class LeasedServers:
         """Yield the servers that were booted with a lease and no longer have
         one.
         """
-        seen = nova.look(self._unleased(nova.asked_for(self._asks)))
+        seen = nova.look(self._unleased(
+            request_specs.in_cells_asking_for_leases(self._asks)))
         for server_id, one in seen.items():
             if one.state in (State.RUNNING, State.BUILDING, State.ERROR):
                 yield Difference(

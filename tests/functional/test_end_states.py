@@ -191,7 +191,7 @@ class TestActionsInProgress(EachStateTestCase):
         self.stops, self.reached = {}, set()
         # Nova leaks the allocations of some servers that are deleted then.
         self.useFixture(fixtures.MockPatchObject(
-            server_state, '_LEAKED', 0))
+            server_state, '_AWAITED', 0))
         self.go_on = threading.Event()
         self.addCleanup(self.go_on.set)
         for name in self.STEPS:

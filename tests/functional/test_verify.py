@@ -306,7 +306,7 @@ class ServersTest(VerifyTestCase):
         self.wait_until_gone(server_id)
         self.wait_for(lambda: not self.allocations(server_id))
         self.useFixture(fixtures.MockPatchObject(
-            unmapped_servers, '_LEAKED', 0))
+            unmapped_servers, '_CERTAINLY_LEAKED', 0))
         self.check_leaked(server_id, held)
 
     def check_leaked(self, consumer, held):

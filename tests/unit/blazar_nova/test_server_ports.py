@@ -7,10 +7,10 @@ from nova import context as nova_context
 from nova.network import model as network_model
 
 from blazar_core.common import errors
-from blazar_nova.compat import attachments
+from blazar_nova.compat import server_ports
 from tests.unit import base
 
-ADDRESS = attachments.Address('net', '10.0.0.5')
+ADDRESS = server_ports.Address('net', '10.0.0.5')
 
 
 def port(its_id, device_id, owner='compute:nova', project='mine'):
@@ -36,7 +36,7 @@ class TestInUse(base.TestCase):
         return {'ports': self.ports}
 
     def said(self, ports=(), addresses=(), but=()):
-        return [str(one) for one in attachments.in_use(
+        return [str(one) for one in server_ports.in_use(
             self.context, ports, addresses, but)]
 
     def test_what_needs_none_asks_nothing(self):
@@ -80,5 +80,5 @@ class TestOfInstance(base.TestCase):
         instance = types.SimpleNamespace(
             get_network_info=lambda: network_model.NetworkInfo([vif]))
         self.assertEqual(
-            attachments.named(['p'], [ADDRESS, attachments.Address(
-                'net', 'FD00:0::1')]), attachments.of_instance(instance))
+            server_ports.named(['p'], [ADDRESS, server_ports.Address(
+                'net', 'FD00:0::1')]), server_ports.of_instance(instance))

@@ -1,10 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Base of the resource types for servers."""
+"""virtual:instance and flavor:instance: a number of servers of given amounts,
+or like those of a flavor.
+"""
 
 import dataclasses
 import typing as ty
 
+from oslo_serialization import jsonutils
+
+from blazar_core.common import errors
 from blazar_core.common import host_properties
 from blazar_core.common import inputs
 from blazar_core.common import model
@@ -14,7 +19,7 @@ from blazar_nova.compat import blazar_freepool
 from blazar_nova.compat import flavors
 from blazar_nova.compat import server_demand
 
-__all__ = ['BEFORE_END', 'ServerSlots']
+__all__ = ['BEFORE_END', 'FlavorInstances', 'Instances', 'ServerSlots']
 
 Values: ty.TypeAlias = resource_types.Values
 
@@ -103,3 +108,68 @@ class ServerSlots(resource_types.ResourceType):
             return resource_types.Requirements(
                 demand, flavor, flavors.unreserved(
                     asking.context, flavor, demand.hosts or ()))
+
+
+class Instances(ServerSlots):
+    """Servers whose amounts of resources are given in the request."""
+
+    parameters: ty.ClassVar[ty.Mapping[str, str]] = {
+        'vcpus': '2', 'memory_mb': '4096', 'disk_gb': '20',
+        **ServerSlots.common}
+
+    without: ty.ClassVar[ty.Mapping[str, ty.Sequence[ty.Any]]] = {
+        **ServerSlots.without, 'ephemeral_gb': (0, '0'),
+        'swap_mb': (0, '0'), 'extra_specs': ({},)}
+
+    def read(self, values: Values) -> Values:
+        asked = {**self._common(values), **self._properties(values)}
+        for key, least in (('vcpus', 1), ('memory_mb', 1), ('disk_gb', 0)):
+            asked[key] = inputs.integer(
+                inputs.needed(values, key), key, least)
+        return asked
+
+    def requirements(self, asking: ty.Any, params: Values,
+                     ) -> resource_types.Requirements:
+        return self._of_flavor(asking, flavors.facts_of(
+            params['vcpus'], params['memory_mb'], params['disk_gb']), params)
+
+
+class FlavorInstances(ServerSlots):
+    """Servers with the properties that a flavor has when the lease is created.
+    """
+
+    parameters: ty.ClassVar[ty.Mapping[str, str]] = {
+        'flavor_id': '"1"', **ServerSlots.common}
+
+    def read(self, values: Values) -> Values:
+        flavor_id = inputs.needed(values, 'flavor_id')
+        if isinstance(flavor_id, int) and not isinstance(flavor_id, bool):
+            # Clients convert a string of digits to a number.
+            flavor_id = str(flavor_id)
+        if not isinstance(flavor_id, str) or not flavor_id.isprintable() or (
+                not 1 <= len(flavor_id) <= 255):
+            raise errors.InvalidLeaseParams(
+                '"flavor_id" must be the id of a flavor, a string.')
+        # Answers show the id of the reserved flavor as flavor_id, as
+        # virtual:instance does; the original one is source_flavor_id.
+        asked = {**self._common(values), 'source_flavor_id': flavor_id}
+        # Reservations of earlier releases have no such key.
+        wanted = self._properties(values)
+        return asked | (wanted if wanted['resource_properties'] else {})
+
+    def show(self, reservation: ty.Mapping[str, ty.Any]) -> Values:
+        flavor = reservation['spec']
+        # Without a requirement, clients read the flavor from this key.
+        return {**flavors.amounts_shown(flavor),
+                'resource_properties': jsonutils.dumps(flavors.shown(
+                    reservation['params']['source_flavor_id'], flavor)),
+                **super().show(reservation)}
+
+    def as_request(self, params: ty.Mapping[str, ty.Any]) -> Values:
+        return {**super().as_request(params),
+                'flavor_id': params['source_flavor_id']}
+
+    def requirements(self, asking: ty.Any, params: Values,
+                     ) -> resource_types.Requirements:
+        return self._of_flavor(asking, flavors.facts_like(
+            asking.context, params['source_flavor_id']), params)

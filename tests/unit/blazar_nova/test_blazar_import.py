@@ -16,9 +16,8 @@ from blazar_nova.compat import pool
 from blazar_nova.importer import blazar_source
 from blazar_nova.importer import import_plan
 from blazar_nova.importer import items
-from blazar_nova.resource_types import flavor_instances
 from blazar_nova.resource_types import physical_hosts
-from blazar_nova.resource_types import virtual_instances
+from blazar_nova.resource_types import server_slots
 from tests import blazar18
 from tests import databases
 from tests.unit import base
@@ -161,8 +160,8 @@ class JudgingTestCase(base.DatabaseTestCase):
         self.cloud = Cloud()
         self.types = resource_types.ResourceTypes(
             {'physical:host': physical_hosts.PhysicalHosts(),
-             'virtual:instance': virtual_instances.Instances(),
-             'flavor:instance': flavor_instances.FlavorInstances()},
+             'virtual:instance': server_slots.Instances(),
+             'flavor:instance': server_slots.FlavorInstances()},
             base.FakeType())
         self.cleaning_time = 0
         for number, name in enumerate(('one', 'two'), 1):

@@ -9,10 +9,9 @@ from oslotest import base
 
 from blazar_core.common import errors
 from blazar_core.plugins import resource_types
-from blazar_nova.resource_types import flavor_instances
 from blazar_nova.resource_types import physical_hosts
 from blazar_nova.resource_types import registry
-from blazar_nova.resource_types import virtual_instances
+from blazar_nova.resource_types import server_slots
 from blazar_nova.schemas import echoed_fields
 from blazar_nova.schemas import event_schema
 from blazar_nova.schemas import hint_params
@@ -21,8 +20,8 @@ from blazar_nova.schemas import lease_schema
 #: 2027-01-15 08:00.
 NOW = 1_800_000_000
 TYPES = resource_types.ResourceTypes({
-    'virtual:instance': virtual_instances.Instances(),
-    'flavor:instance': flavor_instances.FlavorInstances(),
+    'virtual:instance': server_slots.Instances(),
+    'flavor:instance': server_slots.FlavorInstances(),
     'physical:host': physical_hosts.PhysicalHosts()}, None)
 DEFAULTS = hint_params.Defaults(
     'now', 3600, 60, ends=('delete', 'snapshot'))

@@ -11,9 +11,8 @@ from blazar_core.common import clocks
 from blazar_core.db import models
 from blazar_core.leases import views
 from blazar_core.plugins import resource_types
-from blazar_nova.resource_types import flavor_instances
 from blazar_nova.resource_types import physical_hosts
-from blazar_nova.resource_types import virtual_instances
+from blazar_nova.resource_types import server_slots
 from blazar_nova.schemas import lease_views
 from blazar_nova.services import host_enrollment
 from tests.unit import base
@@ -30,8 +29,8 @@ class TestAnswers(base.LeaseTestCase):
         super().setUp()
         self.host('one', VCPU=20)
         self.answers = lease_views.LeaseViews(resource_types.ResourceTypes({
-            'virtual:instance': virtual_instances.Instances(),
-            'flavor:instance': flavor_instances.FlavorInstances()},
+            'virtual:instance': server_slots.Instances(),
+            'flavor:instance': server_slots.FlavorInstances()},
             base.FakeType()))
         self.useFixture(fixtures.MonkeyPatch(
             'blazar_nova.compat.blazar_freepool._number',
@@ -160,8 +159,8 @@ class TestBlazarsSamples(base.LeaseTestCase):
     def setUp(self):
         super().setUp()
         self.types = resource_types.ResourceTypes({
-            'virtual:instance': virtual_instances.Instances(),
-            'flavor:instance': flavor_instances.FlavorInstances(),
+            'virtual:instance': server_slots.Instances(),
+            'flavor:instance': server_slots.FlavorInstances(),
             'physical:host': physical_hosts.PhysicalHosts()},
             base.FakeType())
         self.answers = lease_views.LeaseViews(self.types)

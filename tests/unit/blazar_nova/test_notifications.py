@@ -12,7 +12,7 @@ from blazar_core.lifecycle import end_notices
 from blazar_core.plugins import resource_types
 from blazar_nova.compat import process
 from blazar_nova.listener import daemon
-from blazar_nova.resource_types import virtual_instances
+from blazar_nova.resource_types import server_slots
 from blazar_nova.schemas import lease_views
 from blazar_nova.services import notifications
 from tests.unit import base
@@ -96,7 +96,7 @@ class NotificationsTest(base.TestCase):
             'blazar_nova.compat.blazar_freepool._number',
             types.SimpleNamespace(get=lambda: None)))
         self.words = lease_views.LeaseViews(resource_types.ResourceTypes({
-            'virtual:instance': virtual_instances.Instances()},
+            'virtual:instance': server_slots.Instances()},
             base.FakeType()))
 
     def notify(self, form, event_type, of):

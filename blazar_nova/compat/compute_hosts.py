@@ -29,7 +29,7 @@ from blazar_nova.compat import timestamps
 __all__ = ['ComputeHost', 'Facts', 'Provider', 'ServiceState', 'Tree',
            'all_hosts', 'allocations', 'ask_placement', 'consumers', 'counted',
            'facts', 'in_cell_of', 'last_seen', 'named', 'on_service_host',
-           'service_states', 'services_up', 'taken', 'taken_by',
+           'service_states', 'services', 'services_up', 'taken', 'taken_by',
            'tell_placement', 'trees']
 
 LOG = logging.getLogger(__name__)
@@ -329,11 +329,17 @@ def service_states() -> dict[str, ServiceState]:
     """Return the states of all nova-compute services, disabled ones too, by
     host, without those in cells that do not answer.
     """
+    return {one.host: state_of(one) for one in services()}
+
+
+def services() -> list[ty.Any]:
+    """Return all nova-compute services, disabled ones too, without those in
+    cells that do not answer.
+    """
     found = bounded_calls.answers(
         nova_context.get_admin_context(), objects.ServiceList.get_by_binary,
         'nova-compute', include_disabled=True)
-    return {service.host: state_of(service)
-            for _cell, services in found for service in services}
+    return [one for _cell, its in found for one in its]
 
 
 def state_of(service: ty.Any) -> ServiceState:

@@ -13,7 +13,6 @@ import contextlib
 import fnmatch
 import typing as ty
 
-from nova import context as nova_context
 from nova import exception
 from nova import objects
 
@@ -81,12 +80,7 @@ class Computes:
         if any(one.startswith('aggregate:')
                for one in (*self._exclude, *self._common)):
             self._groups = aggregates.of_hosts()
-        found = bounded_calls.answers(
-            nova_context.get_admin_context(),
-            objects.ServiceList.get_by_binary, 'nova-compute',
-            include_disabled=True)
-        return {one.host: _service(one)
-                for _cell, services in found for one in services}
+        return {one.host: _service(one) for one in compute_hosts.services()}
 
     def service(self, name: str) -> ComputeService | None:
         """Return the service of one host, without reading all of them; None:

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""The commands ``openstack reservation ...`` that blazarclient lacks."""
+"""The commands ``openstack reservation ...`` for a lease, and what all
+commands share.
+"""
 
 import argparse
 import json
@@ -52,6 +54,9 @@ STAGES = ['OFFERED', 'WAITING', 'PENDING', 'STARTING', 'ACTIVE', 'TERMINATING',
 #: The types of a lease.
 LEASE_TYPES = ['immediate', 'scheduled', 'retry', 'best_effort']
 
+#: The columns of "occurrences".
+_OF_OCCURRENCES = ('id', 'start_date', 'end_date', 'status', 'reason')
+
 #: Seconds between two requests for a lease.
 PAUSE = 5
 
@@ -62,7 +67,8 @@ DOES_NOT_FIT = 3
 #: forms or after a semicolon.
 _FORMULA = re.compile(
     '(^|[;\t\r\n])(?=[\t\r\n]|\\s*[=+@\uff1d\uff0b\uff0d\uff20-])')
-_UNITS = {'w': 604800, 'd': 86400, 'h': 3600, 'm': 60, 's': 1}
+#: Seconds of the units of a duration, largest first.
+UNITS = {'w': 604800, 'd': 86400, 'h': 3600, 'm': 60, 's': 1}
 
 
 def client_of(app: ty.Any) -> plugin.Client:
@@ -113,10 +119,10 @@ def reservation(text: str) -> dict[str, ty.Any]:
 def seconds(text: str) -> int:
     """Return the seconds of a duration such as "10m" or "1h30m"."""
     match = re.fullmatch(
-        ''.join(f'(?:([0-9]+){unit})?' for unit in _UNITS), text)
+        ''.join(f'(?:([0-9]+){unit})?' for unit in UNITS), text)
     total = match and sum(
         int(number or 0) * size
-        for number, size in zip(match.groups(), _UNITS.values(), strict=True))
+        for number, size in zip(match.groups(), UNITS.values(), strict=True))
     if not total:
         raise argparse.ArgumentTypeError(
             f'{text!r} is not a duration such as 10m or 1h30m')
@@ -297,6 +303,21 @@ class LeaseCommand(command.ShowOne):
             progress.end()
 
 
+class LeaseChange(command.ShowOne):
+    """A command that changes a lease, and shows it."""
+
+    def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
+        parser = super().get_parser(prog_name)
+        add_lease(parser, 'The lease')
+        return parser
+
+    def change(self, lease: str, change: Json) -> Shown:
+        """Change a lease, by name or ID, and return its columns."""
+        client = client_of(self.app)
+        return shown(client.ask(
+            'PUT', f'/leases/{client.find(lease)}', json=change)['lease'])
+
+
 def is_at(lease: Json, wanted: str) -> bool:
     """Return whether a lease has reached a status, or a later one.
 
@@ -414,28 +435,18 @@ class Accept(LeaseCommand):
             'POST', f'/leases/{lease_id}/accept')['lease'])
 
 
-class Acknowledge(command.ShowOne):
+class Acknowledge(LeaseChange):
     """Acknowledge a host change of a lease."""
 
-    def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
-        parser = super().get_parser(prog_name)
-        add_lease(parser, 'The lease')
-        return parser
-
     def take_action(self, parsed_args: argparse.Namespace) -> Shown:
-        client = client_of(self.app)
-        lease_id = client.find(parsed_args.lease)
-        return shown(client.ask(
-            'PUT', f'/leases/{lease_id}',
-            json={'resources_changed': False})['lease'])
+        return self.change(parsed_args.lease, {'resources_changed': False})
 
 
-class Set(command.ShowOne):
+class Set(LeaseChange):
     """Set the name, the description or the tags of a lease."""
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
         parser = super().get_parser(prog_name)
-        add_lease(parser, 'The lease')
         parser.add_argument('--name', metavar='<name>', help='New name')
         parser.add_argument(
             '--description', metavar='<description>',
@@ -446,16 +457,11 @@ class Set(command.ShowOne):
         return parser
 
     def take_action(self, parsed_args: argparse.Namespace) -> Shown:
-        client = client_of(self.app)
-        change: Json = {
-            name: value for name in ('name', 'description', 'tags')
-            if (value := getattr(parsed_args, name)) is not None}
+        change = given(parsed_args, 'name', 'description', 'tags')
         if not change:
             raise exceptions.CommandError(
                 'Give --name, --description or --tags.')
-        return shown(client.ask(
-            'PUT', f'/leases/{client.find(parsed_args.lease)}',
-            json=change)['lease'])
+        return self.change(parsed_args.lease, change)
 
 
 class Wait(LeaseCommand):
@@ -474,7 +480,59 @@ class Wait(LeaseCommand):
         return parser
 
     def take_action(self, parsed_args: argparse.Namespace) -> Shown:
-        lease_id = client_of(self.app).find(
-            parsed_args.lease)
+        lease_id = client_of(self.app).find(parsed_args.lease)
         return shown(self.wait(lease_id, parsed_args.status,
                                parsed_args.timeout))
+
+
+class Delete(command.Command):
+    """Delete leases, and their servers with them."""
+
+    def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
+        parser = super().get_parser(prog_name)
+        parser.add_argument('leases', metavar='<lease>', nargs='+',
+                            help='Name or ID of a lease')
+        parser.add_argument(
+            '--force', action='store_true',
+            help='Delete the lease even if servers of other projects run on '
+                 'its hosts; they are deleted too')
+        return parser
+
+    def take_action(self, parsed_args: argparse.Namespace) -> None:
+        client = client_of(self.app)
+        for number, lease in enumerate(parsed_args.leases):
+            try:
+                client.ask('DELETE', f'/leases/{client.find(lease)}', params={
+                    'force': 'true'} if parsed_args.force else {})
+            except exceptions.CommandError as exc:
+                if not number:
+                    raise
+                raise exceptions.CommandError(
+                    f'{exc} Deleted before that: '
+                    f'{", ".join(parsed_args.leases[:number])}.') from exc
+
+
+class Occurrences(Lister):
+    """List the occurrences of a recurring lease.
+
+    The lease is the whole series, or one of its occurrences.
+    """
+
+    def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
+        parser = super().get_parser(prog_name)
+        add_lease(parser, 'The lease')
+        return parser
+
+    def take_action(self, parsed_args: argparse.Namespace,
+                    ) -> tuple[tuple[str, ...], list[tuple[ty.Any, ...]]]:
+        client = client_of(self.app)
+        lease = client.lease(client.find(parsed_args.lease))
+        if not lease['occurrences']:
+            if lease.get('recurrence_id') is None:
+                raise exceptions.CommandError(
+                    f'Lease {parsed_args.lease} does not recur.')
+            # It is an occurrence itself.
+            lease = client.lease(lease['recurrence_id'])
+        return _OF_OCCURRENCES, [
+            tuple(one[name] for name in _OF_OCCURRENCES)
+            for one in lease['occurrences']]

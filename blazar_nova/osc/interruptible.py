@@ -27,15 +27,8 @@ class List(command.Lister):
 
     def take_action(self, parsed_args: argparse.Namespace,
                     ) -> tuple[tuple[str, ...], list[tuple[ty.Any, ...]]]:
-        client = commands.client_of(self.app)
-        params = commands.given(parsed_args, 'all_projects')
-        found: list[commands.Json] = []
-        while True:
-            answer = client.ask('GET', '/interruptible', params=params)
-            found += answer['interruptible']
-            if not answer.get('interruptible_links'):
-                break
-            params['marker'] = found[-1]['server_id']
+        found, _page = commands.client_of(self.app).pages(
+            'interruptible', **commands.given(parsed_args, 'all_projects'))
         return _COLUMNS, [tuple(_values(one)[name] for name in _COLUMNS)
                           for one in found]
 

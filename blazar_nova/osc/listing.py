@@ -21,9 +21,6 @@ _COLUMNS = ('id', 'name', 'status', 'start_date', 'end_date', 'left',
 _OF_TABLE = ('id', 'name', 'status', 'left', 'servers', 'status_reason',
              'warnings')
 
-#: The units that are printed, with their seconds.
-_UNITS = (('w', 604800), ('d', 86400), ('h', 3600), ('m', 60), ('s', 1))
-
 
 class List(commands.Lister):
     """List leases, with their servers and remaining time."""
@@ -92,7 +89,7 @@ def _words(seconds: float) -> str:
     """Return the two largest units of a time."""
     words: list[str] = []
     rest = int(seconds)
-    for unit, size in _UNITS:
+    for unit, size in commands.UNITS.items():
         count, rest = divmod(rest, size)
         if count or words:
             words.append(f'{count}{unit}')

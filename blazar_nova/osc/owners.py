@@ -6,7 +6,6 @@ import argparse
 import re
 import typing as ty
 
-from osc_lib.command import command
 from osc_lib import exceptions
 
 from blazar_nova.osc import commands
@@ -46,7 +45,7 @@ def project_params(app: ty.Any, name: str | None) -> commands.Json:
         'project_id': id_of(app, 'project', name)}
 
 
-class HandOver(command.ShowOne):
+class HandOver(commands.LeaseChange):
     """Transfer a lease to another project or user (admin only).
 
     For another project, none of its servers may exist.
@@ -54,7 +53,6 @@ class HandOver(command.ShowOne):
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
         parser = super().get_parser(prog_name)
-        commands.add_lease(parser, 'The lease')
         parser.add_argument('--project', metavar='<project>',
                             help='New project (name or ID)')
         parser.add_argument('--user', metavar='<user>',
@@ -69,18 +67,14 @@ class HandOver(command.ShowOne):
         if not asked:
             raise exceptions.CommandError(
                 'Name the new owner: --project, --user, or both.')
-        client = commands.client_of(self.app)
-        return commands.shown(client.ask(
-            'PUT', f'/leases/{client.find(parsed_args.lease)}', json=asked,
-        )['lease'])
+        return self.change(parsed_args.lease, asked)
 
 
-class Share(command.ShowOne):
+class Share(commands.LeaseChange):
     """Set which other projects may use the whole hosts of a lease."""
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
         parser = super().get_parser(prog_name)
-        commands.add_lease(parser, 'The lease')
         parser.add_argument(
             '--project', metavar='<project>', action='append', default=[],
             help='Project to share the hosts with, in addition to the current '
@@ -103,9 +97,9 @@ class Share(command.ShowOne):
                 'Name the projects: --project, --remove-project or '
                 '--no-project.')
         client = commands.client_of(self.app)
-        path = f'/leases/{client.find(parsed_args.lease)}'
-        hosts = [one for one in
-                 client.ask('GET', path)['lease']['reservations']
+        lease_id = client.find(parsed_args.lease)
+        lease = client.ask('GET', f'/leases/{lease_id}')['lease']
+        hosts = [one for one in lease['reservations']
                  if one['resource_type'] == 'physical:host']
         if not hosts:
             raise exceptions.CommandError(
@@ -113,11 +107,11 @@ class Share(command.ShowOne):
         more, less = ([id_of(self.app, 'project', one) for one in names]
                       for names in (parsed_args.project,
                                     parsed_args.remove_project))
-        return commands.shown(client.ask('PUT', path, json={'reservations': [{
+        return self.change(lease_id, {'reservations': [{
             'id': one['id'], 'projects': self._projects(
                 one['id'], [] if parsed_args.no_project else
                 one.get('projects') or [], more, less)}
-            for one in hosts]})['lease'])
+            for one in hosts]})
 
     @staticmethod
     def _projects(reservation_id: str, before: list[str], more: list[str],

@@ -92,26 +92,20 @@ class Client(adapter.Adapter):
         return ty.cast(Json, self.ask(
             'GET', f'/leases/{lease_id}', **RETRIES)['lease'])
 
-    def leases(self, **params: str) -> list[Json]:
-        """Return all leases that match the parameters, page by page."""
-        answer = self.ask('GET', '/leases', params=params)
-        found: list[Json] = answer['leases']
-        while answer.get('leases_links'):
-            answer = self.ask('GET', '/leases', params={
-                **params, 'marker': answer['leases'][-1]['id']})
-            found += answer['leases']
-        return found
-
-    def usage(self, **params: str) -> tuple[list[Json], Json]:
-        """Return all rows of usage, page by page, and the rates of costs."""
-        answer = self.ask('GET', '/usage', params=params)
-        found: list[Json] = answer['usage']
-        while answer.get('usage_links'):
+    def pages(self, key: str, **params: str) -> tuple[list[Json], Json]:
+        """Return all rows of a list, such as /leases, and its last page."""
+        page = self.ask('GET', f'/{key}', params=params)
+        found: list[Json] = page[key]
+        while page.get(f'{key}_links'):
             # Behind a proxy, the rest of the link may lead elsewhere.
-            answer = self.ask('GET', '/usage?' + parse.urlsplit(
-                answer['usage_links'][0]['href']).query)
-            found += answer['usage']
-        return found, answer.get('rates', {})
+            page = self.ask('GET', f'/{key}?' + parse.urlsplit(
+                page[f'{key}_links'][0]['href']).query)
+            found += page[key]
+        return found, page
+
+    def leases(self, **params: str) -> list[Json]:
+        """Return all leases that match the parameters."""
+        return self.pages('leases', **params)[0]
 
     def find(self, name_or_id: str, status: str | None = None) -> str:
         """Return the ID of the lease of a name; an ID is returned unchanged.

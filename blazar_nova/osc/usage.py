@@ -74,7 +74,8 @@ class Usage(commands.Lister):
             params['costs'] = 'true'
         if parsed_args.lease is not None:
             params['lease_id'] = client.find(parsed_args.lease)
-        found, rates = client.usage(**params)
+        found, page = client.pages('usage', **params)
+        rates = page.get('rates')
         keys = [_GROUPS[name] for one in (
             parsed_args.group_by or '').split(',')
             if (name := one.strip()) in _GROUPS]

@@ -460,7 +460,8 @@ class WaitTest(osc_base.OscTestCase):
         self.cloud.sees(
             'GET /leases', (200, {
                 'leases': [osc_base.a_lease(id=OTHER)],
-                'leases_links': [{'rel': 'next', 'href': 'http://next'}]}),
+                'leases_links': [{'rel': 'next', 'href':
+                                  f'http://n?name=lease1&marker={OTHER}'}]}),
             (200, {'leases': [osc_base.a_lease()]}))
         self.assertIn(f'Use an ID: {OTHER}, {ID}',
                       self.fails('wait', 'lease1'))

@@ -59,7 +59,8 @@ class MembersTest(osc_base.OscTestCase):
                'project_id': 'p', 'eviction': None}
         self.cloud.sees(
             'GET /interruptible', (200, {
-                'interruptible': [one], 'interruptible_links': [{}]}),
+                'interruptible': [one], 'interruptible_links': [
+                    {'href': f'http://next?marker={ID}'}]}),
             (200, {'interruptible': [{**one, 'server_id': OTHER, 'eviction': {
                 'time': '2026-12-01T16:00:00.000000'}}]}))
         self.assertEqual(

@@ -40,6 +40,9 @@ _AGAIN = 10
 #: The exit code after writing to a closed pipe, as in a shell.
 _CLOSED = 128 + signal.SIGPIPE
 
+#: Runs a command, and returns the exit code, or None for 0.
+_Action: ty.TypeAlias = ty.Callable[[argparse.Namespace], int | None]
+
 
 def main(argv: ty.Sequence[str] | None = None) -> int:
     """Run the command.
@@ -60,20 +63,11 @@ def main(argv: ty.Sequence[str] | None = None) -> int:
 
 
 def _run(parsed: argparse.Namespace) -> int:
-    if parsed.action in (_verify, _import, _lease_orphans, _host_maintain,
-                         _host_power):
-        return int(parsed.action(parsed))
     try:
-        if 'of_host' in parsed:
-            parsed.of_host(functools.partial(_enrollment, parsed), parsed)
-        elif 'format' in parsed:
-            parsed.action(_conf(parsed.config_file), parsed)
-        else:
-            parsed.action(_conf(parsed.config_file))
+        return parsed.action(parsed) or 0
     except errors.BlazarError as exc:
         print(exc, file=sys.stderr)
         return 1
-    return 0
 
 
 def _files() -> argparse.ArgumentParser:
@@ -97,7 +91,7 @@ def _parser() -> argparse.ArgumentParser:
     database = _noun(nouns, 'db', 'manage the schema of the database')
     _verb(database, 'sync', 'upgrade the schema to this version', _db_sync)
     _verb(database, 'version', 'print the version of the schema', _db_version)
-    purge.add(database).set_defaults(action=purge.run)
+    purge.add(database).set_defaults(action=_with_conf(purge.run))
     key = _noun(nouns, 'key', 'manage encryption keys')
     _verb(key, 'create', 'print a new key for [blazar] '
                          'encryption_keys', _key_create)
@@ -115,14 +109,13 @@ def _parser() -> argparse.ArgumentParser:
         lease, 'announced', 'list the servers that would be past their end by '
                             'now if every boot had a default lease, as '
                             'announced in the last 30 days',
-        lambda conf, parsed: listings.show(
-            parsed.format, listings.announced(api.Database(conf)))))
+        _lease_announced))
     _add_orphans(lease)
     listings.add_format(_verb(
         nouns, 'health', 'list failed hosts, and leases whose hosts are '
                          'missing or were replaced', _health))
-    usage.add(nouns).set_defaults(action=usage.run)
-    forecast.add(nouns).set_defaults(action=forecast.run)
+    usage.add(nouns).set_defaults(action=_with_conf(usage.run))
+    forecast.add(nouns).set_defaults(action=_with_conf(forecast.run))
     _add_hosts(nouns)
     _add_verify(nouns)
     _add_import(nouns)
@@ -146,12 +139,11 @@ def _add_orphans(verbs: ty.Any) -> None:
 def _add_hosts(nouns: ty.Any) -> None:
     verbs = _noun(nouns, 'host', 'manage the enrolled hosts')
     listings.add_format(_verb(
-        verbs, 'list', 'list them', _host_list, 'of_host'))
+        verbs, 'list', 'list them', _host_list))
     add = _verb(verbs, 'add', 'enroll a host, which is then used by leases '
                               'only; waits for pending builds and resizes to '
                               'it; resumes an interrupted '
-                              'enrollment', _host_add,
-                'of_host')
+                              'enrollment', _host_add)
     add.add_argument('name', help='hypervisor, or its nova-compute')
     add.add_argument('extra', nargs='*', metavar='KEY=VALUE',
                      help='extra capability that users can ask for, in '
@@ -159,7 +151,7 @@ def _add_hosts(nouns: ty.Any) -> None:
     remove = _verb(verbs, 'remove', 'remove an enrolled host, which is then '
                                     'available to all workloads again; '
                                     'resumes an interrupted '
-                                    'removal', _host_remove, 'of_host')
+                                    'removal', _host_remove)
     remove.add_argument('host', help='hypervisor, its nova-compute, or the ID '
                                      'of "host list"')
     remove.add_argument(
@@ -224,10 +216,20 @@ def _noun(nouns: ty.Any, name: str, text: str) -> ty.Any:
 
 
 def _verb(verbs: ty.Any, name: str, text: str,
-          action: ty.Callable[..., object], kind: str = 'action') -> ty.Any:
+          action: _Action) -> ty.Any:
     verb = verbs.add_parser(name, help=text, description=text)
-    verb.set_defaults(**{'action': action, kind: action})
+    verb.set_defaults(action=action)
     return verb
+
+
+def _with_conf(run: ty.Callable[[cfg.ConfigOpts, argparse.Namespace], None],
+               ) -> _Action:
+    return lambda parsed: run(_conf(parsed.config_file), parsed)
+
+
+def _database(parsed: argparse.Namespace, patient: bool = False,
+              ) -> api.Database:
+    return api.Database(_conf(parsed.config_file), patient=patient)
 
 
 def _conf(files: ty.Sequence[str] | None) -> cfg.ConfigOpts:
@@ -238,56 +240,56 @@ def _conf(files: ty.Sequence[str] | None) -> cfg.ConfigOpts:
     return conf
 
 
-def _db_sync(conf: cfg.ConfigOpts) -> None:
-    database = api.Database(conf, patient=True)
+def _db_sync(parsed: argparse.Namespace) -> None:
+    database = _database(parsed, patient=True)
     migration.upgrade(database)
     print(f'The schema is at version {migration.version(database)}.')
 
 
-def _db_version(conf: cfg.ConfigOpts) -> None:
-    print(migration.version(api.Database(conf)) or 'none')
+def _db_version(parsed: argparse.Namespace) -> None:
+    print(migration.version(_database(parsed)) or 'none')
 
 
-def _key_create(_conf: cfg.ConfigOpts) -> None:
+def _key_create(_parsed: argparse.Namespace) -> None:
     print(encryption.new_key())
 
 
-def _key_rotate(conf: cfg.ConfigOpts) -> None:
+def _key_rotate(parsed: argparse.Namespace) -> None:
+    conf = _conf(parsed.config_file)
     secrets = encryption.Encryption(conf.blazar.encryption_keys)
     count = credentials.reencrypt(api.Database(conf), secrets.reencrypt)
     print(f'{count} deferred builds and trusts are encrypted with the first '
           f'key.')
 
 
-def _lease_list(conf: cfg.ConfigOpts, parsed: argparse.Namespace) -> None:
-    database = api.Database(conf)
+def _lease_announced(parsed: argparse.Namespace) -> None:
+    listings.show(parsed.format, listings.announced(_database(parsed)))
+
+
+def _lease_list(parsed: argparse.Namespace) -> None:
+    database = _database(parsed)
     listings.show(parsed.format, listings.leases(
         database, parsed.ended, parsed.host))
     if parsed.ended:
         purge.say_since(database)
 
 
-def _lease_orphans(parsed: argparse.Namespace) -> int:
-    try:
-        parts = _parts(parsed)
-        from blazar_nova.compat import process
+def _lease_orphans(parsed: argparse.Namespace) -> None:
+    parts = _parts(parsed)
+    from blazar_nova.compat import process
 
-        ended = parts.orphans.find(parsed.end)
-        process.flush()
-        found = orphans.known(parts.database)
-    except errors.BlazarError as exc:
-        print(exc, file=sys.stderr)
-        return 1
+    ended = parts.orphans.find(parsed.end)
+    process.flush()
+    found = orphans.known(parts.database)
     listings.show(parsed.format, listings.orphaned(found))
     if ended:
         print(f'Ended: {", ".join(ended)}.', file=sys.stderr if (
             parsed.format == listings.JSON) else sys.stdout)
-    return 0
 
 
-def _health(conf: cfg.ConfigOpts, parsed: argparse.Namespace) -> None:
+def _health(parsed: argparse.Namespace) -> None:
     hosts, leases, counts = listings.healths(
-        api.Database(conf), clocks.SystemClock().now())
+        _database(parsed), clocks.SystemClock().now())
     listings.show(parsed.format, hosts, leases, counts)
     failed = sum(one['status'] in ('failed', 'coming back')
                  for one in hosts.rows)
@@ -297,15 +299,12 @@ def _health(conf: cfg.ConfigOpts, parsed: argparse.Namespace) -> None:
               f'{words.count(degraded, "lease")}.')
 
 
-#: Loads Nova, which takes a while, so it is called after checking arguments.
-_Hosts: ty.TypeAlias = "ty.Callable[[], HostEnrollment]"
+def _host_list(parsed: argparse.Namespace) -> None:
+    listings.show(parsed.format, listings.hosts(
+        _enrollment(parsed).listed()))
 
 
-def _host_list(enrollment: _Hosts, parsed: argparse.Namespace) -> None:
-    listings.show(parsed.format, listings.hosts(enrollment().listed()))
-
-
-def _host_add(enrollment: _Hosts, parsed: argparse.Namespace) -> None:
+def _host_add(parsed: argparse.Namespace) -> None:
     from blazar_nova.schemas import host_schema
 
     body = {}
@@ -315,7 +314,7 @@ def _host_add(enrollment: _Hosts, parsed: argparse.Namespace) -> None:
             raise errors.InvalidLeaseParams(
                 f'{pair} is not in the form KEY=VALUE, such as gpu=A100.')
     asked = host_schema.create({**body, 'name': parsed.name})
-    hosts = enrollment()
+    hosts = _enrollment(parsed)
     from blazar_nova.services import host_enrollment
 
     try:
@@ -330,8 +329,8 @@ def _host_add(enrollment: _Hosts, parsed: argparse.Namespace) -> None:
           'only.')
 
 
-def _host_remove(enrollment: _Hosts, parsed: argparse.Namespace) -> None:
-    hosts = enrollment()
+def _host_remove(parsed: argparse.Namespace) -> None:
+    hosts = _enrollment(parsed)
     host_id = hosts.id_of(parsed.host)
     if parsed.wait:
         hosts.retire(host_id)
@@ -358,37 +357,28 @@ def _host_remove(enrollment: _Hosts, parsed: argparse.Namespace) -> None:
 
 
 def _host_maintain(parsed: argparse.Namespace) -> int:
-    try:
-        return maintenance.run(_parts(parsed), parsed,
-                               lambda: _pause(_AGAIN))
-    except errors.BlazarError as exc:
-        print(exc, file=sys.stderr)
-        return 1
+    return maintenance.run(_parts(parsed), parsed, lambda: _pause(_AGAIN))
 
 
-def _host_power(parsed: argparse.Namespace) -> int:
-    try:
-        parts = _parts(parsed)
-        from blazar_nova.listener import power
-        from blazar_nova.services import host_enrollment
+def _host_power(parsed: argparse.Namespace) -> None:
+    parts = _parts(parsed)
+    from blazar_nova.listener import power
+    from blazar_nova.services import host_enrollment
 
-        if parsed.retry:
-            power.retry(parts.database, parsed.retry)
-        if parsed.dry_run:
-            switch = power.of_parts(parts)
-            found = switch.hosts()
-            listing = listings.switched(found, switch.decide(found))
-        else:
-            listing = listings.power(
-                host_enrollment.HostEnrollment(parts).switched())
-    except errors.BlazarError as exc:
-        print(exc, file=sys.stderr)
-        return 1
+    if parsed.retry:
+        power.retry(parts.database, parsed.retry)
+    if parsed.dry_run:
+        switch = power.of_parts(parts)
+        found = switch.hosts()
+        listing = listings.switched(found, switch.decide(found))
+    else:
+        listing = listings.power(
+            host_enrollment.HostEnrollment(parts).switched())
     listings.show(parsed.format, listing)
-    return 0
 
 
 def _enrollment(parsed: argparse.Namespace) -> 'HostEnrollment':
+    """Load Nova, which takes a while: check the arguments before."""
     parts = _parts(parsed)
     from blazar_nova.services import host_enrollment
 

@@ -10,7 +10,6 @@ from blazar_core.common import errors
 from blazar_core.common import inputs
 from blazar_core.common import model
 from blazar_nova.schemas import dates
-from blazar_nova.schemas import policy
 from blazar_nova.schemas import web_requests
 from blazar_nova.services import calendar
 from blazar_nova.services import wiring
@@ -30,12 +29,11 @@ class CalendarController:
 
     def __init__(self, parts: wiring.Parts) -> None:
         self._parts = parts
-        self._policy = policy.Policy(parts.conf)
+        self._policy = parts.policy
 
     def index(self, request: webob.Request) -> web_requests.Answer:
         context = web_requests.context(request)
-        target = {'project_id': context.project_id}
-        self._policy.authorize(context, 'blazar:calendar:get', target)
+        self._policy.authorize(context, 'blazar:calendar:get')
         values = web_requests.query(request)
         inputs.check_keys(values, _KEYS, 'the query')
         window = _window(values, self._parts.clock.now())
@@ -45,7 +43,7 @@ class CalendarController:
                 f'"{inputs.shown(rows)}" is none of the rows of a calendar. '
                 f'Write one of {", ".join(_ROWS)}.')
         project_id = values.get('project_id')
-        if not self._policy.allows(context, 'blazar:calendar:get_all', target):
+        if not self._policy.allows(context, 'blazar:calendar:get_all'):
             if rows in ('host', 'project') or project_id not in (
                     None, context.project_id):
                 raise errors.Forbidden(

@@ -4,7 +4,6 @@
 import webob
 
 from blazar_nova.schemas import floating_ip_schema
-from blazar_nova.schemas import policy
 from blazar_nova.schemas import web_requests
 from blazar_nova.services import address_enrollment
 from blazar_nova.services import wiring
@@ -16,35 +15,26 @@ class FloatingIPController:
     """Request handlers, behind the authentication."""
 
     def __init__(self, parts: wiring.Parts) -> None:
-        self._policy = policy.Policy(parts.conf)
+        self._authorize = parts.policy.authorizer('blazar:floatingips')
         self._addresses = address_enrollment.AddressEnrollment(parts)
 
     def index(self, request: webob.Request) -> web_requests.Answer:
-        self._authorize(request, 'get')
+        self._authorize(web_requests.context(request), 'get')
         return 200, {'floatingips': self._addresses.listed()}
 
     def create(self, request: webob.Request) -> web_requests.Answer:
-        self._authorize(request, 'post')
+        self._authorize(web_requests.context(request), 'post')
         network_id, address = floating_ip_schema.create(
             web_requests.body(request, floating_ip_schema.EXAMPLE))
         return 201, {'floatingip': self._addresses.add(network_id, address)}
 
     def show(self, request: webob.Request,
              address_id: str) -> web_requests.Answer:
-        self._authorize(request, 'get')
+        self._authorize(web_requests.context(request), 'get')
         return 200, {'floatingip': self._addresses.show(address_id)}
 
     def delete(self, request: webob.Request,
                address_id: str) -> web_requests.Answer:
-        self._authorize(request, 'delete')
+        self._authorize(web_requests.context(request), 'delete')
         self._addresses.remove(address_id)
         return 204, None
-
-    def _authorize(self, request: webob.Request, rule: str) -> None:
-        """Check the policy.
-
-        :raises Forbidden: if the user may not do this
-        """
-        context = web_requests.context(request)
-        self._policy.authorize(context, f'blazar:floatingips:{rule}',
-                               {'project_id': context.project_id})

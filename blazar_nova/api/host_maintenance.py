@@ -16,13 +16,11 @@ from blazar_core.healing import host_status
 from blazar_core.healing import maintenance
 from blazar_nova.schemas import dates
 from blazar_nova.schemas import host_schema
-from blazar_nova.schemas import policy
 from blazar_nova.schemas import web_requests
 from blazar_nova.services import wiring
 
 __all__ = ['HostMaintenance']
 
-_RULE = 'blazar:maintenance:'
 _EXAMPLE = '{"end_date": "2026-12-01 16:07", "reason": "firmware"}'
 _KNOWN = {'start_date': '"2026-12-01 12:00"', 'end_date': '"2026-12-01 16:07"',
           'reason': '"firmware"', 'force': 'true'}
@@ -32,14 +30,14 @@ class HostMaintenance:
     """Request handlers, behind the authentication."""
 
     def __init__(self, parts: wiring.Parts) -> None:
-        self._policy = policy.Policy(parts.conf)
+        self._authorize = parts.policy.authorizer('blazar:maintenance')
         self._database = parts.database
         self._clock = parts.clock
         self._hosts = parts.maintenance
         self._notify = parts.publish
 
     def index(self, request: webob.Request) -> web_requests.Answer:
-        self._authorize(request, 'get')
+        self._authorize(web_requests.context(request), 'get')
         now = self._clock.now()
         return 200, {'maintenance': [
             _described(one.name, maintenance.Planned(
@@ -50,13 +48,13 @@ class HostMaintenance:
 
     def show(self, request: webob.Request,
              host_name: str) -> web_requests.Answer:
-        self._authorize(request, 'get')
+        self._authorize(web_requests.context(request), 'get')
         planned = self._planned(host_name)
         return 200, {'maintenance': self._whole(host_name, planned, False)}
 
     def update(self, request: webob.Request,
                host_name: str) -> web_requests.Answer:
-        self._authorize(request, 'put')
+        self._authorize(web_requests.context(request), 'put')
         dry_run = web_requests.flag(request, 'dry_run')
         asked, force = self._asked(
             host_name, web_requests.body(request, _EXAMPLE))
@@ -79,7 +77,7 @@ class HostMaintenance:
 
     def delete(self, request: webob.Request,
                host_name: str) -> web_requests.Answer:
-        self._authorize(request, 'delete')
+        self._authorize(web_requests.context(request), 'delete')
         inputs.check_keys(web_requests.query(request), {}, 'the query')
         self._planned(host_name)
         self._hosts.end_early(host_name)
@@ -123,15 +121,6 @@ class HostMaintenance:
             {**one._asdict(), 'start_date': clocks.iso(one.start_date),
              'end_date': clocks.iso(one.end_date)}
             for one in self._hosts.promised(name, planned.window, judged)]}
-
-    def _authorize(self, request: webob.Request, rule: str) -> None:
-        """Check the policy.
-
-        :raises Forbidden: if the user may not do this
-        """
-        context = web_requests.context(request)
-        self._policy.authorize(context, _RULE + rule, {
-            'project_id': context.project_id})
 
 
 def _described(name: str, planned: maintenance.Planned) -> dict[str, ty.Any]:

@@ -6,30 +6,29 @@ import typing as ty
 import webob
 
 from blazar_nova.schemas import host_schema
-from blazar_nova.schemas import policy
 from blazar_nova.schemas import web_requests
 from blazar_nova.services import host_enrollment
 from blazar_nova.services import wiring
 
 __all__ = ['HostController']
 
-_RULE = 'blazar:oshosts:'
-
 
 class HostController:
     """Request handlers, behind the authentication."""
 
     def __init__(self, parts: wiring.Parts) -> None:
-        self._policy = policy.Policy(parts.conf)
+        self._policy = parts.policy
+        self._authorize = self._policy.authorizer('blazar:oshosts')
         self._power = parts.conf.blazar_power
         self._enrolling = host_enrollment.HostEnrollment(parts)
 
     # -- hosts -------------------------------------------------------------
 
     def index(self, request: webob.Request) -> web_requests.Answer:
-        may_show = self._policy.allows(*_who(request, 'get'))
+        may_show = self._policy.allows(
+            web_requests.context(request), 'blazar:oshosts:get')
         if not may_show:
-            self._authorize(request, 'list')
+            self._authorize(web_requests.context(request), 'list')
         after, limit = host_schema.page(web_requests.query(request))
         found = self._enrolling.listed(
             after, None if limit is None else limit + 1, may_show)
@@ -45,7 +44,7 @@ class HostController:
         return 200, body
 
     def create(self, request: webob.Request) -> web_requests.Answer:
-        self._authorize(request, 'post')
+        self._authorize(web_requests.context(request), 'post')
         name, extra = host_schema.create(
             web_requests.body(request, host_schema.EXAMPLE))
         return 201, {'host': self._shown(self._enrolling.add(
@@ -54,12 +53,12 @@ class HostController:
 
     def show(self, request: webob.Request,
              host_id: str) -> web_requests.Answer:
-        self._authorize(request, 'get')
+        self._authorize(web_requests.context(request), 'get')
         return 200, {'host': self._shown(self._enrolling.show(int(host_id)))}
 
     def update(self, request: webob.Request,
                host_id: str) -> web_requests.Answer:
-        self._authorize(request, 'put')
+        self._authorize(web_requests.context(request), 'put')
         extra, reservable = host_schema.change(
             web_requests.body(request, host_schema.CHANGE))
         return 200, {'host': self._shown(self._enrolling.change(
@@ -67,31 +66,32 @@ class HostController:
 
     def delete(self, request: webob.Request,
                host_id: str) -> web_requests.Answer:
-        self._authorize(request, 'delete')
+        self._authorize(web_requests.context(request), 'delete')
         self._enrolling.remove(int(host_id))
         return 204, None
 
     # -- bookings ----------------------------------------------------------
 
     def allocations(self, request: webob.Request) -> web_requests.Answer:
-        self._authorize(request, 'get_allocations')
+        self._authorize(web_requests.context(request), 'get_allocations')
         return 200, {'allocations': self._enrolling.allocations(
             host_schema.allocations(web_requests.query(request)))}
 
     def allocation(self, request: webob.Request,
                    host_id: str) -> web_requests.Answer:
-        self._authorize(request, 'get_allocations')
+        self._authorize(web_requests.context(request), 'get_allocations')
         return 200, {'allocation': self._enrolling.allocation(int(
             host_id), host_schema.allocations(web_requests.query(request)))}
 
     # -- properties --------------------------------------------------------
 
     def properties(self, request: webob.Request) -> web_requests.Answer:
-        self._authorize(request, 'get_resource_properties')
+        self._authorize(web_requests.context(request),
+                        'get_resource_properties')
         asked = host_schema.properties(web_requests.query(request))
         # Private properties are for users who may see the hosts.
         private = asked['all'] and self._policy.allows(
-            *_who(request, 'get'))
+            web_requests.context(request), 'blazar:oshosts:get')
         return 200, {'resource_properties': [
             {'property': name, 'private': one.private,
              **({'values': one.values} if asked['detail'] else {})}
@@ -100,7 +100,8 @@ class HostController:
 
     def update_property(self, request: webob.Request, name: str,
                         ) -> web_requests.Answer:
-        self._authorize(request, 'update_resource_properties')
+        self._authorize(web_requests.context(request),
+                        'update_resource_properties')
         private = host_schema.private(
             web_requests.body(request, host_schema.PRIVATE))
         self._enrolling.set_private(name, private)
@@ -117,13 +118,6 @@ class HostController:
         return {key: value for key, value in host.items()
                 if self._power.enabled or key not in host_schema.POWER}
 
-    def _authorize(self, request: webob.Request, rule: str) -> None:
-        """Check the policy.
-
-        :raises Forbidden: if the user may not do this
-        """
-        self._policy.authorize(*_who(request, rule))
-
 
 def _public(host: ty.Mapping[str, ty.Any], private: ty.Collection[str],
             ) -> dict[str, ty.Any]:
@@ -132,10 +126,3 @@ def _public(host: ty.Mapping[str, ty.Any], private: ty.Collection[str],
                if key not in private},
             'hypervisor_hostname': None, 'service_name': None,
             **dict.fromkeys(host_schema.POWER)}
-
-
-def _who(request: webob.Request, rule: str,
-         ) -> tuple[ty.Any, str, dict[str, ty.Any]]:
-    """Return the arguments of a policy check."""
-    context = web_requests.context(request)
-    return context, _RULE + rule, {'project_id': context.project_id}

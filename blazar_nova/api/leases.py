@@ -21,7 +21,6 @@ from blazar_nova.schemas import echoed_fields
 from blazar_nova.schemas import error_answers
 from blazar_nova.schemas import hint_params
 from blazar_nova.schemas import lease_schema
-from blazar_nova.schemas import policy
 from blazar_nova.schemas import usage_schema
 from blazar_nova.schemas import web_requests
 from blazar_nova.services import host_leases
@@ -50,7 +49,7 @@ class LeaseController:
     def __init__(self, parts: wiring.Parts) -> None:
         self._parts = parts
         self._defaults = hint_params.defaults(parts.conf)
-        self._policy = policy.Policy(parts.conf)
+        self._policy = parts.policy
         self._host_leases = host_leases.HostLeases(parts, self._policy)
         self._changes = lease_changes.LeaseChanges(parts)
         self._handing = lease_transfer.LeaseTransfer(parts)
@@ -61,13 +60,12 @@ class LeaseController:
 
     def index(self, request: webob.Request) -> web_requests.Answer:
         context = web_requests.context(request)
-        target = {'project_id': context.project_id}
-        self._policy.authorize(context, 'blazar:leases:get', target)
+        self._policy.authorize(context, 'blazar:leases:get')
         query, fields = lease_schema.query(
             web_requests.query(request), self._parts.clock.now(),
             self._parts.conf.blazar.list_ended)
         if not self._policy.allows(
-                context, 'blazar:leases:get_all_projects', target):
+                context, 'blazar:leases:get_all_projects'):
             if query.project_id not in (None, context.project_id):
                 raise errors.Forbidden(
                     'The leases of other projects are for admins. Leave '
@@ -166,17 +164,15 @@ class LeaseController:
     def _create(self, request: webob.Request, key: idempotency.Key | None,
                 ) -> web_requests.Answer:
         context = web_requests.context(request)
-        target = {'project_id': context.project_id}
         if running_servers.is_asked(web_requests.body(request)):
             return self._create_of_servers(request, key)
         asked = lease_schema.create(web_requests.body(request),
                                     self._parts.clock.now(), self._defaults)
         self._policy.authorize(
             context, 'blazar:leases:post' if asked.offer_seconds is None
-            else 'blazar:leases:offer', target)
+            else 'blazar:leases:offer')
         if asked.lease.timeout is not None:
-            self._policy.authorize(
-                context, 'blazar:leases:best_effort', target)
+            self._policy.authorize(context, 'blazar:leases:best_effort')
         acts = lease_trusts.acts_for_owner(self._parts, (
             one.get('resource_type') for one in asked.reservations))
         if acts and (asked.lease.recurrence, asked.lease.patience,
@@ -243,8 +239,7 @@ class LeaseController:
     def _create_of_servers(self, request: webob.Request,
                            key: idempotency.Key | None) -> web_requests.Answer:
         context = web_requests.context(request)
-        target = {'project_id': context.project_id}
-        self._policy.authorize(context, 'blazar:leases:post', target)
+        self._policy.authorize(context, 'blazar:leases:post')
         if web_requests.flag(request, 'dry_run'):
             raise errors.InvalidLeaseParams(
                 'Servers that run have their capacity. Leave "dry_run" out.')
@@ -324,8 +319,7 @@ class LeaseController:
 
     def availability(self, request: webob.Request) -> web_requests.Answer:
         context = web_requests.context(request)
-        self._policy.authorize(context, 'blazar:availability:get',
-                               {'project_id': context.project_id})
+        self._policy.authorize(context, 'blazar:availability:get')
         now = self._parts.clock.now()
         values: dict[str, ty.Any] = web_requests.query(request)
         if lease_trusts.acts_for_owner(

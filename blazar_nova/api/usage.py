@@ -10,7 +10,6 @@ from blazar_core.common import clocks
 from blazar_core.common import errors
 from blazar_core.common import inputs
 from blazar_core.leases import accounting
-from blazar_nova.schemas import policy
 from blazar_nova.schemas import usage_schema
 from blazar_nova.schemas import web_requests
 from blazar_nova.services import prices
@@ -24,20 +23,19 @@ class UsageController:
 
     def __init__(self, parts: wiring.Parts) -> None:
         self._parts = parts
-        self._policy = policy.Policy(parts.conf)
+        self._policy = parts.policy
         self._prices = prices.read(parts.conf)
 
     def index(self, request: webob.Request) -> web_requests.Answer:
         context = web_requests.context(request)
-        target = {'project_id': context.project_id}
-        self._policy.authorize(context, 'blazar:usage:get', target)
+        self._policy.authorize(context, 'blazar:usage:get')
         now = self._parts.clock.now()
         values: dict[str, ty.Any] = web_requests.query(request)
         rates = self._rates(context, inputs.boolean(
             values.pop('costs', 'false'), 'costs'))
         query, limit = usage_schema.query(values, now)
         if not self._policy.allows(
-                context, 'blazar:usage:get_all_projects', target):
+                context, 'blazar:usage:get_all_projects'):
             if query.project_id not in (None, context.project_id):
                 raise errors.Forbidden(
                     'The usage of other projects is for admins. Leave '
@@ -68,8 +66,7 @@ class UsageController:
         """
         if not asked:
             return None
-        self._policy.authorize(context, 'blazar:usage:costs', {
-            'project_id': context.project_id})
+        self._policy.authorize(context, 'blazar:usage:costs')
         if self._prices is None:
             raise errors.InvalidLeaseParams(
                 'This cloud has no rates. Leave "costs" out.')

@@ -277,13 +277,21 @@ class Policy:
         self._checked: tuple[ty.Any, dict[str, str]] = (
             self._enforcer.rules, {})
 
+    def authorizer(self, group: str) -> ty.Callable[[ty.Any, str], None]:
+        """Return :meth:`authorize` for the rules of a group, such as
+        ``blazar:leases``, and objects of the user's project.
+        """
+        return lambda context, rule: self.authorize(
+            context, f'{group}:{rule}')
+
     def authorize(self, context: ty.Any, rule: str,
-                  target: ty.Mapping[str, ty.Any]) -> None:
+                  target: ty.Mapping[str, ty.Any] | None = None) -> None:
         """Check that a user may do something.
 
         :param context: the user, as oslo.context's RequestContext
         :param rule: the action, such as ``blazar:leases:get``
-        :param target: the object: its ``project_id``
+        :param target: the object: its ``project_id``; None: it is of the
+            user's project
         :raises Forbidden: if the user may not
         """
         check_scope(context, rule)
@@ -292,7 +300,7 @@ class Policy:
                 f'The policy does not allow this ({rule}).')
 
     def allows(self, context: ty.Any, rule: str,
-               target: ty.Mapping[str, ty.Any]) -> bool:
+               target: ty.Mapping[str, ty.Any] | None = None) -> bool:
         """Return whether a user may do something; see :meth:`authorize`.
 
         A token that is not project-scoped allows nothing.
@@ -300,8 +308,9 @@ class Policy:
         # Without a project, a rule would match the missing project of the
         # token with that of the request.
         return bool(context.project_id) and bool(
-            self._enforcer.authorize(rule, dict(target), context)) and (
-                rule not in self._refused())
+            self._enforcer.authorize(
+                rule, dict(target or {'project_id': context.project_id}),
+                context)) and rule not in self._refused()
 
     def _refused(self) -> ty.Container[str]:
         """Return the rules that use an undefined one since a reload.

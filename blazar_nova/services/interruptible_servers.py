@@ -27,7 +27,6 @@ from blazar_nova.compat import join_checks
 from blazar_nova.compat import server_demand
 from blazar_nova.resource_types import booted_servers
 from blazar_nova.schemas import interruptible_params
-from blazar_nova.schemas import policy
 from blazar_nova.services import boot_context
 from blazar_nova.services import default_leases
 from blazar_nova.services import lease_trusts
@@ -73,7 +72,8 @@ class InterruptibleServers:
         self._database = parts.database
         self._clock = parts.clock
         self._index = parts.admission.index
-        self._policy = policy.Policy(parts.conf)
+        self._policy = parts.policy
+        self.authorize = self._policy.authorizer('blazar:interruptible')
         self._defaults = default_leases.DefaultLeases(parts)
         self._actions: ty.Sequence[str] = parts.conf.blazar.eviction_actions
         self._next = 0.0
@@ -406,14 +406,6 @@ class InterruptibleServers:
                         if row.resume_at is not None else
                         'If it was shelved, unshelve it when there is '
                         'capacity again.'))}
-
-    def authorize(self, context: ty.Any, rule: str) -> None:
-        """Check the policy.
-
-        :raises Forbidden: if the user may not do this
-        """
-        self._policy.authorize(context, f'blazar:interruptible:{rule}',
-                               {'project_id': context.project_id})
 
 
 def _leased(server_id: str) -> errors.Conflict:

@@ -32,7 +32,6 @@ from blazar_nova.compat import nova_router
 from blazar_nova.compat import server_demand
 from blazar_nova.resource_types import booted_servers
 from blazar_nova.schemas import error_answers
-from blazar_nova.schemas import policy
 from blazar_nova.services import boot_context
 from blazar_nova.services import default_leases
 from blazar_nova.services import interruptible_servers
@@ -59,7 +58,7 @@ class LeaseAdmission:
         self._encryption = parts.encryption
         self._limits = parts.limits
         self._defaulting = default_leases.DefaultLeases(parts)
-        self._policy = policy.Policy(parts.conf)
+        self._policy = parts.policy
         self._recurring = lease_series.LeaseSeries(parts)
         self._interruptible = interruptible_servers.InterruptibleServers(parts)
 
@@ -219,8 +218,7 @@ class LeaseAdmission:
         """
         if request.timeout is not None:
             self._policy.authorize(
-                call.context, 'blazar:leases:best_effort',
-                {'project_id': call.context.project_id})
+                call.context, 'blazar:leases:best_effort')
         if request.shows_build:
             call.show_as_build()
         if request.recurrence is not None:

@@ -40,6 +40,7 @@ from blazar_nova.resource_types import installed_policies
 from blazar_nova.resource_types import registry
 from blazar_nova.schemas import interruptible_params
 from blazar_nova.schemas import lease_views
+from blazar_nova.schemas import policy
 from blazar_nova.services import budget_service
 from blazar_nova.services import hoarding
 from blazar_nova.services import keystone_identity
@@ -88,6 +89,14 @@ class Parts:
     maintenance: maintenance.Maintenance
     preflight: preflight.Preflight
     background: background.Background
+
+    @functools.cached_property
+    def policy(self) -> policy.Policy:
+        """The rules for requests.
+
+        :raises ConfigurationError: see :class:`policy.Policy`
+        """
+        return policy.Policy(self.conf)
 
     def expects_changes(self, start: int) -> bool:
         """Return whether a lease starts so late that hosts which cannot be

@@ -224,7 +224,7 @@ class TestWords(api_base.ApiTestCase):
         from blazar_nova.schemas import policy
         authorize = policy.Policy.authorize
 
-        def changed(its, context, rule, target):
+        def changed(its, context, rule, target=None):
             if rule in rules:
                 its._enforcer.set_rules(
                     policy.policy.Rules.from_dict(rules), overwrite=False,

@@ -218,20 +218,17 @@ class Series:
 
         return write
 
+    @api.retried
     def rename(self, recurrence_id: str, name: str) -> None:
         """Rename the occurrences that are not ending, in one statement."""
         leases = models.Lease.__table__
-
-        def write() -> None:
-            with self._database.begin() as connection:
-                connection.execute(sa.update(leases).where(
-                    leases.c.recurrence_id == recurrence_id,
-                    leases.c.status.not_in(states.ENDING),
-                    leases.c.deleted_at.is_(None),
-                ).values(name=name, updated_at=self._clock.now(),
-                         generation=leases.c.generation + 1))
-
-        self._database.retried(write)
+        with self._database.begin() as connection:
+            connection.execute(sa.update(leases).where(
+                leases.c.recurrence_id == recurrence_id,
+                leases.c.status.not_in(states.ENDING),
+                leases.c.deleted_at.is_(None),
+            ).values(name=name, updated_at=self._clock.now(),
+                     generation=leases.c.generation + 1))
 
     def amount_beside(self, lease: _Lease) -> int:
         """Return the number of servers or hosts of the other occurrences that

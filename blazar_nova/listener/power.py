@@ -462,26 +462,20 @@ class Power:
             with contextlib.suppress(errors.DatabaseUnavailable):
                 self._write(work, power_claimed_until=None)
 
-    def _write(self, work: _Work, **values: ty.Any) -> bool:
+    @api.retried
+    def _write(self, /, work: _Work, **values: ty.Any) -> bool:
         """Update the row of a host; return whether it is still claimed."""
-        def attempt() -> bool:
-            with self._database.begin() as connection:
-                return connection.execute(_MINE.values(**values), {
-                    'host': work.row.id, 'token': work.token}).rowcount == 1
+        with self._database.begin() as connection:
+            return connection.execute(_MINE.values(**values), {
+                'host': work.row.id, 'token': work.token}).rowcount == 1
 
-        return self._database.retried(attempt)
-
-    def _enter(self, work: _Work, state: str | None, until: int | None,
+    @api.retried
+    def _enter(self, /, work: _Work, state: str | None, until: int | None,
                **values: ty.Any) -> bool:
         """Change the state of a host; return whether it is still claimed.
 
         :param until: of its outage; None: it ends
         """
-        return self._database.retried(
-            self._entered, work, state, until, values)
-
-    def _entered(self, work: _Work, state: str | None, until: int | None,
-                 values: ty.Mapping[str, ty.Any]) -> bool:
         with self._database.writer() as session:
             host = outages.locked(session, work.row.uuid)
             if host is None or host.power_claimed_until != work.token:

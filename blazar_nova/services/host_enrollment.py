@@ -22,6 +22,7 @@ from blazar_core.common import errors
 from blazar_core.common import model
 from blazar_core.common import states
 from blazar_core.common import words
+from blazar_core.db import api
 from blazar_core.db import models
 from blazar_core.lifecycle import fault_points
 from blazar_nova.compat import aggregates
@@ -280,11 +281,8 @@ class HostEnrollment:
 
         :raises NotFound: if no enrolled host has it
         """
-        def attempt() -> None:
-            with self._database.writer() as session:
-                enrollment.set_private(session, name, private)
-
-        self._database.retried(attempt)
+        self._write(lambda session, _now: enrollment.set_private(
+            session, name, private))
 
     def _there(self, host_id: int, host: pool.Member) -> set[str]:
         """Return the ids of servers that are on a host, or will be."""
@@ -317,16 +315,14 @@ class HostEnrollment:
         with self._database.reader() as session:
             return session.get_one(models.Host, host_id).enrollment
 
+    @api.retried
     def _write(self, work: ty.Callable[..., ty.Any], *args: ty.Any,
                ) -> ty.Any:
         """Change a host in the reservation database; repeat that if other
         processes change it concurrently.
         """
-        def attempt() -> ty.Any:
-            with self._database.writer() as session:
-                return work(session, self._parts.clock.now(), *args)
-
-        return self._database.retried(attempt)
+        with self._database.writer() as session:
+            return work(session, self._parts.clock.now(), *args)
 
 
 def patient(seconds: float, say: ty.Callable[[str], None] = LOG.info,

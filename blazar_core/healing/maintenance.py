@@ -65,11 +65,15 @@ class Maintenance:
 
     :param others: determines which bookings would be reassigned
     :param drain: determines which servers would be moved
+    :param notify: called with an event type and the maintenance of a host,
+        after it is scheduled, changed or ended early
     """
 
     def __init__(self, database: api.Database, clock: clocks.Clock,
                  others: alternatives.Alternatives,
-                 drain: evacuation.Evacuation) -> None:
+                 drain: evacuation.Evacuation,
+                 notify: ty.Callable[[str, dict[str, ty.Any]], None]) -> None:
+        self._notify = notify
         self._database = database
         self._clock = clock
         self._others = others
@@ -171,7 +175,6 @@ class Maintenance:
         except errors.CloudUnavailable as exc:
             return dict.fromkeys(ids, _UNKNOWN % exc)
 
-    @api.retried
     def announce(self, name: str, window: model.Window, reason: str) -> None:
         """Schedule maintenance of a host, or change its window.
 
@@ -182,6 +185,11 @@ class Maintenance:
         :raises NotFound: when the host does not exist
         :raises Conflict: when the host has no known capacity
         """
+        self._publish(self._schedule(name, window, reason), reason,
+                      clocks.iso(window.start), clocks.iso(window.end))
+
+    @api.retried
+    def _schedule(self, name: str, window: model.Window, reason: str) -> str:
         uuid = self._uuid(name)
         with self._database.writer() as session:
             host = outages.locked(session, uuid)
@@ -205,6 +213,7 @@ class Maintenance:
             LOG.info('Host %s is in maintenance from %s to %s UTC: %s',
                      host.name, clocks.iso(window.start),
                      clocks.iso(window.end), reason)
+            return host.name
 
     def end_early(self, name: str) -> None:
         """End the maintenance of a host early. Safe to repeat.
@@ -212,8 +221,16 @@ class Maintenance:
         :param name: of the host, or of its nova-compute
         :raises NotFound: when the host does not exist
         """
-        self._database.retried(
+        ended = self._database.retried(
             _end, self._database, self._clock, self._uuid(name), True)
+        if ended is not None:
+            self._publish(ended)
+
+    def _publish(self, name: str, reason: str = '', start: str | None = None,
+                 end: str | None = None) -> None:
+        self._notify('host.maintenance', {
+            'id': None, 'name': name, 'message': reason, 'start_date': start,
+            'end_date': end})
 
     def _uuid(self, name: str) -> str:
         with self._database.reader() as session:
@@ -237,7 +254,8 @@ def forget(database: api.Database, clock: clocks.Clock) -> None:
 
 
 def _end(database: api.Database, clock: clocks.Clock, uuid: str,
-         early: bool) -> None:
+         early: bool) -> str | None:
+    """Return the name of the host, if its maintenance ends."""
     with database.writer() as session:
         host = outages.locked(session, uuid)
         now = clock.now()
@@ -247,6 +265,8 @@ def _end(database: api.Database, clock: clocks.Clock, uuid: str,
                 early or outages.until(session, outage) <= now):
             outages.end(session, now, outage)
             LOG.info('Host %s: its maintenance has ended', host.name)
+            return host.name
+        return None
 
 
 def _named(session: orm.Session, name: str) -> models.Host:

@@ -15,7 +15,6 @@ from blazar_core.common import words
 from blazar_core.healing import host_status
 from blazar_core.healing import maintenance
 from blazar_nova.schemas import dates
-from blazar_nova.schemas import host_schema
 from blazar_nova.schemas import web_requests
 from blazar_nova.services import wiring
 
@@ -34,7 +33,6 @@ class HostMaintenance:
         self._database = parts.database
         self._clock = parts.clock
         self._hosts = parts.maintenance
-        self._notify = parts.publish
 
     def index(self, request: webob.Request) -> web_requests.Answer:
         self._authorize(web_requests.context(request), 'get')
@@ -71,8 +69,6 @@ class HostMaintenance:
                 f'done. Ask with dry_run=true for all of them; with "force": '
                 f'true the host is taken all the same.')
         self._hosts.announce(host_name, asked.window, asked.reason)
-        self._notify('host.maintenance', host_schema.maintenance_payload(
-            body['host'], asked.window, asked.reason))
         return 200, {'maintenance': body}
 
     def delete(self, request: webob.Request,
@@ -81,8 +77,6 @@ class HostMaintenance:
         inputs.check_keys(web_requests.query(request), {}, 'the query')
         self._planned(host_name)
         self._hosts.end_early(host_name)
-        self._notify('host.maintenance', host_schema.maintenance_payload(
-            self._hosts.name_of(host_name)))
         return 204, None
 
     def _planned(self, name: str) -> maintenance.Planned:

@@ -12,7 +12,6 @@ from blazar_core.common import clocks
 from blazar_core.common import words
 from blazar_core.healing import maintenance
 from blazar_nova.schemas import dates
-from blazar_nova.schemas import host_schema
 
 if ty.TYPE_CHECKING:
     from blazar_nova.services import wiring
@@ -68,8 +67,6 @@ def run(parts: 'wiring.Parts', parsed: argparse.Namespace,
     if parsed.until.strip().lower() == 'now':
         if known is not None and not parsed.dry_run:
             hosts.end_early(name)
-            parts.publish('host.maintenance', host_schema.maintenance_payload(
-                hosts.name_of(name)))
         print(f'Host {name} is no longer in maintenance.'
               if known else f'Host {name} is not in maintenance.')
         return 0
@@ -86,8 +83,6 @@ def run(parts: 'wiring.Parts', parsed: argparse.Namespace,
     reason = known.reason if known and parsed.reason is None else (
         parsed.reason or '')
     hosts.announce(name, window, reason)
-    parts.publish('host.maintenance', host_schema.maintenance_payload(
-        hosts.name_of(name), window, reason))
     print(f'Host {name} is in maintenance from '
           f'{clocks.iso(window.start)[:19]} to '
           f'{clocks.iso(window.end)[:19]} UTC.')

@@ -10,14 +10,12 @@ import collections.abc
 import math
 import typing as ty
 
-from blazar_core.common import clocks
 from blazar_core.common import errors
 from blazar_core.common import inputs
-from blazar_core.common import model
 
 __all__ = ['CHANGE', 'EXAMPLE', 'FACTS', 'FIELDS', 'MAX_KEY', 'MAX_VALUE',
            'POWER', 'PRIVATE', 'allocations', 'change', 'create',
-           'maintenance_payload', 'page', 'private', 'properties']
+           'page', 'private', 'properties']
 
 #: Maximum length of an extra capability's key and value, in characters.
 MAX_KEY = 64
@@ -182,14 +180,3 @@ def _boolean(values: _Object, key: str) -> bool:
         raise errors.InvalidLeaseParams(
             f'"{key}" is {inputs.kind_of(value)}. Write true or false.')
     return inputs.boolean(value, key)
-
-
-def maintenance_payload(name: str, window: model.Window | None = None,
-                        reason: str = '') -> dict[str, ty.Any]:
-    """Return the payload of a notification about maintenance of a host.
-
-    :param window: None: the maintenance has ended
-    """
-    return {'id': None, 'name': name, 'message': reason,
-            'start_date': window and clocks.iso(window.start),
-            'end_date': window and clocks.iso(window.end)}

@@ -59,6 +59,8 @@ _MARGIN = 60
 #: Events of which the external service is notified as the end of a lease.
 _OVER = ('lease.event.end_lease', 'lease.event.expire_offer')
 
+_Notify: ty.TypeAlias = ty.Callable[[str, dict[str, ty.Any]], None]
+
 
 @dataclasses.dataclass(frozen=True)
 class Parts:
@@ -76,7 +78,7 @@ class Parts:
     admission: admissions.Admission
     types: resource_types.ResourceTypes
     answers: lease_views.LeaseViews
-    notify: ty.Callable[[str, dict[str, ty.Any]], None]
+    notify: _Notify
     leases: leases.Leases
     cloud: nova_cloud.NovaCloud
     lifecycle: handlers.Handlers
@@ -116,10 +118,15 @@ class Parts:
         """Publish an event; an error is logged, as what it reports is already
         done.
         """
-        try:
-            self.notify(event_type, lease)
-        except Exception:
-            LOG.exception('%s: publishing %s failed', lease['id'], event_type)
+        _publish(self.notify, event_type, lease)
+
+
+def _publish(notify: _Notify, event_type: str, lease: dict[str, ty.Any],
+             ) -> None:
+    try:
+        notify(event_type, lease)
+    except Exception:
+        LOG.exception('%s: publishing %s failed', lease['id'], event_type)
 
 
 def assemble(conf: ty.Any, clock: clocks.Clock | None = None) -> Parts:
@@ -178,15 +185,15 @@ def assemble(conf: ty.Any, clock: clocks.Clock | None = None) -> Parts:
             60 * conf.blazar.healing_interval), notify),
         moves,
         maintenance.Maintenance(books, clock, alternatives.Alternatives(
-            books, search, life.demands), moves),
+            books, search, life.demands), moves,
+            functools.partial(_publish, notify)),
         preflight.Preflight(
             books, clock, cloud, secrets.decrypt, notify,
             [60 * minutes for minutes in conf.blazar.preflight]), aside)
 
 
 def _notifier(budget: budget_service.External,
-              send: ty.Callable[[str, dict[str, ty.Any]], None],
-              ) -> ty.Callable[[str, dict[str, ty.Any]], None]:
+              send: _Notify) -> _Notify:
     """Return the function that publishes an event, and what follows from it.
     """
     def notify(event_type: str, lease: dict[str, ty.Any]) -> None:

@@ -79,7 +79,7 @@ class Operator:
             ), evacuation.Evacuation(
                 core.database, core.clock, core.admission,
                 core.world.port, worlds.PATIENT.interval,
-                core.world.types))
+                core.world.types), lambda *_what: None)
         for moment in self._moments:
             if moment < self._baton.now:
                 continue

@@ -466,6 +466,7 @@ class LeaseTestCase(DatabaseTestCase):
         super().setUp()
         self.cloud = FakeCloud()
         self.notified: list[tuple[str, str]] = []
+        self.host_events: list[tuple[str, dict[str, ty.Any]]] = []
         self.encryption = encryption.Encryption([encryption.new_key()])
         self.admission = admissions.Admission(
             self.database, self.clock, start_timeout=self.start_timeout)
@@ -516,7 +517,8 @@ class LeaseTestCase(DatabaseTestCase):
         return maintenance.Maintenance(
             self.database, self.clock, alternatives.Alternatives(
                 self.database, self.admission,
-                self.new_demands()), self.new_relocating())
+                self.new_demands()), self.new_relocating(),
+            lambda *what: self.host_events.append(what))
 
     def new_demands(self) -> demands.Demands:
         """Return an object that determines the demands of reservations."""

@@ -5,6 +5,7 @@
 from unittest import mock
 
 from blazar_core.capacity import outages
+from blazar_core.common import clocks
 from blazar_core.common import errors
 from blazar_core.common import model
 from blazar_core.db import models
@@ -82,6 +83,15 @@ class TestTaking(MaintenanceTestCase):
         self.maintenance.end_early('one')
         # Ending it again has no effect.
         self.maintenance.end_early('one')
+        one = {'id': None, 'name': 'one'}
+        self.assertEqual([
+            ('host.maintenance', {
+                **one, 'message': 'firmware',
+                'start_date': clocks.iso(NOW + FROM),
+                'end_date': clocks.iso(NOW + UNTIL)}),
+            ('host.maintenance', {
+                **one, 'message': '', 'start_date': None, 'end_date': None}),
+        ], self.host_events)
         self.assertEqual({}, self.outages())
         self.assertEqual([], self.scalars(models.Outage.host_id))
         self.booked_on('one', FROM + 1, FROM + 2)

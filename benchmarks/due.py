@@ -141,7 +141,7 @@ def listen(url: str, key: str, name: str, count: int, action: float,
     kinds = resource_types.ResourceTypes({}, base.FakeType())
     life = handlers.Handlers(
         conf, database, clock, admissions.Admission(database, clock),
-        handlers.Integration(
+        base.integration(
             cloud, kinds, {}, encryption.Encryption([key]).decrypt,
             lambda _event, _lease: None), base.LOST_AFTER)
     working = engine.Engine(conf, database, clock, life, name)

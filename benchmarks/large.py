@@ -99,7 +99,7 @@ class Books:
     def lifecycle(self, cloud: base.FakeCloud) -> handlers.Handlers:
         return handlers.Handlers(
             databases.configuration(''), self.database, self.clock,
-            self.admission, handlers.Integration(
+            self.admission, base.integration(
                 cloud, self.types, {}, str, lambda _event, _lease: None),
             base.LOST_AFTER)
 

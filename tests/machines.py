@@ -30,7 +30,7 @@ def policy(**values):
 
 
 def switcher(database, clock, machines, notify=lambda event, payload: None,
-             later=None, **values):
+             later=lambda work: work(), **values):
     """Return the power management as a listener has it.
 
     :param values: of the policy that differ from its defaults
@@ -40,7 +40,7 @@ def switcher(database, clock, machines, notify=lambda event, payload: None,
             database, clock, host_status.Thresholds(30, 120, 3600),
             lambda event, lease: None))
     return power.Power(parts, machines, machines, policy(**values), notify,
-                       *([later] if later else []))
+                       later)
 
 
 class Machines:

@@ -12,7 +12,7 @@ from oslo_log import log as logging
 
 from blazar_core.common import logs
 
-__all__ = ['Background', 'Later', 'at_once']
+__all__ = ['Background', 'Later']
 
 LOG = logging.getLogger(__name__)
 
@@ -20,11 +20,6 @@ R = ty.TypeVar('R')
 
 #: Calls a function, now or later.
 Later: ty.TypeAlias = ty.Callable[[ty.Callable[[], object]], None]
-
-
-def at_once(work: ty.Callable[[], object]) -> None:
-    """Call a function now, in this thread."""
-    work()
 
 
 class Background:

@@ -143,7 +143,7 @@ def window(dates: Dates, zone: datetime.tzinfo) -> model.Window:
 
 
 def expand(rule: str, zone: zoneinfo.ZoneInfo, first: model.Window,
-           by_wall: bool, most: int, dates: Dates | None = None,
+           by_wall: bool, most: int, dates: Dates | None,
            ) -> list[Occurrence]:
     """Return the occurrences of a recurrence.
 

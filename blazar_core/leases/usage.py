@@ -57,7 +57,7 @@ class ProjectUsage:
 
 def books_of(project_id: str, lease_id: str | None,
              serverless: ty.Collection[str],
-             beside: ty.Collection[str] = ()) -> sa.Select[ty.Any]:
+             beside: ty.Collection[str]) -> sa.Select[ty.Any]:
     """Return a query with a row for each server in the leases of a project,
     and one for all equal free slots.
 

@@ -61,10 +61,10 @@ class Integration:
     policies: end_policies.Policies
     decrypt: ty.Callable[[str], str]
     notify: ty.Callable[[str, lease_status.Lease], None]
-    granting: auto_extension.Granting = lambda _lease, _change: None
-    budget: budget_events.Budget | None = None
-    later: background.Later = background.at_once
-    bound: admission_queue.Bound = lambda _project_id, _lease_id: None
+    granting: auto_extension.Granting
+    budget: budget_events.Budget | None
+    later: background.Later
+    bound: admission_queue.Bound
 
 
 class Handlers:

@@ -92,7 +92,7 @@ class LeaseClose:
                  cloud: cloud_api.Cloud, decrypt: ty.Callable[[str], str],
                  notify: ty.Callable[[str, lease_status.Lease], None],
                  types: resource_types.ResourceTypes,
-                 later: background.Later = background.at_once) -> None:
+                 later: background.Later) -> None:
         self._types = types
         self._later = later
         self._cleaning = Cleaning(database, clock)

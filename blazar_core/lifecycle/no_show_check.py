@@ -57,8 +57,8 @@ class NoShows:
     def __init__(self, database: api.Database, clock: clocks.Clock,
                  notify: ty.Callable[[str, lease_status.Lease], None],
                  types: resource_types.ResourceTypes,
-                 after: int, notice: int, share: int = 0,
-                 period: int = 86400) -> None:
+                 after: int, notice: int, share: int, period: int,
+                 ) -> None:
         self._database = database
         self._clock = clock
         self._notify = notify

@@ -70,8 +70,7 @@ class _Walk(ty.Generic[T]):
 
 
 def walk(clock: clocks.Clock, what: str, things: ty.Sequence[T],
-         look: ty.Callable[[T], bool], go_on: GoOn = always, spread: int = 0,
-         ) -> None:
+         look: ty.Callable[[T], bool], go_on: GoOn, spread: int) -> None:
     """Look at many things.
 
     :param what: they are, for the log

@@ -148,7 +148,7 @@ class Power:
     def __init__(self, parts: wiring.Parts, computes: power_services.Computes,
                  switches: power_hosts.PowerHosts,
                  policy: power_planner.Policy, notify: _Notify,
-                 later: background.Later = background.at_once) -> None:
+                 later: background.Later) -> None:
         self._database = parts.database
         self._clock = parts.clock
         self._host_status = parts.host_status

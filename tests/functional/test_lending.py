@@ -321,7 +321,8 @@ class PowerTest(LendingTestCase):
         parts = self.listener.parts
         switcher = power.Power(
             parts, power_services.Computes((), ()), switches,
-            machines.policy(spare_hosts=0), lambda *_args: None)
+            machines.policy(spare_hosts=0), lambda *_args: None,
+            lambda work: work())
         leader = leader_election.Leader(
             parts.database, parts.clock, power.LEADER, 'test', power.PAUSE,
             60)

@@ -77,7 +77,8 @@ class PowerTest(whole_hosts_base.HostsTestCase):
         return power.Power(
             self.listener.parts, power_services.Computes(exclude, common),
             self.switches, machines.policy(**values),
-            lambda event, payload: self.told.append((event, payload['host'])))
+            lambda event, payload: self.told.append((event, payload['host'])),
+            lambda work: work())
 
     def switch(self, after=power.PAUSE):
         self.clock.advance(after)

@@ -80,8 +80,8 @@ class Contender:
             self.database, self.clock, self.search, types)
         self.lifecycle = handlers.Handlers(
             conf, self.database, self.clock, self.search,
-            handlers.Integration(base.FakeCloud(), types, {}, str,
-                                 lambda event, lease: None), 120)
+            base.integration(base.FakeCloud(), types, {}, str,
+                             lambda event, lease: None), 120)
         self.outcomes: collections.Counter[str] = collections.Counter()
         self.disturbed: collections.Counter[str] = collections.Counter()
         self.failures: list[str] = []

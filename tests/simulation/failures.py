@@ -149,7 +149,7 @@ class Years:
         self._leases = leases.Leases(
             self._database, self._clock, search, types)
         life = handlers.Handlers(
-            conf, self._database, self._clock, search, handlers.Integration(
+            conf, self._database, self._clock, search, base.integration(
                 base.FakeCloud(), types,
                 {end_policies.DELETE: end_policies.Delete()}, str,
                 self._told), base.LOST_AFTER)

@@ -182,7 +182,7 @@ class Core:
                 '', start_timeout=PATIENCE, end_timeout=END_LIMIT,
                 no_show_time=after, no_show_notice=notice,
                 best_effort_moves=MOVES),
-            self.database, self.clock, self.admission, handlers.Integration(
+            self.database, self.clock, self.admission, base.integration(
                 world.port, world.types, {
                     end_policies.DELETE: end_policies.Delete(),
                     'recycle': end_policies.Recycle(),

@@ -488,7 +488,7 @@ class LeaseTestCase(DatabaseTestCase):
                 end_timeout=self.end_timeout, no_show_time=after,
                 no_show_notice=notice, low_use_share=share,
                 low_use_period=period, best_effort_moves=self.most_moves),
-            database, self.clock, self.admission, handlers.Integration(
+            database, self.clock, self.admission, integration(
                 self.cloud, self.types, self.policies(),
                 self.encryption.decrypt, lambda event, lease:
                 self.notified.append((event, lease['id'])),
@@ -656,6 +656,18 @@ class LeaseTestCase(DatabaseTestCase):
         """Return the status of each event of a lease, by type."""
         return {event['event_type']: event['status']
                 for event in views.get(self.database, lease['id'])['events']}
+
+
+def integration(*given: ty.Any, **values: ty.Any) -> handlers.Integration:
+    """Return an integration without limits, budget and background threads,
+    except for what is given.
+    """
+    names = [one.name for one in dataclasses.fields(handlers.Integration)]
+    return handlers.Integration(**{
+        'granting': lambda _lease, _change: None, 'budget': None,
+        'later': lambda work: work(),
+        'bound': lambda _project_id, _lease_id: None,
+        **dict(zip(names, given)), **values})
 
 
 def servers_of(lease: dict[str, ty.Any]) -> list[str]:

@@ -628,7 +628,7 @@ class Racer:
         return handlers.Handlers(
             databases.configuration('', start_timeout=0, end_timeout=0,
                                     no_show_time=50),
-            self.database, self.clock, self.admission, handlers.Integration(
+            self.database, self.clock, self.admission, base.integration(
                 cloud, self.types,
                 {end_policies.DELETE: end_policies.Delete()}, str,
                 lambda event, lease: cloud.write(f'{event} {lease["id"]}')),

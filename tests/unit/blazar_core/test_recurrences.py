@@ -29,7 +29,7 @@ def at(text, zone=BERLIN):
 def expand(rule, start='2026-12-07 09:00', end='2026-12-07 12:00', zone=BERLIN,
            by_wall=True, most=100):
     return [one.window for one in recurrences.expand(rule, zone, model.Window(
-        at(start, zone), at(end, zone)), by_wall, most)]
+        at(start, zone), at(end, zone)), by_wall, most, None)]
 
 
 def with_offset(text):
@@ -322,7 +322,7 @@ class TestAnyRule(base.BaseTestCase):
         rule = ';'.join(f'{key}={value}' for key, value in {
             'FREQ': 'MONTHLY', 'COUNT': '5', **parts}.items())
         try:
-            found = recurrences.expand(rule, zone, first, False, 20)
+            found = recurrences.expand(rule, zone, first, False, 20, None)
         except errors.InvalidLeaseParams as exc:
             self.assertIn('rite', str(exc))
             return

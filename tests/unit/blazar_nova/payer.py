@@ -49,7 +49,7 @@ class Payer:
             self.database, self.clock, search, types, (budget.commit, 80))
         self.lifecycle = handlers.Handlers(
             self.conf, self.database, self.clock, search,
-            handlers.Integration(
+            base.integration(
                 base.FakeCloud(), types,
                 {end_policies.DELETE: end_policies.Delete()}, str,
                 lambda _event, _lease: None, budget=budget), 120)

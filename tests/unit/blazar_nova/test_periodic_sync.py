@@ -258,5 +258,6 @@ class WalkTest(base.TestCase):
             raise errors.DatabaseUnavailable
 
         self.assertRaises(errors.DatabaseUnavailable, batches.walk,
-                          driven.ManualClock(), 'things', range(40), look)
+                          driven.ManualClock(), 'things', range(40), look,
+                          batches.always, 0)
         self.assertLess(len(seen), 9)

@@ -37,8 +37,8 @@ from blazar_core.common import inputs
 from blazar_core.common import model
 from blazar_core.db import api
 from blazar_core.db import models
-from blazar_core.leases import creation
 from blazar_core.leases import leases
+from blazar_core.leases import new_leases
 from blazar_core.leases import requests
 from blazar_core.leases import views
 from blazar_nova.schemas import hint_params
@@ -217,11 +217,11 @@ class Member:
                 requests.EventRequest(f'event{number}', window.start)
                 for number in range(events)), 'delete', False)
         reserved = tuple(
-            creation.NewReservation(self._demand(
+            new_leases.NewReservation(self._demand(
                 1, max(1, servers // reservations), None, None, 0,
                 1024 + number), params={}, spec={})
             for number in range(reservations))
-        self.made.append(self.leases.creation.create(creation.NewLease(
+        self.made.append(self.leases.creation.create(new_leases.NewLease(
             'project', 'user', request, reserved), None)['id'])
 
     def tidy(self) -> None:

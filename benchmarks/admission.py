@@ -53,8 +53,8 @@ from blazar_core.capacity import selection
 from blazar_core.common import clocks
 from blazar_core.common import model
 from blazar_core.db import api
-from blazar_core.leases import creation
 from blazar_core.leases import leases
+from blazar_core.leases import new_leases
 from blazar_core.leases import requests
 from tests import databases
 from tests.unit.blazar_core import racer
@@ -232,11 +232,11 @@ class Worker:
 
     def lease(self, window: model.Window) -> dict[str, ty.Any]:
         """Create a lease of one server."""
-        return self.leases.creation.create(creation.NewLease(
+        return self.leases.creation.create(new_leases.NewLease(
             'project', 'user', requests.LeaseRequest(
                 name='lease', window=window, before_end=window.end - 600,
                 events=(), on_end='delete', starts_now=False),
-            (creation.NewReservation(
+            (new_leases.NewReservation(
                 model.Demand(self.dice.choice(SIZES)),
                 (uuidutils.generate_uuid(),)),)), 'encrypted')
 

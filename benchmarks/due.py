@@ -35,8 +35,8 @@ from blazar_core.common import model
 from blazar_core.db import api
 from blazar_core.db import encryption
 from blazar_core.db import models
-from blazar_core.leases import creation
 from blazar_core.leases import leases
+from blazar_core.leases import new_leases
 from blazar_core.leases import requests
 from blazar_core.lifecycle import engine
 from blazar_core.lifecycle import handlers
@@ -101,12 +101,12 @@ def book(url: str, key: str, count: int, due: int,
         kinds)
     encrypted = encryption.Encryption([key]).encrypt('call')
     for number in range(count):
-        leasing.creation.create(creation.NewLease(
+        leasing.creation.create(new_leases.NewLease(
             f'project{number % PROJECTS}', 'user', requests.LeaseRequest(
                 name=f'lease{number}', window=model.Window(due, due + 86400),
                 before_end=None, events=(), on_end='delete',
                 starts_now=False),
-            (creation.NewReservation(
+            (new_leases.NewReservation(
                 model.Demand({'VCPU': 1}, 1),
                 (uuidutils.generate_uuid(),)),)), encrypted)
     if clock.now() >= due:

@@ -33,8 +33,8 @@ from blazar_core.common import clocks
 from blazar_core.common import errors
 from blazar_core.common import model
 from blazar_core.db import api
-from blazar_core.leases import creation
 from blazar_core.leases import leases
+from blazar_core.leases import new_leases
 from blazar_core.leases import requests
 from blazar_core.lifecycle import handlers
 from blazar_core.plugins import cloud_api
@@ -85,12 +85,12 @@ class Books:
     def make(self, count: int, vcpus: int) -> dict[str, ty.Any]:
         """Create a lease from tomorrow on, of servers on different hosts."""
         start = self.clock.now() + 86_400
-        return self.leases.creation.create(creation.NewLease(
+        return self.leases.creation.create(new_leases.NewLease(
             'project', 'user', requests.LeaseRequest(
                 name='large', window=model.Window(start, start + 3600),
                 before_end=None, events=(), on_end='delete',
                 starts_now=False),
-            (creation.NewReservation(
+            (new_leases.NewReservation(
                 model.Demand({'VCPU': vcpus}, count,
                              affinity=model.Affinity.DIFFERENT),
                 tuple(uuidutils.generate_uuid() for _one in range(count))),

@@ -32,9 +32,9 @@ from blazar_core.capacity import admissions
 from blazar_core.common import clocks
 from blazar_core.common import errors
 from blazar_core.common import model
-from blazar_core.leases import creation
 from blazar_core.leases import leases
 from blazar_core.leases import limits
+from blazar_core.leases import new_leases
 from blazar_core.leases import requests
 from blazar_core.leases import updates
 from blazar_nova.services import limit_requests
@@ -74,15 +74,15 @@ class Member:
 
     def new(self, request: requests.LeaseRequest, count: int,
             affinity: model.Affinity, recurrence_id: str | None = None,
-            ) -> creation.NewLease:
-        return creation.NewLease(
-            self.project_id, 'user', request, (creation.NewReservation(
+            ) -> new_leases.NewLease:
+        return new_leases.NewLease(
+            self.project_id, 'user', request, (new_leases.NewReservation(
                 model.Demand({'VCPU': 1, 'MEMORY_MB': 1024, 'DISK_GB': 20},
                              count, affinity), params={}, spec={}),),
             recurrence_id=recurrence_id)
 
-    def granted(self, series: ty.Sequence[creation.NewLease],
-                ) -> list[creation.NewLease]:
+    def granted(self, series: ty.Sequence[new_leases.NewLease],
+                ) -> list[new_leases.NewLease]:
         granted = self.limits.check_all([
             limit_requests.asked_of(one, False, self.types) for one in series])
         return [dataclasses.replace(one, granted=granted) for one in series]

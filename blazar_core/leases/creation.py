@@ -27,13 +27,10 @@ from blazar_core.leases import views
 from blazar_core.leases import waiting
 from blazar_core.plugins import resource_types
 
-__all__ = ['LeaseCreation', 'NewLease', 'NewReservation', 'RESOURCE_TYPE']
+__all__ = ['LeaseCreation']
 
 LOG = logging.getLogger(__name__)
 
-NewLease = new_leases.NewLease
-NewReservation = new_leases.NewReservation
-RESOURCE_TYPE = new_leases.RESOURCE_TYPE
 _MINUTE = 60
 
 
@@ -56,7 +53,7 @@ class LeaseCreation:
         self._commits = commits
         self._eviction_time = eviction_time
 
-    def check(self, new: NewLease) -> None:
+    def check(self, new: new_leases.NewLease) -> None:
         """Check that a lease fits now, without booking anything.
 
         :raises Refused: if it does not; says why, and when it would
@@ -69,8 +66,9 @@ class LeaseCreation:
             if self.after_evictions(new, exc.refusal) is None:
                 raise
 
-    def after_evictions(self, new: NewLease, refusal: refusals.Refusal,
-                        ) -> NewLease | None:
+    def after_evictions(self, new: new_leases.NewLease,
+                        refusal: refusals.Refusal,
+                        ) -> new_leases.NewLease | None:
         """Return a lease that was refused with the start at which the
         interruptible servers in its way have been evicted. Its end stays.
 
@@ -102,14 +100,14 @@ class LeaseCreation:
                 f'{clocks.iso(start)}: interruptible servers are evicted '
                 'before.'))), *others))
 
-    def waits_for_boot(self, new: NewLease) -> bool:
+    def waits_for_boot(self, new: new_leases.NewLease) -> bool:
         """Return whether a lease from now on may have to wait for hosts that
         are switched on for it.
         """
         return bool(self._admission.off_hosts(
             new.booked, new.after_end))
 
-    def quote(self, new: NewLease) -> refusals.Refusal | None:
+    def quote(self, new: new_leases.NewLease) -> refusals.Refusal | None:
         """Return why a lease does not fit, or None."""
         return self._admission.quote(
             new.demands, new.booked, new.host_bound(), new.after_end)
@@ -123,7 +121,7 @@ class LeaseCreation:
         return self._admission.starts.availability(
             demand, window, duration + demand.cleaning_time, most)
 
-    def create(self, new: NewLease, encrypted: str | None,
+    def create(self, new: new_leases.NewLease, encrypted: str | None,
                head_start: int | None = None) -> dict[str, ty.Any]:
         """Admit a lease: all of its servers, or none.
 
@@ -152,7 +150,7 @@ class LeaseCreation:
                  ', '.join(new.server_ids) or 'come later')
         return lease
 
-    def _create(self, new: NewLease, encrypted: str | None,
+    def _create(self, new: new_leases.NewLease, encrypted: str | None,
                 head_start: int | None, may_wait: bool) -> dict[str, ty.Any]:
         why = self.why_wait(new) if may_wait else ''
         lease = None
@@ -182,7 +180,7 @@ class LeaseCreation:
 
     def write(self, connection: sa.Connection,
               wanted: ty.Iterable[tuple[
-                  NewLease, str | None, selection.Picked]],
+                  new_leases.NewLease, str | None, selection.Picked]],
               head_start: int | None = None) -> list[dict[str, ty.Any]]:
         """Write leases of one project on selected hosts.
 
@@ -202,14 +200,14 @@ class LeaseCreation:
             planned.append(new_leases.Planned(rows, new, picked))
         return self._book(connection, planned)
 
-    def why_wait(self, new: NewLease) -> str:
+    def why_wait(self, new: new_leases.NewLease) -> str:
         """Return why a lease with retries is not tried yet, or ''."""
         if new.request.retry is None:
             return ''
         with self._database.reader() as session:
             return waiting.behind(session.connection(), new.project_id)
 
-    def _wait(self, new: NewLease, encrypted: str | None,
+    def _wait(self, new: new_leases.NewLease, encrypted: str | None,
               why: str) -> dict[str, ty.Any]:
         """Create a lease that waits for capacity, or has it freed."""
         now, request = self._clock.now(), new.request
@@ -285,7 +283,8 @@ class LeaseCreation:
         return [one.rows.describe([*itertools.islice(rest, len(some))])
                 for one, some in zip(planned, each, strict=True)]
 
-    def offer(self, new: NewLease, seconds: int) -> dict[str, ty.Any]:
+    def offer(self, new: new_leases.NewLease, seconds: int,
+              ) -> dict[str, ty.Any]:
         """Reserve capacity for a lease until it is accepted or expires.
 
         :param seconds: time after which it expires
@@ -305,7 +304,8 @@ class LeaseCreation:
                     connection, committed, seconds, picked),
                 offered.host_bound)
 
-    def _offer(self, connection: sa.Connection, new: NewLease, seconds: int,
+    def _offer(self, connection: sa.Connection, new: new_leases.NewLease,
+               seconds: int,
                picked: selection.Picked) -> dict[str, ty.Any]:
         now = self._clock.now()
         rows = new_leases.rows_of(new, picked, now, False, self._types)
@@ -344,7 +344,8 @@ class LeaseCreation:
             return views.describe(lease)
 
 
-def _keep_secrets(rows: new_leases.Rows, new: NewLease, encrypted: str | None,
+def _keep_secrets(rows: new_leases.Rows, new: new_leases.NewLease,
+                  encrypted: str | None,
                   only_if_lost: bool = False) -> None:
     if encrypted is not None:
         rows.deferred = [{'lease_id': rows.lease['id'], 'encrypted': encrypted,

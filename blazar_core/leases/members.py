@@ -23,7 +23,6 @@ from blazar_core.common import states
 from blazar_core.db import api
 from blazar_core.db import models
 from blazar_core.leases import budget_commits
-from blazar_core.leases import creation
 from blazar_core.leases import events
 from blazar_core.leases import exclusive
 from blazar_core.leases import hosted_servers
@@ -73,7 +72,7 @@ class Members:
         self._commits = commits
 
     def reservations(self, joiners: ty.Collection[NewMember],
-                     ) -> tuple[creation.NewReservation, ...]:
+                     ) -> tuple[new_leases.NewReservation, ...]:
         """Return reservations for servers, one for all of the same size.
 
         :raises Conflict: if the usage of one is unknown, or it has a lease
@@ -81,7 +80,8 @@ class Members:
         with self._database.reader() as session:
             return _grouped(_counted(session, joiners))
 
-    def create(self, new: creation.NewLease, joiners: ty.Collection[NewMember],
+    def create(self, new: new_leases.NewLease,
+               joiners: ty.Collection[NewMember],
                ) -> dict[str, ty.Any]:
         """Create a lease of running servers; it is ACTIVE at once.
 
@@ -99,7 +99,7 @@ class Members:
                  ', '.join(new.server_ids), clocks.iso(lease['end_date']))
         return lease
 
-    def _create(self, new: creation.NewLease,
+    def _create(self, new: new_leases.NewLease,
                 joiners: ty.Collection[NewMember]) -> dict[str, ty.Any]:
         with self._database.writer() as session:
             connection = session.connection()
@@ -128,7 +128,7 @@ class Members:
             return rows.describe(edits)
 
     def join(self, lease_id: str, joiners: ty.Collection[NewMember],
-             wanted: ty.Sequence[creation.NewReservation],
+             wanted: ty.Sequence[new_leases.NewReservation],
              granted: limits.Granted | None) -> dict[str, ty.Any]:
         """Add servers to an ACTIVE lease of servers.
 
@@ -148,7 +148,7 @@ class Members:
         return lease
 
     def _join(self, lease_id: str, joiners: ty.Collection[NewMember],
-              wanted: ty.Sequence[creation.NewReservation],
+              wanted: ty.Sequence[new_leases.NewReservation],
               granted: limits.Granted | None) -> dict[str, ty.Any]:
         with self._database.writer() as session:
             _lock(session.connection(), granted)
@@ -185,7 +185,7 @@ class Members:
 
     def _take(self, session: orm.Session, now: int,
               joiners: ty.Collection[NewMember],
-              wanted: ty.Sequence[creation.NewReservation],
+              wanted: ty.Sequence[new_leases.NewReservation],
               ) -> dict[str, _Counted]:
         """Remove servers from the open-ended usage, as they get bookings.
 
@@ -206,7 +206,7 @@ class Members:
 
 
 def _lock(connection: sa.Connection, granted: limits.Granted | None,
-          new: ty.Sequence[creation.NewLease] = ()) -> None:
+          new: ty.Sequence[new_leases.NewLease] = ()) -> None:
     """Start a transaction that increases the usage of a project."""
     if granted is not None:
         granted.lock(connection)
@@ -276,13 +276,13 @@ def _moved(server_ids: str) -> errors.Conflict:
 
 
 def _grouped(counted: ty.Mapping[str, _Counted],
-             ) -> tuple[creation.NewReservation, ...]:
+             ) -> tuple[new_leases.NewReservation, ...]:
     """Return one reservation for all servers of the same size."""
     groups: dict[tuple[tuple[str, int], ...], list[str]] = (
         collections.defaultdict(list))
     for server_id, one in sorted(counted.items()):
         groups[tuple(sorted(one.resources.items()))].append(server_id)
-    return tuple(creation.NewReservation(
+    return tuple(new_leases.NewReservation(
         model.Demand(dict(size), len(server_ids)), tuple(server_ids),
         spec=exclusive.spec(None, {
             one: counted[one].has for one in server_ids}))
@@ -299,7 +299,7 @@ def _edit(reservation_id: str, server_id: str,
 
 
 def _like(session: orm.Session, lease: models.Lease,
-          wanted: creation.NewReservation, now: int) -> models.Reservation:
+          wanted: new_leases.NewReservation, now: int) -> models.Reservation:
     """Return the reservation of a lease for servers of a size, or create it.
     """
     for one in lease.reservations:

@@ -19,7 +19,7 @@ from blazar_core.common import states
 from blazar_core.common import words
 from blazar_core.db import api
 from blazar_core.db import models
-from blazar_core.leases import creation
+from blazar_core.leases import new_leases
 from blazar_core.leases import views
 from blazar_core.leases import waiting
 
@@ -28,7 +28,7 @@ __all__ = ['Plan', 'Unpicked', 'check', 'is_more', 'kept_of', 'leases_on',
 
 
 def check(lease: models.Lease, reservation: models.Reservation,
-          wanted: creation.NewReservation, others: bool) -> None:
+          wanted: new_leases.NewReservation, others: bool) -> None:
     """Check that a reservation can be changed as requested.
 
     :param others: whether parameters change that have to stay after the start
@@ -67,7 +67,7 @@ def others_beside(reservation: models.Reservation) -> int:
             if reservation.whole else 0)
 
 
-def is_more(reservation: models.Reservation, wanted: creation.NewReservation,
+def is_more(reservation: models.Reservation, wanted: new_leases.NewReservation,
             ) -> bool:
     """Return whether a change requests more than the reservation has.
 
@@ -81,7 +81,7 @@ def is_more(reservation: models.Reservation, wanted: creation.NewReservation,
 
 
 def kept_of(reservation: models.Reservation,
-            wanted: creation.NewReservation | None) -> list[models.Booking]:
+            wanted: new_leases.NewReservation | None) -> list[models.Booking]:
     """Return the bookings that are kept, preferably those with a server."""
     leaving = frozenset() if wanted is None else wanted.leaving
     rows = sorted(reservation.bookings, key=lambda row: (
@@ -90,7 +90,7 @@ def kept_of(reservation: models.Reservation,
         rows[:wanted.demand.count + others_beside(reservation)])
 
 
-def resize(reservation: models.Reservation, wanted: creation.NewReservation,
+def resize(reservation: models.Reservation, wanted: new_leases.NewReservation,
            now: int, amount: int) -> None:
     """Set the columns of a changed reservation.
 
@@ -109,7 +109,7 @@ class Unpicked(Exception):
 
 def of(always: ty.Iterable[str], lease: models.Lease,
        reservation: models.Reservation, window: model.Window,
-       wanted: creation.NewReservation | None, picked: list[int] | None,
+       wanted: new_leases.NewReservation | None, picked: list[int] | None,
        ) -> list[ledger.Edit]:
     """Return the edits of the bookings of a reservation.
 
@@ -180,7 +180,7 @@ def leases_on(host_id: int, session: orm.Session,
 
 
 def _is_another(reservation: models.Reservation,
-                wanted: creation.NewReservation, always: ty.Iterable[str],
+                wanted: new_leases.NewReservation, always: ty.Iterable[str],
                 ) -> bool:
     """Return whether a change affects other parameters than those that may
     always be changed, such as the amount.
@@ -192,7 +192,7 @@ def _is_another(reservation: models.Reservation,
 
 
 #: The changed reservations by id.
-_Resized = ty.Mapping[str, creation.NewReservation]
+_Resized = ty.Mapping[str, new_leases.NewReservation]
 
 
 class Plan(ty.NamedTuple):

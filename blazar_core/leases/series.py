@@ -29,6 +29,7 @@ from blazar_core.db import api
 from blazar_core.db import models
 from blazar_core.leases import budget_commits
 from blazar_core.leases import creation
+from blazar_core.leases import new_leases
 from blazar_core.leases import requests
 from blazar_core.leases import views
 
@@ -55,8 +56,8 @@ class Series:
 
     # -- create --------------------------------------------------------------
 
-    def fitting(self, leases: ty.Sequence[creation.NewLease], some: bool,
-                ) -> tuple[list[creation.NewLease], list[_Lease]]:
+    def fitting(self, leases: ty.Sequence[new_leases.NewLease], some: bool,
+                ) -> tuple[list[new_leases.NewLease], list[_Lease]]:
         """Return the occurrences that fit now, without booking anything.
 
         :param leases: the occurrences, in their order
@@ -86,7 +87,7 @@ class Series:
         return fits, left_out
 
     def create(self, recurrence_id: str, asked: requests.Recurrence,
-               leases: ty.Sequence[creation.NewLease],
+               leases: ty.Sequence[new_leases.NewLease],
                encrypted: ty.Sequence[str | None],
                left_out: ty.Sequence[_Lease],
                kept: ty.Sequence[str] = ()) -> list[_Lease]:

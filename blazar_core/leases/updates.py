@@ -22,11 +22,11 @@ from blazar_core.common import refusals
 from blazar_core.common import states
 from blazar_core.db import api
 from blazar_core.db import models
-from blazar_core.leases import creation
 from blazar_core.leases import events
 from blazar_core.leases import exclusive
 from blazar_core.leases import hosted_servers
 from blazar_core.leases import limits
+from blazar_core.leases import new_leases
 from blazar_core.leases import requests
 from blazar_core.leases import resize
 from blazar_core.leases import returned_hosts
@@ -67,10 +67,11 @@ class LeaseChange:
     tags: tuple[str, ...] | None = None
     before_end: int | None = None
     events: tuple[requests.EventRequest, ...] | None = None
-    reservations: ty.Mapping[str, creation.NewReservation] = dataclasses.field(
+    reservations: ty.Mapping[
+        str, new_leases.NewReservation] = dataclasses.field(
         default_factory=dict)
     elsewhere: ty.Callable[
-        [], ty.Mapping[str, creation.NewReservation]] | None = None
+        [], ty.Mapping[str, new_leases.NewReservation]] | None = None
     granted: limits.Granted | None = None
     on_end: str | None = None
     grace_period: int | None = None

@@ -12,8 +12,8 @@ from blazar_core.common import inputs
 from blazar_core.common import model
 from blazar_core.common import refusals
 from blazar_core.common import states
-from blazar_core.leases import creation
 from blazar_core.leases import idempotency
+from blazar_core.leases import new_leases
 from blazar_core.leases import requests
 from blazar_core.leases import views
 from blazar_nova.schemas import dates
@@ -201,7 +201,7 @@ class LeaseController:
         return self._answer(request, 201, lease)
 
     def _new(self, context: ty.Any, asked: lease_schema.CreateRequest,
-             key: idempotency.Key | None) -> creation.NewLease:
+             key: idempotency.Key | None) -> new_leases.NewLease:
         """Return the requested lease if the limits allow it. Occurrences of a
         recurring lease are checked later.
 
@@ -209,7 +209,7 @@ class LeaseController:
         """
         asking = lease_changes.asking(
             self._parts, context, asked.lease.window.start)
-        new = creation.NewLease(
+        new = new_leases.NewLease(
             context.project_id, context.user_id, asked.lease, tuple(
                 new for one in asked.reservations
                 for new in asking.new_reservations(one)), key=key)
@@ -375,7 +375,7 @@ def _chosen(lease: dict[str, ty.Any], fields: list[str] | None,
         name: lease[name] for name in fields}
 
 
-def _quote(new: creation.NewLease, refusal: refusals.Refusal | None,
+def _quote(new: new_leases.NewLease, refusal: refusals.Refusal | None,
            ) -> dict[str, ty.Any]:
     wanted = sum(demand.count for demand in new.demands)
     return _quote_of(new.request, wanted, refusal)

@@ -14,8 +14,8 @@ import typing as ty
 from blazar_core.common import errors
 from blazar_core.common import host_properties
 from blazar_core.common import inputs
-from blazar_core.leases import creation
 from blazar_core.leases import lookup
+from blazar_core.leases import new_leases
 from blazar_core.plugins import resource_types
 from blazar_nova.compat import server_demand
 from blazar_nova.resource_types import booted_servers
@@ -59,7 +59,7 @@ class Asking:
 
     def new_reservation(self, values: resource_types.Values,
                         old: ty.Mapping[str, ty.Any] | None = None,
-                        ) -> creation.NewReservation:
+                        ) -> new_leases.NewReservation:
         """Return the reservation for an entry of "reservations".
 
         :param old: the reservation to change, as
@@ -70,7 +70,7 @@ class Asking:
         return self._reservation(values, old)[0]
 
     def new_reservations(self, values: resource_types.Values,
-                         ) -> list[creation.NewReservation]:
+                         ) -> list[new_leases.NewReservation]:
         """Return the reservations for an entry of "reservations": that of
         the entry, after those that it consists of.
 
@@ -82,7 +82,7 @@ class Asking:
 
     def _reservation(self, values: resource_types.Values,
                      old: ty.Mapping[str, ty.Any] | None,
-                     ) -> tuple[creation.NewReservation,
+                     ) -> tuple[new_leases.NewReservation,
                                 tuple[resource_types.Values, ...]]:
         name = old['resource_type'] if old else values.get('resource_type')
         kind = self._kind_of(name)
@@ -110,7 +110,7 @@ class Asking:
         wanted = kind.requirements(self, params)
         demand = wanted.demand if old is None else kind.with_existing(
             self, old['id'], wanted.demand)
-        return creation.NewReservation(
+        return new_leases.NewReservation(
             demand, resource_type=ty.cast(str, name), params=params,
             spec=wanted.spec, warnings=wanted.warnings), wanted.contents
 
@@ -120,8 +120,8 @@ class Asking:
         """
         names = [name for name, kind in sorted(self.types.named.items())
                  if kind.parameters.keys() >= set(values)]
-        return creation.RESOURCE_TYPE if creation.RESOURCE_TYPE in names else (
-            [*names, creation.RESOURCE_TYPE][0])
+        usual = new_leases.RESOURCE_TYPE
+        return usual if usual in names else [*names, usual][0]
 
     def _kind_of(self, name: object) -> resource_types.ResourceType:
         """Return the resource type of a name.

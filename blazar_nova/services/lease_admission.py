@@ -18,9 +18,9 @@ from oslo_log import log as logging
 from blazar_core.common import errors
 from blazar_core.common import model
 from blazar_core.common import states
-from blazar_core.leases import creation
 from blazar_core.leases import exclusive
 from blazar_core.leases import hosted_servers
+from blazar_core.leases import new_leases
 from blazar_core.leases import requests
 from blazar_core.lifecycle import dispatch
 from blazar_core.lifecycle import fault_points
@@ -198,9 +198,9 @@ class LeaseAdmission:
         try:
             window = model.Window(now, full.until)
             request = requests.LeaseRequest(None, window, None, (), '', True)
-            refusal = self._leases.creation.quote(creation.NewLease(
+            refusal = self._leases.creation.quote(new_leases.NewLease(
                 call.context.project_id, call.context.user_id, request,
-                (creation.NewReservation(self._demand(call, request)),)))
+                (new_leases.NewReservation(self._demand(call, request)),)))
         except errors.BlazarError as exc:
             LOG.info('Servers %s: when a lease of their own could start is '
                      'not known: %s', ', '.join(call.server_ids), exc)
@@ -224,9 +224,9 @@ class LeaseAdmission:
         if request.recurrence is not None:
             return self._recurring.hold(request, request.recurrence, call)
         demand = self._demand(call, request)
-        new = creation.NewLease(
+        new = new_leases.NewLease(
             project_id=call.context.project_id, user_id=call.context.user_id,
-            request=request, reservations=(creation.NewReservation(
+            request=request, reservations=(new_leases.NewReservation(
                 demand, call.server_ids, spec=exclusive.spec(
                     hosted_servers.spec(bound_servers.reservation_of(
                         call.request_spec[0].flavor)),
@@ -251,7 +251,7 @@ class LeaseAdmission:
                                 new, True, self._parts.types)))
         return self._hold(new, call)
 
-    def _start(self, new: creation.NewLease, call: build_calls.BuildCall,
+    def _start(self, new: new_leases.NewLease, call: build_calls.BuildCall,
                ) -> tuple[_Lease, ty.Callable[[], None]]:
         """Admit a lease that starts now; this process sends its build.
 
@@ -278,7 +278,7 @@ class LeaseAdmission:
         if lease['status'] != states.Lease.PENDING:
             self._parts.publish('lease.event.start_lease', lease)
 
-    def _hold(self, new: creation.NewLease, call: build_calls.BuildCall,
+    def _hold(self, new: new_leases.NewLease, call: build_calls.BuildCall,
               ) -> tuple[_Lease, ty.Callable[[], None]]:
         """Admit a lease that starts later or waits for capacity, and store
         its build.

@@ -14,8 +14,8 @@ from blazar_core.common import errors
 from blazar_core.common import inputs
 from blazar_core.common import model
 from blazar_core.common import states
-from blazar_core.leases import creation
 from blazar_core.leases import hosted_servers
+from blazar_core.leases import new_leases
 from blazar_core.leases import updates
 from blazar_core.leases import views
 from blazar_nova.compat import server_demand
@@ -195,7 +195,7 @@ class LeaseChanges:
 
     def _changed(self, asking: registry.Asking, lease: _Lease,
                  asked: lease_schema.Reservations,
-                 ) -> dict[str, creation.NewReservation]:
+                 ) -> dict[str, new_leases.NewReservation]:
         """Return the new reservations by id."""
         own = {one['id']: one for one in lease['reservations']}
         changed = {}
@@ -262,7 +262,7 @@ class LeaseChanges:
 
     def _as_they_are(self, asking: registry.Asking,
                      lease: _Lease, whole: bool,
-                     ) -> dict[str, creation.NewReservation]:
+                     ) -> dict[str, new_leases.NewReservation]:
         """Return unchanged reservations with the hosts that may serve them in
         another window.
 

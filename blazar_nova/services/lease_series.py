@@ -21,8 +21,8 @@ from blazar_core.common import inputs
 from blazar_core.common import model
 from blazar_core.common import recurrences
 from blazar_core.common import refusals
-from blazar_core.leases import creation
 from blazar_core.leases import exclusive
+from blazar_core.leases import new_leases
 from blazar_core.leases import requests
 from blazar_core.leases import series
 from blazar_core.leases import updates
@@ -83,9 +83,9 @@ class LeaseSeries:
                 call.context, parts[0], self._parts.leases.lookup,
                 requests.stay_of(request.occurrences),
                 self._parts.expects_changes(request.window.start))
-        new = creation.NewLease(
+        new = new_leases.NewLease(
             call.context.project_id, call.context.user_id, request,
-            (creation.NewReservation(demand, parts[0].server_ids, spec=(
+            (new_leases.NewReservation(demand, parts[0].server_ids, spec=(
                 exclusive.spec(None, dict.fromkeys(
                     parts[0].server_ids, call.exclusive))),
                 warnings=booted_servers.unreserved(call, demand, request)),),
@@ -112,7 +112,7 @@ class LeaseSeries:
 
         return {**made[0], 'id': made[0]['recurrence_id']}, follow
 
-    def create(self, context: ty.Any, new: creation.NewLease) -> _Lease:
+    def create(self, context: ty.Any, new: new_leases.NewLease) -> _Lease:
         """Create a lease whose reservations are used after its start."""
         asked = new.request.recurrence
         assert asked is not None
@@ -124,7 +124,7 @@ class LeaseSeries:
         self._follow(context, fits, made)
         return self._all.as_one(made[:1])[0]
 
-    def quote(self, new: creation.NewLease) -> refusals.Refusal | None:
+    def quote(self, new: new_leases.NewLease) -> refusals.Refusal | None:
         """Return why there is no capacity for a lease; None: there is."""
         assert new.request.recurrence is not None
         try:
@@ -133,9 +133,9 @@ class LeaseSeries:
             return exc.refusal
         return None
 
-    def _fitting(self, new: creation.NewLease, asked: requests.Recurrence,
+    def _fitting(self, new: new_leases.NewLease, asked: requests.Recurrence,
                  server_ids: tuple[str, ...] = (),
-                 ) -> tuple[list[creation.NewLease], list[_Lease]]:
+                 ) -> tuple[list[new_leases.NewLease], list[_Lease]]:
         """Return the occurrences for which there is capacity, as leases that
         are within the limits, and those that are left out.
 
@@ -152,9 +152,9 @@ class LeaseSeries:
         return self._all.fitting(
             self._granted(leases, asked, server_ids), False)
 
-    def _granted(self, leases: ty.Sequence[creation.NewLease],
+    def _granted(self, leases: ty.Sequence[new_leases.NewLease],
                  asked: requests.Recurrence, server_ids: tuple[str, ...],
-                 ) -> list[creation.NewLease]:
+                 ) -> list[new_leases.NewLease]:
         """Check the limits for occurrences."""
         # Kept servers are reserved by the first occurrence only.
         held = [bool(server_ids) and not (
@@ -167,10 +167,10 @@ class LeaseSeries:
         return [dataclasses.replace(one, granted=granted) for one in leases]
 
     def _make(self, context: ty.Any, asked: requests.Recurrence,
-              leases: list[creation.NewLease], left_out: list[_Lease],
+              leases: list[new_leases.NewLease], left_out: list[_Lease],
               encrypted: ty.Sequence[str | None], ids: tuple[str, ...],
               as_owner: bool = False,
-              ) -> tuple[list[creation.NewLease], list[_Lease]]:
+              ) -> tuple[list[new_leases.NewLease], list[_Lease]]:
         """Reserve the occurrences.
 
         :param ids: the servers of the boot; empty: they are booted later
@@ -190,7 +190,7 @@ class LeaseSeries:
             undone.pop_all()
         return leases, made
 
-    def _follow(self, context: ty.Any, leases: list[creation.NewLease],
+    def _follow(self, context: ty.Any, leases: list[new_leases.NewLease],
                 made: list[_Lease]) -> None:
         """Do what follows the reservation of occurrences; failures are logged.
         """
@@ -199,9 +199,9 @@ class LeaseSeries:
                 lease_trusts.entrust(self._parts, context, lease)
             self._parts.publish('lease.create', lease)
 
-    def _entrusted(self, context: ty.Any, new: creation.NewLease, on_end: str,
-                   undone: contextlib.ExitStack, as_owner: bool,
-                   ) -> creation.NewLease:
+    def _entrusted(self, context: ty.Any, new: new_leases.NewLease,
+                   on_end: str, undone: contextlib.ExitStack, as_owner: bool,
+                   ) -> new_leases.NewLease:
         """Return an occurrence with a trust until its end."""
         until = new.span.end
         trust = lease_trusts.needed(
@@ -325,7 +325,7 @@ def shifted(asked: requests.Recurrence | None) -> list[_Lease]:
         for window, dates in asked.shifted.items()]
 
 
-def _with_servers(new: creation.NewLease, server_ids: tuple[str, ...],
-                  ) -> creation.NewLease:
+def _with_servers(new: new_leases.NewLease, server_ids: tuple[str, ...],
+                  ) -> new_leases.NewLease:
     return dataclasses.replace(new, reservations=(dataclasses.replace(
         new.reservations[0], server_ids=server_ids),))

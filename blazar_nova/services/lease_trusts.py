@@ -25,7 +25,7 @@ from sqlalchemy import orm
 from blazar_core.common import errors
 from blazar_core.common import states
 from blazar_core.db import api
-from blazar_core.leases import creation
+from blazar_core.leases import new_leases
 from blazar_core.leases import requests
 from blazar_core.plugins import end_policies
 from blazar_core.plugins import resource_types
@@ -87,8 +87,8 @@ def acts_for_owner(parts: wiring.Parts, names: ty.Iterable[ty.Any]) -> bool:
 
 
 @contextlib.contextmanager
-def prepared(parts: wiring.Parts, context: ty.Any, new: creation.NewLease,
-             ) -> ty.Iterator[creation.NewLease]:
+def prepared(parts: wiring.Parts, context: ty.Any, new: new_leases.NewLease,
+             ) -> ty.Iterator[new_leases.NewLease]:
     """Do what the token of a request is needed for before a lease is created.
 
     It is undone if the lease is not created.
@@ -172,8 +172,8 @@ def needed(parts: wiring.Parts, context: ty.Any, on_end: str, until: int,
 
 
 @contextlib.contextmanager
-def for_end(parts: wiring.Parts, context: ty.Any, new: creation.NewLease,
-            ) -> ty.Iterator[creation.NewLease]:
+def for_end(parts: wiring.Parts, context: ty.Any, new: new_leases.NewLease,
+            ) -> ty.Iterator[new_leases.NewLease]:
     """Return a lease that is about to be created, with the trust that its end
     or its events require.
 
@@ -192,8 +192,8 @@ def for_end(parts: wiring.Parts, context: ty.Any, new: creation.NewLease,
 def ahead(parts: wiring.Parts, context: ty.Any,
           request: requests.LeaseRequest, offered: bool = False,
           acts: bool = False,
-          ) -> ty.Iterator[ty.Callable[[creation.NewLease],
-                                       creation.NewLease]]:
+          ) -> ty.Iterator[ty.Callable[[new_leases.NewLease],
+                                       new_leases.NewLease]]:
     """Create the trust of a lease of the lease API during the search for
     capacity.
 
@@ -221,8 +221,8 @@ def ahead(parts: wiring.Parts, context: ty.Any,
         yield lambda new: with_trust(parts, new, made())
 
 
-def with_trust(parts: wiring.Parts, new: creation.NewLease,
-               trust: str | None) -> creation.NewLease:
+def with_trust(parts: wiring.Parts, new: new_leases.NewLease,
+               trust: str | None) -> new_leases.NewLease:
     """Return a new lease with the encrypted trust, if there is one."""
     return new if trust is None else dataclasses.replace(
         new, credential=parts.encryption.encrypt(trust))

@@ -8,8 +8,8 @@ import typing as ty
 from blazar_core.common import clocks
 from blazar_core.common import errors
 from blazar_core.common import model
-from blazar_core.leases import creation
 from blazar_core.leases import limits
+from blazar_core.leases import new_leases
 from blazar_core.leases import requests
 from blazar_core.leases import updates
 from blazar_core.plugins import resource_types
@@ -18,7 +18,7 @@ from blazar_nova.schemas import lease_views
 __all__ = ['asked_of', 'asked_of_change', 'as_changed', 'of_change']
 
 
-def asked_of(new: creation.NewLease, held: bool,
+def asked_of(new: new_leases.NewLease, held: bool,
              available: resource_types.ResourceTypes) -> limits.Asked:
     """Return what a new lease takes of the limits."""
     request = new.request
@@ -42,7 +42,7 @@ def asked_of(new: creation.NewLease, held: bool,
 
 
 def as_changed(lease: dict[str, ty.Any], change: updates.LeaseChange,
-               ) -> creation.NewLease:
+               ) -> new_leases.NewLease:
     """Return a lease with changes applied.
 
     :raises InvalidLeaseParams: if it would end before it starts
@@ -53,14 +53,14 @@ def as_changed(lease: dict[str, ty.Any], change: updates.LeaseChange,
         raise errors.InvalidLeaseParams(
             f'End date must be later than start date: from '
             f'{clocks.minute(start)} to {clocks.minute(end)} UTC.')
-    return creation.NewLease(
+    return new_leases.NewLease(
         lease['project_id'], lease['user_id'], requests.LeaseRequest(
             name=change.name or lease['name'],
             window=model.Window(start, end), before_end=None, events=(),
             on_end=lease['on_end'], starts_now=False,
             grace_period=lease['grace_period']
             if change.grace_period is None else change.grace_period),
-        tuple(change.reservations.get(one['id']) or creation.NewReservation(
+        tuple(change.reservations.get(one['id']) or new_leases.NewReservation(
             model.Demand(one['resources'], _count(one),
                          cleaning_time=lease['cleaning_time']),
             resource_type=one['resource_type'], params=one['params'])

@@ -10,9 +10,9 @@ from oslo_utils import uuidutils
 from blazar_core.common import errors
 from blazar_core.common import inputs
 from blazar_core.common import model
-from blazar_core.leases import creation
 from blazar_core.leases import idempotency
 from blazar_core.leases import limits
+from blazar_core.leases import new_leases
 from blazar_core.leases import updates
 from blazar_nova.compat import join_checks
 from blazar_nova.schemas import hint_params
@@ -78,7 +78,7 @@ class RunningServers:
                 self._parts, context, asked.lease) as entrusted:
             joiners = [join_checks.joiner(one, context.project_id)
                        for one in servers]
-            new = creation.NewLease(
+            new = new_leases.NewLease(
                 context.project_id, context.user_id, asked.lease,
                 joining.reservations(joiners), key=key)
             new = dataclasses.replace(new, granted=self._parts.limits.check(
@@ -126,7 +126,7 @@ class RunningServers:
         return changed
 
     def _granted(self, lease: dict[str, ty.Any],
-                 wanted: tuple[creation.NewReservation, ...],
+                 wanted: tuple[new_leases.NewReservation, ...],
                  ) -> limits.Granted | None:
         """Check the limits for a lease with more servers."""
         new = limit_requests.as_changed(lease, updates.LeaseChange())
@@ -173,7 +173,7 @@ def _ids(value: object, key: str) -> list[str]:
     return [*dict.fromkeys(one.lower() for one in value)]
 
 
-def _running(reservations: ty.Iterable[creation.NewReservation],
+def _running(reservations: ty.Iterable[new_leases.NewReservation],
              ) -> dict[str, ty.Mapping[str, int]]:
     """Return the resources of running servers, which already use Nova's quota.
     """

@@ -32,8 +32,8 @@ from blazar_core.common import model
 from blazar_core.common import refusals
 from blazar_core.db import api
 from blazar_core.db import models
-from blazar_core.leases import creation
 from blazar_core.leases import leases
+from blazar_core.leases import new_leases
 from blazar_core.leases import reassignment
 from blazar_core.leases import requests
 from blazar_core.leases import updates
@@ -219,21 +219,21 @@ class Contender:
             name='race', window=window, before_end=None, events=(),
             on_end='delete', starts_now=False)
 
-    def _new_lease(self) -> creation.NewLease:
+    def _new_lease(self) -> new_leases.NewLease:
         start = self.clock.now() + self.dice.randint(60, HORIZON)
         count = self.dice.choice([1, 1, 1, 2, 3])
         demand = model.Demand(self._resources(), count, self.dice.choice(
             [model.Affinity.NONE, *model.Affinity]))
-        return creation.NewLease(
+        return new_leases.NewLease(
             'project', 'user', self._request(model.Window(
                 start, start + self.dice.randint(1, HORIZON))),
             (self._later(demand) if self.dice.random() < 0.3 else
-             creation.NewReservation(demand, tuple(
+             new_leases.NewReservation(demand, tuple(
                  uuidutils.generate_uuid() for _server in range(count))),))
 
-    def _later(self, demand: model.Demand) -> creation.NewReservation:
+    def _later(self, demand: model.Demand) -> new_leases.NewReservation:
         """Return a reservation whose servers come later."""
-        return creation.NewReservation(demand, params={
+        return new_leases.NewReservation(demand, params={
             'amount': demand.count, 'vcpus': demand.resources['VCPU'],
             'affinity': None})
 

@@ -9,7 +9,7 @@ import uuid
 
 from blazar_core.common import errors
 from blazar_core.common import model
-from blazar_core.leases import creation
+from blazar_core.leases import new_leases
 from blazar_core.leases import requests
 from blazar_core.plugins import end_policies
 from tests.simulation import baton as batons
@@ -56,7 +56,7 @@ class Asking:
         self._baton = core.world.baton
 
     def recur(self, project: str, request: requests.LeaseRequest,
-              reservation: creation.NewReservation) -> ty.Any:
+              reservation: new_leases.NewReservation) -> ty.Any:
         """Create all occurrences of a recurring lease.
 
         Like :class:`blazar_nova.services.lease_series.Series`.
@@ -72,7 +72,7 @@ class Asking:
         servers = [one for part in parts for one in part]
         try:
             fits, left_out = self._core.leases.series.fitting([
-                creation.NewLease(
+                new_leases.NewLease(
                     project, 'user', one, (dataclasses.replace(
                         reservation, server_ids=_ids(parts[0])
                         if parts else ()),), recurrence_id=recurrence_id)
@@ -105,7 +105,7 @@ class Asking:
         return made[0]
 
     def _parts(self, project: str, asked: requests.Recurrence,
-               reservation: creation.NewReservation,
+               reservation: new_leases.NewReservation,
                ) -> list[list[clouds.Server]]:
         """Return the servers of each occurrence; of the first if kept."""
         if reservation.params is not None:

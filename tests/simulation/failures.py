@@ -39,8 +39,8 @@ from blazar_core.db import migration
 from blazar_core.db import models
 from blazar_core.healing import host_status
 from blazar_core.healing import overbooking
-from blazar_core.leases import creation
 from blazar_core.leases import leases
+from blazar_core.leases import new_leases
 from blazar_core.leases import requests
 from blazar_core.lifecycle import demands
 from blazar_core.lifecycle import engine
@@ -230,11 +230,11 @@ class Years:
             max(HOUR, dice.expovariate(1 / (LASTS * DAY)))))
         params = {'max': dice.randint(1, MOST)}
         try:
-            self._leases.creation.create(creation.NewLease(
+            self._leases.creation.create(new_leases.NewLease(
                 'project', 'user', requests.LeaseRequest(
                     name='lease', window=window, before_end=None, events=(),
                     on_end='delete', starts_now=False),
-                (creation.NewReservation(
+                (new_leases.NewReservation(
                     _Machines().so_many(params), resource_type='machine',
                     params=params, spec={}),)), None)
         except errors.Refused:

@@ -7,8 +7,8 @@ import typing as ty
 
 from blazar_core.common import errors
 from blazar_core.common import model
-from blazar_core.leases import creation
 from blazar_core.leases import members
+from blazar_core.leases import new_leases
 from blazar_core.leases import requests
 from blazar_core.leases import transfer
 from blazar_core.lifecycle import orphans
@@ -139,7 +139,7 @@ class Owners:
             # An image must include servers that run at that time.
             one.ran_at = self._baton.now
         if lease is None:
-            lease = own.create(creation.NewLease(
+            lease = own.create(new_leases.NewLease(
                 first.project, 'user', request, wanted), joiners)
         else:
             own.join(lease['id'], joiners, wanted, None)

@@ -15,7 +15,7 @@ import typing as ty
 
 from blazar_core.common import errors
 from blazar_core.common import model
-from blazar_core.leases import creation
+from blazar_core.leases import new_leases
 from blazar_core.leases import requests
 from blazar_core.leases import updates
 from blazar_nova.compat import network_api
@@ -145,7 +145,7 @@ class Services:
         start = core.clock.now() + self._dice.choice([0, 0, 60, 600])
         window = model.Window(start, start + self._dice.randint(30, 1200))
         wanted = self._dice.choice([[NETWORK], [VOLUME], [NETWORK, VOLUME]])
-        lease = core.leases.creation.create(creation.NewLease(
+        lease = core.leases.creation.create(new_leases.NewLease(
             self._dice.choice(owners.PROJECTS), 'user', requests.LeaseRequest(
                 name='services', window=window, before_end=None, events=(),
                 on_end='delete', starts_now=start == core.clock.now()),
@@ -160,11 +160,11 @@ class Services:
             f'{lease["start_date"] - batons.START} to '
             f'{lease["end_date"] - batons.START}: {what}')
 
-    def _reservation(self, name: str) -> creation.NewReservation:
+    def _reservation(self, name: str) -> new_leases.NewReservation:
         kind = self._kinds[name]
         params = kind.read({} if name == NETWORK else {
             'size': self._dice.choice([10, 50, CAPACITY])})
-        return creation.NewReservation(
+        return new_leases.NewReservation(
             kind.requirements(None, params).demand, resource_type=name,
             params=params, spec={})
 

@@ -12,8 +12,8 @@ from blazar_core.common import errors
 from blazar_core.common import model
 from blazar_core.common import states
 from blazar_core.db import models
-from blazar_core.leases import creation
 from blazar_core.leases import events
+from blazar_core.leases import new_leases
 from blazar_core.leases import requests
 from blazar_core.leases import updates
 from blazar_core.leases import views
@@ -142,17 +142,17 @@ class Users:
 
     def _booted(self, state: clouds.State, credential: str | None = None,
                 large: bool = False,
-                ) -> tuple[creation.NewLease, list[clouds.Server]]:
+                ) -> tuple[new_leases.NewLease, list[clouds.Server]]:
         amounts, count = self._amounts(large), self._dice.choice([1, 1, 2])
         project, now = self._project(), state is clouds.State.READY
         servers = [self._cloud.new_server(
             project, amounts, state, preemptible=self._dice.random() < 0.3,
             # For a server that waits, the periodic sync searches its lease.
             leased=not now) for _number in range(count)]
-        return creation.NewLease(
+        return new_leases.NewLease(
             project, 'user', self._request(
                 self._window(now, 1200 if large else 86400), now),
-            (creation.NewReservation(
+            (new_leases.NewReservation(
                 model.Demand(amounts, count),
                 tuple(one.id for one in servers)),),
             credential=credential), servers
@@ -201,22 +201,23 @@ class Users:
         self._accepted(lease)
 
     def _places(self, amount: int, large: bool = False,
-                ) -> creation.NewReservation:
+                ) -> new_leases.NewReservation:
         among = self._dice.choice([model.HostPool.COMMON, model.HostPool.ALL])
         return self._places_of({
             'amount': amount, 'vcpus': self._dice.choice([1, 2])
             if not large else self._amounts(True)['VCPU'], 'affinity': None,
             'among': among.value})
 
-    def _places_of(self, params: dict[str, ty.Any]) -> creation.NewReservation:
-        return creation.NewReservation(
+    def _places_of(self, params: dict[str, ty.Any],
+                   ) -> new_leases.NewReservation:
+        return new_leases.NewReservation(
             model.Demand({'VCPU': params['vcpus']}, params['amount'],
                          among=model.HostPool(params['among'])),
             params=params, spec={})
 
-    def _hosts_of(self, least: int, most: int) -> creation.NewReservation:
+    def _hosts_of(self, least: int, most: int) -> new_leases.NewReservation:
         params = {'min': least, 'max': most}
-        return creation.NewReservation(
+        return new_leases.NewReservation(
             self._world.types.named[whole.HOSTS].requirements(
                 None, params).demand,
             resource_type=whole.HOSTS, params=params, spec={})
@@ -238,7 +239,7 @@ class Users:
 
     def _lease_hosts(self, window: model.Window, now: bool, grace: int,
                      ) -> None:
-        self._accepted(self._core.leases.creation.create(creation.NewLease(
+        self._accepted(self._core.leases.creation.create(new_leases.NewLease(
             self._project(), 'user', self._request(
                 window, now, grace_period=grace,
                 on_end=self._dice.choice(ENDS_OF_HOSTS)),
@@ -246,7 +247,7 @@ class Users:
 
     def reserve(self) -> None:
         now = self._dice.random() < 0.5
-        lease = self._core.leases.creation.create(creation.NewLease(
+        lease = self._core.leases.creation.create(new_leases.NewLease(
             self._project(), 'user', self._request(self._window(now), now),
             (self._places(self._dice.choice([1, 2, 3])),)), None)
         self._accepted(lease)
@@ -279,7 +280,7 @@ class Users:
             encrypted: str | None = worlds.call_of(servers)
         else:
             now = self._dice.random() < 0.5
-            new, servers, encrypted = creation.NewLease(
+            new, servers, encrypted = new_leases.NewLease(
                 self._project(), 'user', self._request(
                     self._window(now, 1200 if large else 86400), now),
                 (self._hosts_of(1, self._dice.choice([1, 2]))
@@ -307,7 +308,7 @@ class Users:
         self._accepted(self._asking.recur(
             self._project(), self._request(
                 asked.windows[0], False, recurrence=asked, auto_extend=0),
-            creation.NewReservation(model.Demand(
+            new_leases.NewReservation(model.Demand(
                 self._amounts(), self._dice.choice([1, 1, 2])))
             if booted else self._places(self._dice.choice([1, 2]))))
 
@@ -318,7 +319,7 @@ class Users:
         delaying.delay(self._world)
 
     def offer(self) -> None:
-        offered = self._core.leases.creation.offer(creation.NewLease(
+        offered = self._core.leases.creation.offer(new_leases.NewLease(
             self._project(), 'user', self._request(self._window(False), False),
             (self._places(1),)), 120)
         self._baton.let_pass(self._dice.choice([1, 110, 130]))

@@ -28,7 +28,7 @@ import typing as ty
 
 from blazar_core.common import errors
 from blazar_core.common import model
-from blazar_core.leases import creation
+from blazar_core.leases import new_leases
 from blazar_core.leases import requests
 from blazar_core.lifecycle import dispatch
 from tests.simulation import cloud as clouds
@@ -342,12 +342,12 @@ class Leases:
         now = begin == clock.now()
         servers = self._new(
             job, clouds.State.READY if now else clouds.State.HELD)
-        new = creation.NewLease(
+        new = new_leases.NewLease(
             'project', 'user', requests.LeaseRequest(
                 name='lease', window=model.Window(
                     begin, begin + int(job.length)), before_end=None,
                 events=(), on_end='delete', starts_now=now),
-            (creation.NewReservation(
+            (new_leases.NewReservation(
                 model.Demand({'VCPU': job.vcpus}, job.count),
                 tuple(server.id for server in servers)),))
         try:

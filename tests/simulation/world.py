@@ -33,10 +33,10 @@ from blazar_core.db import models
 from blazar_core.healing import evacuation
 from blazar_core.healing import host_status
 from blazar_core.healing import overbooking
-from blazar_core.leases import creation
 from blazar_core.leases import idempotency
 from blazar_core.leases import leases
 from blazar_core.leases import limits
+from blazar_core.leases import new_leases
 from blazar_core.leases import server_growth
 from blazar_core.leases import updates
 from blazar_core.lifecycle import admission_queue
@@ -262,7 +262,7 @@ class World:
         self.cloud = clouds.Cloud(self.baton, self.faults)
         self.port = moving.Port(self.cloud)
         self.types = resource_types.ResourceTypes(
-            {creation.RESOURCE_TYPE: Places(self), whole.HOSTS: whole.Hosts(
+            {new_leases.RESOURCE_TYPE: Places(self), whole.HOSTS: whole.Hosts(
                 self.cloud, self.port, self._current,
                 self.baton.dice.choice([0, 60, 600]) if pool else 0)},
             Boots(self))

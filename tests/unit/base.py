@@ -23,9 +23,9 @@ from blazar_core.db import models
 from blazar_core.healing import alternatives
 from blazar_core.healing import evacuation
 from blazar_core.healing import maintenance
-from blazar_core.leases import creation
 from blazar_core.leases import leases
 from blazar_core.leases import limits
+from blazar_core.leases import new_leases
 from blazar_core.leases import requests
 from blazar_core.leases import views
 from blazar_core.lifecycle import demands
@@ -550,11 +550,11 @@ class LeaseTestCase(DatabaseTestCase):
                   project: str = 'project', request: ty.Any = None,
                   credential: str | None = None,
                   resources: model.Resources | None = None,
-                  **demand: ty.Any) -> creation.NewLease:
+                  **demand: ty.Any) -> new_leases.NewLease:
         """Return a new lease for ``count`` servers of 1 VCPU."""
-        return creation.NewLease(
+        return new_leases.NewLease(
             project, 'user', request or self.request(start, end),
-            (creation.NewReservation(
+            (new_leases.NewReservation(
                 model.Demand(resources or {'VCPU': 1}, count, **demand),
                 tuple(uuidutils.generate_uuid()
                       for _number in range(count))),),
@@ -595,9 +595,9 @@ class LeaseTestCase(DatabaseTestCase):
 
     def places(self, amount: int = 1, vcpus: int = 1,
                affinity: bool | None = None, **demand: ty.Any,
-               ) -> creation.NewReservation:
+               ) -> new_leases.NewReservation:
         """Return a reservation of servers that come later."""
-        return creation.NewReservation(
+        return new_leases.NewReservation(
             model.Demand({'VCPU': vcpus}, amount, {
                 None: model.Affinity.NONE, True: model.Affinity.SAME,
                 False: model.Affinity.DIFFERENT}[affinity], **demand),
@@ -605,14 +605,14 @@ class LeaseTestCase(DatabaseTestCase):
             spec={'vcpus': vcpus})
 
     def reserve(self, start: int = 0, end: int = 100,
-                *reserved: creation.NewReservation, active: bool = False,
+                *reserved: new_leases.NewReservation, active: bool = False,
                 project: str = 'project', request: ty.Any = None,
                 ) -> dict[str, ty.Any]:
         """Create a lease whose servers come later; by default one server.
 
         :param active: start it
         """
-        lease = self.leases.creation.create(creation.NewLease(
+        lease = self.leases.creation.create(new_leases.NewLease(
             project, 'user', request or self.request(start, end),
             reserved or (self.places(),)), None)
         if active:

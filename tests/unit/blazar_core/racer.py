@@ -38,10 +38,10 @@ from blazar_core.db import models
 from blazar_core.healing import evacuation
 from blazar_core.healing import host_status
 from blazar_core.healing import overbooking
-from blazar_core.leases import creation
 from blazar_core.leases import leases
 from blazar_core.leases import limits
 from blazar_core.leases import members
+from blazar_core.leases import new_leases
 from blazar_core.leases import reassignment
 from blazar_core.leases import requests
 from blazar_core.leases import slots
@@ -284,7 +284,7 @@ class FileType(base.FakeType):
     @classmethod
     def types(cls, path: str) -> resource_types.ResourceTypes:
         kind = cls(path)
-        return resource_types.ResourceTypes({creation.RESOURCE_TYPE: kind},
+        return resource_types.ResourceTypes({new_leases.RESOURCE_TYPE: kind},
                                             kind)
 
     def start(self, reserved: resource_types.ReservationContext) -> None:
@@ -352,10 +352,10 @@ class Racer:
             events=(), on_end='delete', starts_now=True)
         demand = model.Demand(
             resources, len(server_ids), model.Affinity(affinity))
-        wanted = creation.NewReservation(demand, tuple(server_ids))
+        wanted = new_leases.NewReservation(demand, tuple(server_ids))
         if later:
-            wanted = creation.NewReservation(demand, params={}, spec={})
-        new = creation.NewLease('project', 'user', request, (wanted,))
+            wanted = new_leases.NewReservation(demand, params={}, spec={})
+        new = new_leases.NewLease('project', 'user', request, (wanted,))
         try:
             if 'limits' in self.task:
                 new = dataclasses.replace(new, granted=self.limits.check(
@@ -379,7 +379,7 @@ class Racer:
         try:
             self.leases.updates.update(lease, updates.LeaseChange(
                 reservations={
-                    self.task['reservation']: creation.NewReservation(
+                    self.task['reservation']: new_leases.NewReservation(
                         model.Demand(resources), params=self.task['params'])},
                 granted=self.limits.check(limits.Asked('project', 'user',
                                                        window, 1, resources,
@@ -441,7 +441,7 @@ class Racer:
         joiners = [members.NewMember(one, self.task['host'], {'VCPU': 2})
                    for one in self.task['server_ids']]
         try:
-            self.leases.members.create(creation.NewLease(
+            self.leases.members.create(new_leases.NewLease(
                 'project', 'user', requests.LeaseRequest(
                     name='race', window=model.Window(
                         self.task['now'], self.task['now'] + 100),
@@ -461,8 +461,8 @@ class Racer:
             name='race', window=windows[0], before_end=None, events=(),
             on_end='delete', starts_now=False, recurrence=asked)
         recurrence_id = uuidutils.generate_uuid()
-        wanted = [creation.NewLease(
-            'project', 'user', one, (creation.NewReservation(
+        wanted = [new_leases.NewLease(
+            'project', 'user', one, (new_leases.NewReservation(
                 model.Demand({'VCPU': 1}, 1)),), recurrence_id=recurrence_id)
             for one in request.occurrences]
         recurring = self.leases.series
@@ -519,7 +519,7 @@ class Racer:
         """Let a lease grow repeatedly, as long as possible."""
         answers: list[Answer] = []
         for amount in self.task['amounts']:
-            wanted = creation.NewReservation(
+            wanted = new_leases.NewReservation(
                 model.Demand({'VCPU': 1}, amount), spec={'vcpus': 1},
                 params={'vcpus': 1, 'affinity': None, 'amount': amount})
             try:

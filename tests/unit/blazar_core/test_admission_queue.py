@@ -9,7 +9,7 @@ from blazar_core.common import errors
 from blazar_core.common import model
 from blazar_core.common import states
 from blazar_core.db import models
-from blazar_core.leases import creation
+from blazar_core.leases import new_leases
 from blazar_core.leases import requests
 from blazar_core.leases import updates
 from blazar_core.leases import views
@@ -485,10 +485,10 @@ class TestTurns(RetryingTestCase):
         self.assertEqual('WAITING', self.status(lease))
 
     def test_limits_count_it_for_as_long_as_it_may_wait(self):
-        new = creation.NewLease(
+        new = new_leases.NewLease(
             'project', 'user', self.wanted(duration=100), (self.places(),))
         self.assertEqual(model.Window(NOW, NOW + 700), new.span)
-        fixed = creation.NewLease(
+        fixed = new_leases.NewLease(
             'project', 'user', self.wanted(), (self.places(),))
         self.assertEqual(model.Window(NOW, NOW + 100), fixed.span)
 

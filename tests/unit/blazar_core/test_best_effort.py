@@ -19,9 +19,9 @@ from blazar_core.common import model
 from blazar_core.common import states
 from blazar_core.db import models
 from blazar_core.healing import overbooking
-from blazar_core.leases import creation
 from blazar_core.leases import limits
 from blazar_core.leases import members
+from blazar_core.leases import new_leases
 from blazar_core.leases import transfer
 from blazar_core.leases import updates
 from blazar_core.lifecycle import best_effort
@@ -509,7 +509,7 @@ class TestMoving(FourHosts):
                 joiner = members.NewMember(
                     server_id, self.names[on], self.there[on][server_id])
                 own = self.leases.members
-                own.create(creation.NewLease(
+                own.create(new_leases.NewLease(
                     'project', 'user', self.request(0, 9000),
                     own.reservations([joiner])), [joiner])
                 joined.append(server_id)

@@ -12,9 +12,9 @@ from blazar_core.common import errors
 from blazar_core.common import host_properties
 from blazar_core.common import model
 from blazar_core.db import models
-from blazar_core.leases import creation
 from blazar_core.leases import leases
 from blazar_core.leases import limits
+from blazar_core.leases import new_leases
 from blazar_core.leases import requests
 from blazar_core.leases import transfer
 from blazar_core.leases import updates
@@ -73,9 +73,9 @@ class HostBoundTestCase(base.LeaseTestCase):
         demand = model.Demand(**{
             'resources': {'VCPU': 1}, 'count': 1, 'properties': wanted,
             **demand})
-        new = creation.NewLease(
+        new = new_leases.NewLease(
             project_id, 'user', self.request(start, start + length),
-            (creation.NewReservation(demand, params={}, spec={}),))
+            (new_leases.NewReservation(demand, params={}, spec={}),))
         granted = allowed.check(limits.Asked(
             project_id, 'user', new.span, demand.count,
             model.total([demand]), held=False))
@@ -345,10 +345,10 @@ class TestSeries(HostBoundTestCase):
         windows = tuple(model.Window(NOW + 100 * number, NOW + 100 * number +
                                      50) for number in range(1, many + 1))
         asked = requests.Recurrence('rule', 'UTC', 'delete', False, windows)
-        self.wanted = creation.NewReservation(
+        self.wanted = new_leases.NewReservation(
             model.Demand({'VCPU': 1}, 1), params={}, spec={})
-        series = [creation.NewLease('project', 'user', one, (self.wanted,),
-                                    recurrence_id='all') for one in
+        series = [new_leases.NewLease('project', 'user', one, (self.wanted,),
+                                      recurrence_id='all') for one in
                   self.request(100, 150, recurrence=asked).occurrences]
         return self.made.series.create(
             'all', asked, series, [None] * len(series), [])

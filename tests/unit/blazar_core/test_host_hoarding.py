@@ -17,8 +17,8 @@ from blazar_core.common import host_properties
 from blazar_core.common import model
 from blazar_core.healing import host_status
 from blazar_core.healing import overbooking
-from blazar_core.leases import creation
 from blazar_core.leases import limits
+from blazar_core.leases import new_leases
 from blazar_core.leases import reassignment
 from blazar_core.leases import requests
 from blazar_core.leases import updates
@@ -49,7 +49,7 @@ class HoardingTestCase(test_host_bound.HostBoundTestCase):
 
     def reserved(self, amount=1, name=None, vcpus=1):
         """Return a reservation of servers, on the named host if any."""
-        return creation.NewReservation(model.Demand(
+        return new_leases.NewReservation(model.Demand(
             {'VCPU': vcpus}, amount, properties=None if name is None else
             host_properties.parse(['==', '$hypervisor_hostname', name])),
             params={'amount': amount, 'vcpus': vcpus, 'host': name}, spec={})
@@ -64,8 +64,8 @@ class HoardingTestCase(test_host_bound.HostBoundTestCase):
                                     windows)
         wanted = self.reserved(amount, name)
         its_id = uuidutils.generate_uuid()
-        series = [creation.NewLease('project', 'user', one, (wanted,),
-                                    recurrence_id=its_id) for one in
+        series = [new_leases.NewLease('project', 'user', one, (wanted,),
+                                      recurrence_id=its_id) for one in
                   self.request(start, start + length,
                                recurrence=asked).occurrences]
         granted = self.limits.check_all([limits.Asked(
@@ -180,7 +180,7 @@ class TestSeries(HoardingTestCase):
         made = self.daily(100, len(self.names))
         for one in made:
             for amount in (5, 4):
-                apart = creation.NewReservation(
+                apart = new_leases.NewReservation(
                     model.Demand({'VCPU': 1}, amount,
                                  model.Affinity.DIFFERENT),
                     params={'amount': amount}, spec={})
@@ -248,7 +248,7 @@ class TestWaiting(HoardingTestCase):
             start = 1000 + 100 * number
             other = self.ask(start, 'other', name, resources={'VCPU': 4})
             wanted = self.reserved(name=name)
-            new = creation.NewLease('project', 'user', self.request(
+            new = new_leases.NewLease('project', 'user', self.request(
                 start, start + 50, retry=requests.Retry(60, 10)), (wanted,))
             self.hoard(lambda: self.made.creation.create(
                 dataclasses.replace(new, granted=self.limits.check(

@@ -24,8 +24,8 @@ from blazar_core.common import states
 from blazar_core.db import counters
 from blazar_core.db import leader_election
 from blazar_core.db import models
-from blazar_core.leases import creation
 from blazar_core.leases import members
+from blazar_core.leases import new_leases
 from blazar_core.lifecycle import eviction
 from blazar_core.lifecycle import resumption
 from blazar_core.plugins import cloud_api
@@ -376,7 +376,7 @@ class TestAdmission(InterruptibleTestCase):
         server_id = self.boot()
         lease = self.running_lease(0, 100, resources={'VCPU': 1})
         joiner = members.NewMember(server_id, self.uuid_of('one'), {'VCPU': 1})
-        wanted = [creation.NewReservation(
+        wanted = [new_leases.NewReservation(
             model.Demand({'VCPU': 1}), (server_id,))]
         exc = self.assertRaises(
             errors.Conflict, self.leases.members.join, lease['id'], [joiner],

@@ -11,8 +11,8 @@ from blazar_core.common import model
 from blazar_core.common import words
 from blazar_core.db import api
 from blazar_core.db import models
-from blazar_core.leases import creation
 from blazar_core.leases import limits
+from blazar_core.leases import new_leases
 from blazar_core.leases import updates
 from blazar_core.leases import usage
 from blazar_core.plugins import cloud_api
@@ -277,7 +277,7 @@ class TestGranted(LimitsTestCase):
         def larger(vcpus):
             resources = {**SIZE, 'VCPU': vcpus}
             return updates.LeaseChange(reservations={
-                lease['reservations'][0]['id']: creation.NewReservation(
+                lease['reservations'][0]['id']: new_leases.NewReservation(
                     model.Demand(resources), params={
                         'amount': 1, 'vcpus': vcpus, 'affinity': None})},
                 granted=self.limits.check(self.asked(

@@ -13,8 +13,8 @@ from blazar_core.capacity import assignments
 from blazar_core.common import errors
 from blazar_core.db import api
 from blazar_core.db import models
-from blazar_core.leases import creation
 from blazar_core.leases import members
+from blazar_core.leases import new_leases
 from blazar_core.leases import views
 from blazar_core.plugins import cloud_api
 from tests import databases
@@ -56,7 +56,7 @@ class JoiningTestCase(base.LeaseTestCase):
         return joiners
 
     def adopt(self, joiners, end=100, **wanted):
-        return self.leases.members.create(creation.NewLease(
+        return self.leases.members.create(new_leases.NewLease(
             'project', 'user', self.request(0, end, **wanted),
             self.leases.members.reservations(joiners)), joiners)
 

@@ -8,7 +8,7 @@ from blazar_core.common import conditions
 from blazar_core.common import errors
 from blazar_core.common import model
 from blazar_core.db import models
-from blazar_core.leases import creation
+from blazar_core.leases import new_leases
 from blazar_core.leases import updates
 from blazar_core.leases import views
 from blazar_core.lifecycle import no_show_check
@@ -43,7 +43,7 @@ class NoShowTestCase(base.LeaseTestCase):
 
     def ips(self):
         """Return a reservation of an address."""
-        return creation.NewReservation(
+        return new_leases.NewReservation(
             model.Demand({'FLOATING_IP': 1}), resource_type='address',
             params={}, spec={})
 
@@ -419,7 +419,7 @@ class TestLowUse(NoShowTestCase):
     def test_one_boot_is_no_use_of_whole_hosts_for_the_whole_lease(self):
         self.host('two', VCPU=2)
         params = {'min': 2, 'max': 2}
-        lease = self.reserve(0, 1000, creation.NewReservation(
+        lease = self.reserve(0, 1000, new_leases.NewReservation(
             self.machines.requirements(None, params).demand,
             resource_type='machine', params=params, spec={}))
         driven.run_due(self.engine)

@@ -14,7 +14,7 @@ from blazar_core.common import refusals
 from blazar_core.db import api
 from blazar_core.db import models
 from blazar_core.healing import overbooking
-from blazar_core.leases import creation
+from blazar_core.leases import new_leases
 from blazar_core.leases import reassignment
 from blazar_core.leases import views
 from blazar_core.plugins import cloud_api
@@ -434,7 +434,7 @@ class TestElsewhere(WatchTestCase):
 
     def test_an_offer_goes_too(self):
         self.with_host('one', VCPU=1)
-        offer = self.leases.creation.offer(creation.NewLease(
+        offer = self.leases.creation.offer(new_leases.NewLease(
             'project', 'user', self.request(50, 100), (self.places(),)), 40)
         self.with_host('two', VCPU=1)
         self.with_host('one', usage=1, VCPU=1)

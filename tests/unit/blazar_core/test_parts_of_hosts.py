@@ -13,8 +13,8 @@ from blazar_core.common import errors
 from blazar_core.common import model
 from blazar_core.db import models
 from blazar_core.healing import host_status
-from blazar_core.leases import creation
 from blazar_core.leases import hosted_servers
+from blazar_core.leases import new_leases
 from blazar_core.leases import requests
 from blazar_core.leases import updates
 from blazar_core.plugins import cloud_api
@@ -183,7 +183,7 @@ class TestParts(whole_hosts_base.WholeHostsTestCase):
             50, 100, self.places(1), self.parts(4), self.machines_of())
         one = next(one for one in lease['reservations']
                    if one['amount'] == 1 and one['resource_type'] ==
-                   creation.RESOURCE_TYPE)
+                   new_leases.RESOURCE_TYPE)
         self.assertEqual(1, len(self.scalars(
             models.Booking.id, models.Booking.reservation_id == one['id'])))
         self.host('more', VCPU=4)
@@ -353,9 +353,9 @@ class TestWithin(whole_hosts_base.WholeHostsTestCase):
     def inner(self, start, end, **wanted):
         with self.database.reader() as session:
             hosts = hosted_servers.hosts(session, self.reservation_id)
-        return self.leases.creation.create(creation.NewLease(
+        return self.leases.creation.create(new_leases.NewLease(
             'project', 'user', self.request(start, end, **wanted), (
-                creation.NewReservation(
+                new_leases.NewReservation(
                     model.Demand({}, 1, among=None, hosts=hosts),
                     (uuidutils.generate_uuid(),),
                     spec=hosted_servers.spec(self.reservation_id)),)),
@@ -513,9 +513,9 @@ class TestWithin(whole_hosts_base.WholeHostsTestCase):
         self.share('other')
         with self.database.reader() as session:
             hosts = hosted_servers.hosts(session, self.reservation_id)
-        lease = self.leases.creation.create(creation.NewLease(
+        lease = self.leases.creation.create(new_leases.NewLease(
             'other', 'user', self.request(200, 300), (
-                creation.NewReservation(
+                new_leases.NewReservation(
                     model.Demand({}, 1, among=None, hosts=hosts),
                     (uuidutils.generate_uuid(),),
                     spec=hosted_servers.spec(self.reservation_id)),)),

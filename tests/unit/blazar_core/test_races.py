@@ -17,7 +17,7 @@ import sqlalchemy as sa
 from blazar_core.capacity import enrollment
 from blazar_core.common import model
 from blazar_core.db import models
-from blazar_core.leases import creation
+from blazar_core.leases import new_leases
 from blazar_core.leases import requests
 from tests import databases
 from tests.unit import base
@@ -333,7 +333,7 @@ class TestHandingOver(racing.RaceTestCase):
         lease = self.reserve(0, 100, self.places(
             among=model.HostPool.ENROLLED), active=True)
         server_id, = self.take_slots(lease)
-        later = self.reserve(100, 200, creation.NewReservation(model.Demand(
+        later = self.reserve(100, 200, new_leases.NewReservation(model.Demand(
             model.WHOLE, among=model.HostPool.ENROLLED), params={}, spec={}))
         tasks = iter(['let_in', 'start'])
         self.race(2, do=lambda: next(tasks), now=NOW + 100, host=self.uuid,

@@ -12,8 +12,8 @@ from blazar_core.common import errors
 from blazar_core.common import model
 from blazar_core.db import api
 from blazar_core.db import models
-from blazar_core.leases import creation
 from blazar_core.leases import leases
+from blazar_core.leases import new_leases
 from blazar_core.leases import requests
 from blazar_core.leases import updates
 from blazar_core.leases import views
@@ -60,7 +60,7 @@ class TestSeveralReservations(slots_base.PlacesTestCase):
         self.assertEqual('PENDING', lease['status'])
 
     def test_a_lease_may_hold_nothing(self):
-        lease = self.leases.creation.create(creation.NewLease(
+        lease = self.leases.creation.create(new_leases.NewLease(
             'project', 'user', self.request(50, 100), ()), None)
         self.assertEqual('PENDING', lease['status'])
         self.assertEqual({'leases': 1, 'events': 2, 'hosts': 1},
@@ -446,7 +446,7 @@ class TestUpdateOfTimes(slots_base.PlacesTestCase):
         raise RuntimeError('fell')
 
     def test_an_offer_with_events_tells_nothing_before_it_is_accepted(self):
-        offer = self.leases.creation.offer(creation.NewLease(
+        offer = self.leases.creation.offer(new_leases.NewLease(
             'project', 'user', self.request(
                 50, 100, before_end=NOW + 90, events=self.events(60)),
             (self.places(2),)), 60)

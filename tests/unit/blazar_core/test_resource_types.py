@@ -19,7 +19,7 @@ from blazar_core.common import inputs
 from blazar_core.common import model
 from blazar_core.db import models
 from blazar_core.healing import overbooking
-from blazar_core.leases import creation
+from blazar_core.leases import new_leases
 from blazar_core.leases import reassignment
 from blazar_core.leases import updates
 from blazar_core.leases import views
@@ -127,7 +127,7 @@ class TestParkingLots(base.LeaseTestCase):
     def lots_of(self, amount=2, width=3):
         params = self.lots.read({'amount': str(amount), 'width': width})
         wanted = self.lots.requirements(ASKING, params)
-        return creation.NewReservation(
+        return new_leases.NewReservation(
             wanted.demand, resource_type='parking:lot', params=params,
             spec=wanted.spec)
 
@@ -470,7 +470,7 @@ class TestParkingLots(base.LeaseTestCase):
 
     def test_of_an_offer_nothing_happens(self):
         self.days()
-        lease = self.leases.creation.offer(creation.NewLease(
+        lease = self.leases.creation.offer(new_leases.NewLease(
             'project', 'user', self.request(50, 80), (self.lots_of(),)), 600)
         self.change(lease, end=150)
         self.assertEqual(10, len(self.own_events(lease)))

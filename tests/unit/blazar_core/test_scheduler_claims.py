@@ -19,8 +19,8 @@ from blazar_core.capacity import scheduler_claims
 from blazar_core.common import errors
 from blazar_core.common import model
 from blazar_core.db import models
-from blazar_core.leases import creation
 from blazar_core.leases import limits
+from blazar_core.leases import new_leases
 from blazar_core.leases import server_growth
 from blazar_core.lifecycle import retries
 from blazar_core.plugins import cloud_api
@@ -606,7 +606,7 @@ class TestPlaces(ClaimTestCase):
     def setUp(self):
         super().setUp()
         self.host('one', VCPU=2, DISK_GB=30)
-        self.lease_ = self.reserve(0, 1000, creation.NewReservation(
+        self.lease_ = self.reserve(0, 1000, new_leases.NewReservation(
             model.Demand({'VCPU': 1, 'DISK_GB': 20}),
             params={'amount': 1, 'vcpus': 1}, spec={'vcpus': 1}),
             active=True)

@@ -13,7 +13,7 @@ from blazar_core.common import model
 from blazar_core.common import recurrences
 from blazar_core.common import states
 from blazar_core.db import models
-from blazar_core.leases import creation
+from blazar_core.leases import new_leases
 from blazar_core.leases import requests
 from blazar_core.leases import updates
 from blazar_core.leases import views
@@ -46,8 +46,8 @@ class RecurringTestCase(base.LeaseTestCase):
         asked = requests.Recurrence(
             'FREQ=HOURLY;COUNT=3', 'UTC', between, some, windows)
         recurrence_id = uuidutils.generate_uuid()
-        return asked, [creation.NewLease(
-            'project', 'user', request, (creation.NewReservation(
+        return asked, [new_leases.NewLease(
+            'project', 'user', request, (new_leases.NewReservation(
                 model.Demand({'VCPU': 1}, count), () if (
                     between == 'shelve' and number) else tuple(
                         uuidutils.generate_uuid() for _one in range(count))),),

@@ -7,7 +7,7 @@ from blazar_core.common import conditions
 from blazar_core.common import errors
 from blazar_core.db import api
 from blazar_core.db import models
-from blazar_core.leases import creation
+from blazar_core.leases import new_leases
 from blazar_core.leases import transfer
 from tests import databases
 from tests import driven
@@ -27,7 +27,7 @@ class TestOwning(base.LeaseTestCase):
 
     def made(self, start=0, end=100, **wanted):
         """Create a lease of slots and return its id."""
-        made = self.leases.creation.create(creation.NewLease(
+        made = self.leases.creation.create(new_leases.NewLease(
             'project', 'user', self.request(start, end),
             (self.places(2),), **wanted), None)
         driven.run_due(self.new_engine())

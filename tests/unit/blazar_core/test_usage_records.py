@@ -25,8 +25,8 @@ from blazar_core.db import models
 from blazar_core.healing import host_status
 from blazar_core.healing import overbooking
 from blazar_core.leases import accounting
-from blazar_core.leases import creation
 from blazar_core.leases import lease_purge
+from blazar_core.leases import new_leases
 from blazar_core.leases import requests
 from blazar_core.leases import transfer
 from blazar_core.leases import updates
@@ -163,7 +163,7 @@ class TestRecords(UsageTestCase):
 
     def test_one_that_waits_has_reserved_nothing(self):
         self.lease(0, 1000, count=120)
-        self.leases.creation.create(creation.NewLease(
+        self.leases.creation.create(new_leases.NewLease(
             'other', 'user', self.request(
                 0, 500, retry=requests.Retry(60, 3)), (self.places(1),)), None)
         self.assertEqual((0, 0, 0), self.vcpus(project_id='other'))
@@ -213,7 +213,7 @@ class TestRecords(UsageTestCase):
 
     def test_whole_hosts_are_used_while_servers_are_on_them(self):
         params = {'min': 2, 'max': 2}
-        lease = self.reserve(0, 300, creation.NewReservation(
+        lease = self.reserve(0, 300, new_leases.NewReservation(
             self.machines.requirements(None, params).demand,
             resource_type='machine', params=params, spec={}), active=True)
         self.clock.advance(30)
@@ -709,7 +709,7 @@ class TestStories(UsageTestCase):
 
     def machines_of(self, number):
         params = {'min': number, 'max': number}
-        return creation.NewReservation(
+        return new_leases.NewReservation(
             self.machines.requirements(None, params).demand,
             resource_type='machine', params=params, spec={})
 

@@ -10,7 +10,7 @@ import sqlalchemy as sa
 from blazar_core.common import errors
 from blazar_core.common import states
 from blazar_core.db import models
-from blazar_core.leases import creation
+from blazar_core.leases import new_leases
 from blazar_core.leases import requests
 from blazar_core.leases import views
 from tests import databases
@@ -401,7 +401,7 @@ class TestDescribe(ViewsTestCase):
             one['missing_resources'] for one in whole['reservations']]))
 
     def test_a_lease_without_reservations(self):
-        lease = self.leases.creation.create(creation.NewLease(
+        lease = self.leases.creation.create(new_leases.NewLease(
             'project', 'user', self.request(50, 100), ()), None)
         self.assertEqual([], lease['reservations'])
         self.assertIs(False, lease['degraded'])

@@ -10,7 +10,7 @@ from blazar_core.capacity import enrollment
 from blazar_core.common import model
 from blazar_core.db import models
 from blazar_core.healing import overbooking
-from blazar_core.leases import creation
+from blazar_core.leases import new_leases
 from blazar_core.leases import reassignment
 from blazar_core.leases import updates
 from blazar_core.plugins import cloud_api
@@ -96,7 +96,7 @@ class WholeHostsTestCase(base.LeaseTestCase):
 
     def machines_of(self, least=1, most=1):
         params = {'min': least, 'max': most}
-        return creation.NewReservation(
+        return new_leases.NewReservation(
             self.machines.requirements(None, params).demand,
             resource_type='machine', params=params, spec={})
 

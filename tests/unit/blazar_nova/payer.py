@@ -14,8 +14,8 @@ import sys
 from blazar_core.capacity import admissions
 from blazar_core.common import model
 from blazar_core.db import api
-from blazar_core.leases import creation
 from blazar_core.leases import leases
+from blazar_core.leases import new_leases
 from blazar_core.leases import requests
 from blazar_core.lifecycle import engine
 from blazar_core.lifecycle import handlers
@@ -56,11 +56,11 @@ class Payer:
 
     def create(self):
         now = self.clock.now()
-        return self.leases.creation.create(creation.NewLease(
+        return self.leases.creation.create(new_leases.NewLease(
             'project', 'user', requests.LeaseRequest(
                 name='lease', window=model.Window(now + 1000, now + 2000),
                 before_end=None, events=(), on_end='delete',
-                starts_now=False), (creation.NewReservation(
+                starts_now=False), (new_leases.NewReservation(
                     model.Demand({'VCPU': 1}), params={'amount': 1},
                     spec={}),)), None)
 

@@ -12,8 +12,8 @@ from blazar_core.common import errors
 from blazar_core.db import api
 from blazar_core.db import models
 from blazar_core.healing import overbooking
-from blazar_core.leases import creation
 from blazar_core.leases import limits
+from blazar_core.leases import new_leases
 from blazar_core.leases import reassignment
 from blazar_core.leases import requests
 from blazar_core.leases import updates
@@ -163,7 +163,7 @@ class TestLife(FloatingIPTestCase):
         self.assertEqual([THIRD], self.allocated(lease))
 
     def waiting(self, *ips):
-        return creation.NewLease('project', 'user', self.request(
+        return new_leases.NewLease('project', 'user', self.request(
             0, 1000, retry=requests.Retry(10, 50)), (self.ips(*ips),))
 
     def test_availability_knows_the_required_ones(self):

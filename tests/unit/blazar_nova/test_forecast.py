@@ -16,7 +16,7 @@ from blazar_core.common import refusals
 from blazar_core.common import states
 from blazar_core.db import counters
 from blazar_core.db import models
-from blazar_core.leases import creation
+from blazar_core.leases import new_leases
 from blazar_nova.schemas import error_answers
 from blazar_nova.schemas import refused_demands
 from blazar_nova.services import calendar
@@ -132,7 +132,7 @@ class TestDays(ForecastTestCase):
     def test_devices_are_shown_by_class_not_by_kind(self):
         self.host('gpus', {'GPU@a1': 1, 'GPU': 1}, **{
             'GPU': 2, 'GPU@a1': 2})
-        self.reserve(0, DAY, creation.NewReservation(
+        self.reserve(0, DAY, new_leases.NewReservation(
             model.Demand({'GPU': 1}, groups=(model.Group((('GPU', 1),)),))))
         with self.database.connection() as connection:
             found = forecast.days(connection, NOW, 1)

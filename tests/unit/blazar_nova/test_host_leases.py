@@ -7,7 +7,7 @@ import types
 from blazar_core.common import errors
 from blazar_core.common import model
 from blazar_core.db import models
-from blazar_core.leases import creation
+from blazar_core.leases import new_leases
 from blazar_core.leases import views
 from blazar_core.plugins import resource_types
 from blazar_nova.services import host_leases
@@ -51,7 +51,7 @@ class TestHostLeases(base.LeaseTestCase):
             types.SimpleNamespace(database=self.database, types=self.types),
             types.SimpleNamespace(allows=lambda *_args: self.allowed))
         params = {'min': 2, 'max': 2}
-        self.lease = self.reserve(0, 100, creation.NewReservation(
+        self.lease = self.reserve(0, 100, new_leases.NewReservation(
             self.machines.so_many(params), resource_type='machine',
             params=params, spec={}), active=True)
         self.machines.servers = [
@@ -85,7 +85,7 @@ class TestHostLeases(base.LeaseTestCase):
 
     def test_before_its_start_it_has_no_servers(self):
         params = {'min': 1, 'max': 1}
-        later = self.reserve(200, 300, creation.NewReservation(
+        later = self.reserve(200, 300, new_leases.NewReservation(
             self.machines.so_many(params), resource_type='machine',
             params=params, spec={}))
         self.machines.servers = None

@@ -28,8 +28,8 @@ from blazar_core.db import models
 from blazar_core.healing import host_status
 from blazar_core.healing import maintenance
 from blazar_core.leases import accounting
-from blazar_core.leases import creation
 from blazar_core.leases import leases
+from blazar_core.leases import new_leases
 from blazar_core.leases import requests
 from blazar_core.lifecycle import end_notices
 from blazar_core.lifecycle import orphans
@@ -125,8 +125,8 @@ class ManageTest(base.TestCase):
         return leases.Leases(
             database, clock, admissions.Admission(database, clock),
             resource_types.ResourceTypes({}, base.FakeType())).creation.create(
-                creation.NewLease('project', 'user', request, (
-                    creation.NewReservation(
+                new_leases.NewLease('project', 'user', request, (
+                    new_leases.NewReservation(
                         model.Demand({'VCPU': 1}), ('server-1',)),)),
                 encryption.Encryption(self.keys).encrypt('the call'))
 

@@ -24,7 +24,7 @@ from blazar_core.db import leader_election
 from blazar_core.db import models
 from blazar_core.healing import host_status
 from blazar_core.healing import overbooking
-from blazar_core.leases import creation
+from blazar_core.leases import new_leases
 from blazar_core.leases import requests
 from blazar_core.leases import views
 from blazar_core.lifecycle import fault_points
@@ -439,7 +439,7 @@ class TestNow(PowerTestCase):
 
     def wanted(self, amount=1):
         start = self.clock.now() - NOW
-        return creation.NewLease('project', 'user', self.request(
+        return new_leases.NewLease('project', 'user', self.request(
             start, start + 7200, starts_now=True), (self.places(
                 amount, 4, among=model.HostPool.ENROLLED),))
 
@@ -480,7 +480,7 @@ class TestNow(PowerTestCase):
         start = self.clock.now() - NOW
         for end, grace_period, cleaning_time in (
                 (LEAD, 600, 0), (LEAD, 0, 600), (60, 600, 600)):
-            new = creation.NewLease('project', 'user', self.request(
+            new = new_leases.NewLease('project', 'user', self.request(
                 start, start + end, starts_now=True,
                 grace_period=grace_period), (self.places(
                     vcpus=4, among=model.HostPool.ENROLLED,
@@ -1223,7 +1223,7 @@ class TestFailing(PowerTestCase):
             self.admission._start_timeout = start_timeout
             start = self.clock.now() - NOW
             for starts_now in False, True:
-                new = creation.NewLease(
+                new = new_leases.NewLease(
                     'project', 'user', self.request(
                         start + 60 * (not starts_now), start + 7200,
                         starts_now=starts_now), (self.places(

@@ -10,7 +10,7 @@ from oslotest import base as oslotest
 
 from blazar_core.common import errors
 from blazar_core.common import states
-from blazar_core.leases import creation
+from blazar_core.leases import new_leases
 from blazar_core.leases import requests
 from blazar_core.leases import transfer
 from blazar_core.leases import updates
@@ -60,7 +60,7 @@ class TestRequests(base.LeaseTestCase):
     # -- a lease in each state -----------------------------------------------
 
     def offered(self):
-        return self.leases.creation.offer(creation.NewLease(
+        return self.leases.creation.offer(new_leases.NewLease(
             'project', 'user', self.request(100, 1000), (self.places(),)), 60)
 
     def waiting(self):

@@ -75,14 +75,10 @@ def run(conf: cfg.ConfigOpts, parsed: argparse.Namespace) -> None:
                 connection, parsed.hosts)]
         else:
             titles, rows = _DAYS, [
-                {**one._asdict(), 'start': _date(one.start),
-                 'peak_at': _date(one.peak_at)}
+                {**one._asdict(), 'start': listings.date(one.start),
+                 'peak_at': listings.date(one.peak_at)}
                 for one in forecast.days(connection, now, parsed.days)]
     listings.show(parsed.format, listings.Listing('forecast', titles, rows))
-
-
-def _date(time: int) -> str:
-    return clocks.iso(time)[:19]
 
 
 def _shown(one: refused_demands.RefusedDemand) -> dict[str, ty.Any]:
@@ -90,5 +86,5 @@ def _shown(one: refused_demands.RefusedDemand) -> dict[str, ty.Any]:
         f'{count} x ' + ', '.join(f'{rc} {amount}' for rc, amount in
                                   amounts.items())
         for amounts, count in one.parts),
-        'start': one.window and _date(one.window.start),
-        'end': one.window and _date(one.window.end)}
+        'start': one.window and listings.date(one.window.start),
+        'end': one.window and listings.date(one.window.end)}

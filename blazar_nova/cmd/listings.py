@@ -20,7 +20,7 @@ from blazar_core.healing import host_status
 from blazar_core.leases import views
 from blazar_core.lifecycle import end_notices
 
-__all__ = ['CSV', 'JSON', 'Listing', 'add_format', 'announced', 'dump',
+__all__ = ['CSV', 'JSON', 'Listing', 'add_format', 'announced', 'date', 'dump',
            'healths', 'hosts', 'leases', 'orphaned', 'show']
 
 JSON = 'json'
@@ -94,7 +94,8 @@ def _cell(value: ty.Any) -> ty.Any:
     return '\n'.join(value) if isinstance(value, list) else value
 
 
-def _date(time: int | None) -> str | None:
+def date(time: int | None) -> str | None:
+    """Return a date without the fraction of a second."""
     return clocks.iso(time)[:19] if time else None
 
 
@@ -115,8 +116,8 @@ def leases(database: api.Database, ended: bool, host: str | None) -> Listing:
     return Listing('leases', {
         **_LEASE, 'status': 'Status', **_TIMES, 'servers': 'Servers',
         'status_reason': 'Reason'}, [
-            {**lease, 'start_date': _date(lease['start_date']),
-             'end_date': _date(lease['end_date']),
+            {**lease, 'start_date': date(lease['start_date']),
+             'end_date': date(lease['end_date']),
              'servers': [server for reservation in lease['reservations']
                          for server in reservation['servers']]}
             for lease in views.listed(database, ended, host)])
@@ -128,8 +129,8 @@ def announced(database: api.Database) -> Listing:
         'server_id': 'Server', 'project_id': 'Project', 'user_id': 'User',
         'created_at': 'Booted (UTC)', 'end_date': 'Would end (UTC)'}, [
             {'server_id': row.server_id, 'project_id': row.project_id,
-             'user_id': row.user_id, 'created_at': _date(row.created_at),
-             'end_date': _date(row.end_date)}
+             'user_id': row.user_id, 'created_at': date(row.created_at),
+             'end_date': date(row.end_date)}
             for row in end_notices.told(database)])
 
 
@@ -142,8 +143,8 @@ def orphaned(found: ty.Iterable[ty.Any]) -> Listing:
         **_LEASE, 'user_id': 'User', 'status': 'Status',
         'end_date': 'End (UTC)', 'missing': 'Missing',
         'seen_at': 'Since (UTC)'}, [
-            {**row._asdict(), 'end_date': _date(row.end_date),
-             'seen_at': _date(row.seen_at)} for row in found])
+            {**row._asdict(), 'end_date': date(row.end_date),
+             'seen_at': date(row.seen_at)} for row in found])
 
 
 def hosts(found: ty.Iterable[ty.Mapping[str, ty.Any]]) -> Listing:
@@ -175,7 +176,7 @@ def switched(found: ty.Iterable[ty.Any],
         'name': 'Host', 'state': 'Power', 'needed_at': 'Needed from (UTC)',
         'lead': 'Lead time (s)', 'switch': 'Switch', 'why': 'Why'}, [
             {'name': one.name, 'state': one.state or 'on',
-             'needed_at': _date(one.needed_at), 'lead': one.lead,
+             'needed_at': date(one.needed_at), 'lead': one.lead,
              'switch': '' if one.id not in decisions else
              'on' if decisions[one.id].on else 'off',
              'why': decisions[one.id].why if one.id in decisions
@@ -225,7 +226,7 @@ def _away(host: host_status.HostOutage) -> dict[str, ty.Any]:
     planned = host.began_at if host.kind == outages.MAINTENANCE else None
     return {
         'name': host.name, 'status': _status(host),
-        'since': _date(planned or host.seen_at), 'until': _date(host.until),
+        'since': date(planned or host.seen_at), 'until': date(host.until),
         'reason': host.reason}
 
 

@@ -8,9 +8,9 @@ import typing as ty
 
 import prettytable
 
-from blazar_core.common import clocks
 from blazar_core.common import words
 from blazar_core.healing import maintenance
+from blazar_nova.cmd import listings
 from blazar_nova.schemas import dates
 
 if ty.TYPE_CHECKING:
@@ -84,8 +84,8 @@ def run(parts: 'wiring.Parts', parsed: argparse.Namespace,
         parsed.reason or '')
     hosts.announce(name, window, reason)
     print(f'Host {name} is in maintenance from '
-          f'{clocks.iso(window.start)[:19]} to '
-          f'{clocks.iso(window.end)[:19]} UTC.')
+          f'{listings.date(window.start)} to '
+          f'{listings.date(window.end)} UTC.')
     return _empty(hosts, name, pause) if parsed.wait else 0
 
 
@@ -103,7 +103,7 @@ def _show(promised: ty.Sequence[maintenance.Promised]) -> int:
     for one, *others in rows.values():
         table.add_row([
             one.lease_id, one.name, one.project_id, one.user_id,
-            clocks.iso(one.start_date)[:19], clocks.iso(one.end_date)[:19],
+            listings.date(one.start_date), listings.date(one.end_date),
             words.count(len(others) + 1, 'booking') if others
             else one.server_id or '', f'No. {one.obstacle}' if one.obstacle
             else 'Reassigned to another host.'])

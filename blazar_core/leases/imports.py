@@ -26,6 +26,7 @@ from blazar_core.db import models
 from blazar_core.leases import events
 from blazar_core.leases import limits
 from blazar_core.leases import requests
+from blazar_core.plugins import end_policies
 from blazar_core.plugins import resource_types
 
 __all__ = ['LeaseImport', 'KnownEvent', 'KnownLease', 'KnownReservation',
@@ -213,7 +214,8 @@ class LeaseImport:
                 one.time for one in known.events
                 if one.event_type == states.EventType.BEFORE_END),
                 default=None),
-            'on_end': 'delete', 'grace_period': 0, 'auto_extend': 0,
+            'on_end': end_policies.DELETE, 'grace_period': 0,
+            'auto_extend': 0,
             'cleaning_time': known.cleaning_time,
             'status': states.Lease.ACTIVE if known.active else (
                 states.Lease.PENDING),

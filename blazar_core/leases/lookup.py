@@ -5,6 +5,7 @@
 import typing as ty
 
 import sqlalchemy as sa
+from sqlalchemy import orm
 
 from blazar_core.common import clocks
 from blazar_core.common import conditions
@@ -16,8 +17,9 @@ from blazar_core.db import models
 from blazar_core.leases import hosted_servers
 from blazar_core.leases import requests
 from blazar_core.leases import views
+from blazar_core.plugins import end_policies
 
-__all__ = ['Booked', 'Ended', 'Lookup']
+__all__ = ['Booked', 'Ended', 'Lookup', 'keeps_build']
 
 _BOOKED = sa.select(
     models.Reservation.lease_id, models.Booking.host_id,
@@ -55,6 +57,14 @@ class Ended(ty.NamedTuple):
     lease_id: str
     name: str
     on_end: str
+
+
+def keeps_build(session: orm.Session, lease_id: str) -> bool:
+    """Return whether the build of servers of a lease is still deferred, or is
+    to be repeated.
+    """
+    build = session.get(models.DeferredBuild, lease_id)
+    return build is not None and not build.only_if_lost
 
 
 class Lookup:
@@ -109,12 +119,9 @@ class Lookup:
             return None
 
     def keeps_build(self, lease_id: str) -> bool:
-        """Return whether the build of servers of a lease is still deferred,
-        or is to be repeated.
-        """
+        """See :func:`keeps_build`."""
         with self._database.reader() as session:
-            build = session.get(models.DeferredBuild, lease_id)
-            return build is not None and not build.only_if_lost
+            return keeps_build(session, lease_id)
 
     def is_leased(self, server_id: str) -> bool:
         """Return whether the server belongs to a lease that is not over."""
@@ -165,7 +172,7 @@ class Lookup:
                 return None
             self._database.check_clock()
         return Ended(row.lease_id, row.name, row.on_end if
-                     row.deleted_at is None else 'delete')
+                     row.deleted_at is None else end_policies.DELETE)
 
     def place_of(self, server_id: str) -> dict[str, str] | None:
         """Return the reservation in which a server uses a slot.

@@ -9,6 +9,7 @@ import typing as ty
 from blazar_core.common import model
 from blazar_core.common import recurrences
 from blazar_core.common import states
+from blazar_core.plugins import end_policies
 
 __all__ = ['EventRequest', 'LeaseRequest', 'LeaseType', 'MAX_EVENTS',
            'Recurrence', 'Retry', 'stay_of']
@@ -76,7 +77,7 @@ class Recurrence:
     @property
     def keeps_servers(self) -> bool:
         """Return whether all occurrences have the same servers."""
-        return self.between != 'delete'
+        return self.between != end_policies.DELETE
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -22,6 +22,7 @@ from blazar_core.leases import credentials
 from blazar_core.leases import events
 from blazar_core.leases import hosted_servers
 from blazar_core.leases import limits
+from blazar_core.leases import lookup
 from blazar_core.leases import views
 from blazar_core.leases import waiting
 from blazar_core.plugins import resource_types
@@ -76,13 +77,12 @@ class Transfer:
         """
         with self._database.reader() as session:
             lease = api.found(session, lease_id)
-            build = session.get(models.DeferredBuild, lease_id)
             return OwnerLookup(
                 views.describe(lease), lease.generation,
                 [(kind, reserved) for kind, reserved in
                  self._types.reserved(session, lease) if kind.has_hosts]
                 if lease.status in states.BEGUN else [],
-                build is not None and not build.only_if_lost)
+                lookup.keeps_build(session, lease_id))
 
     @api.retried
     def transfer(self, lease_id: str, seen: int, owner: Owner,

@@ -17,6 +17,7 @@ from blazar_core.common import logs
 from blazar_core.common import states
 from blazar_core.db import api
 from blazar_core.db import models
+from blazar_core.leases import lookup
 from blazar_core.leases import reassignment
 from blazar_core.leases import views
 from blazar_core.lifecycle import lease_close
@@ -231,9 +232,8 @@ class Reconciliation:
         the cloud again, each time.
         """
         now = self._clock.now()
-        build = session.get(models.DeferredBuild, lease.id)
         if lease.status not in states.TO_START or lease.end_date <= now or (
-                build is None or build.only_if_lost):
+                not lookup.keeps_build(session, lease.id)):
             return False
         booking.dispatched_at = booking.claimed_at = None
         pause = retries.pause(lease, now)

@@ -1,6 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Rows that belong to no lease, including encrypted builds and trusts."""
+"""Rows that no lease needs.
+
+These are rows of terminated leases or of none, bookings with another window
+than their live lease, and builds and trusts that are not needed or cannot be
+decrypted.
+"""
 
 import collections
 import contextlib

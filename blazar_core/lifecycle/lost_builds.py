@@ -2,10 +2,13 @@
 
 """Send builds again whose request or conductor died.
 
-A boot takes its slots, and sends the build itself. In between its call is
-stored in a row; deleting the row is the permit to send the build. So exactly
-one of the request and the listeners sends it, even if another process was
-suspended.
+:class:`LostBuilds` handles the builds of leases that were sent and make no
+progress; the permit to send one is ``dispatched_at`` of its bookings.
+
+:class:`AbandonedSlots` sends builds that use reservation slots: a boot takes
+its slots, and sends the build itself. In between its call is stored in a row;
+deleting the row is the permit to send the build. So exactly one of the request
+and the listeners sends it, even if another process was suspended.
 """
 
 import typing as ty

@@ -61,9 +61,9 @@ def _checked(check: ty.Callable[[], object], code: Code = Code.FAILURE,
     return Result(Code.SUCCESS)
 
 
-def _unkept(books: api.Database) -> list[str]:
+def _unkept(database: api.Database) -> list[str]:
     """Return what admits other servers to enrolled hosts."""
-    with books.reader() as session:
+    with database.reader() as session:
         enrolled = enrollment.listed(session)
     return pool.problems(CONF) if enrolled else []
 
@@ -105,11 +105,11 @@ class Checks(upgradecheck.UpgradeCommands):
         return _checked(lambda: wiring.lost_after(CONF))
 
     def _database(self) -> Result:
-        return _checked(lambda: wiring.database(CONF).status.check())
+        return _checked(lambda: wiring.open_database(CONF).status.check())
 
     def _clock(self) -> Result:
         """Check that this machine's clock agrees with the database's."""
-        return _checked(lambda: wiring.database(CONF).check_clock())
+        return _checked(lambda: wiring.open_database(CONF).check_clock())
 
     def _policy(self) -> Result:
         return _checked(lambda: policy.check(CONF))
@@ -151,14 +151,14 @@ class Checks(upgradecheck.UpgradeCommands):
         """Check that the API and the scheduler have the same settings."""
         found: list[str] = []
         result = _checked(lambda: found.extend(
-            settings.differences(wiring.database(CONF))), Code.WARNING)
+            settings.differences(wiring.open_database(CONF))), Code.WARNING)
         return _result(found) if found else result
 
     def _hosts(self) -> Result:
         """Check that placement keeps other servers off enrolled hosts."""
         found: list[str] = []
         result = _checked(lambda: found.extend(
-            _unkept(wiring.database(CONF))), Code.WARNING)
+            _unkept(wiring.open_database(CONF))), Code.WARNING)
         return _result(found) if found else result
 
     def _get_details(self, upgrade_check_result: Result) -> str | None:

@@ -160,29 +160,30 @@ class ServerSync:
 
     def _compare_servers(self, go_on: batches.GoOn) -> None:
         nova = bulk_state.BulkState(self._parts.cloud)
-        books = self._parts.lifecycle.reconciliation.unfinished()
-        for number, batch in enumerate(bulk_state.batches(books), 1):
+        recorded = self._parts.lifecycle.reconciliation.unfinished()
+        for number, batch in enumerate(bulk_state.batches(recorded), 1):
             if not go_on():
                 return
             differ: list[str] = []
             self.apart(f'Some of the servers {", ".join(batch)}',
-                       self._compare_batch, nova, books, batch, differ)
+                       self._compare_batch, nova, recorded, batch, differ)
             LOG.log(logging.INFO if differ else logging.DEBUG,
                     'Compared %s of %s servers; different: %s',
-                    min(number * bulk_state.BATCH, len(books)), len(books),
+                    min(number * bulk_state.BATCH, len(recorded)),
+                    len(recorded),
                     ', '.join(differ) or 'none')
         self.apart('Reserved servers',
-                   self._delete_orphans, nova, books)
+                   self._delete_orphans, nova, recorded)
 
     def _compare_batch(self, nova: bulk_state.BulkState,
-                       books: ty.Mapping[str, cloud_api.ObservedServer],
+                       recorded: ty.Mapping[str, cloud_api.ObservedServer],
                        batch: ty.Sequence[str], differ: list[str]) -> None:
         """Look up a batch of servers, and reconcile those that differ.
 
         :param differ: gets their ids, with those of lease and project
         """
         for server_id, seen in nova.look(batch).items():
-            if seen != books[server_id]:
+            if seen != recorded[server_id]:
                 booked = self._parts.leases.lookup.booked(server_id)
                 differ.append(server_id if booked is None else (
                     f'{server_id} (lease {booked.lease_id}, project '
@@ -218,7 +219,7 @@ class ServerSync:
         self.hosts.looked_at(now, looked[False], again)
 
     def _delete_orphans(self, nova: bulk_state.BulkState,
-                        books: ty.Container[str]) -> None:
+                        recorded: ty.Container[str]) -> None:
         """Delete servers that are shown as RESERVED and have no lease.
 
         nova-api died between marking them and recording their lease: the user
@@ -227,7 +228,7 @@ class ServerSync:
         before = self._parts.clock.now() - build_calls.ORPHAN_AGE
         orphans = [server_id for server_id, waits in nova.waiting.items()
                    if waits.reserved and waits.since < before and
-                   server_id not in books]
+                   server_id not in recorded]
         if orphans and (len(orphans) > _MOST_ORPHANS or
                         not self._have_leases()):
             LOG.error(

@@ -68,24 +68,25 @@ class LeaseFilter(nova_scheduler.HostFilter):  # type: ignore[misc]
         check.require_tested(process.CONF)
         configuration_checks.refuse(
             'nova-scheduler', configuration_checks.scheduler(process.CONF))
-        books, clock = wiring.database(process.CONF), clocks.SystemClock()
+        database = wiring.open_database(process.CONF)
+        clock = clocks.SystemClock()
         wiring.compare_settings(
-            'nova-scheduler', process.CONF, books, clock)
+            'nova-scheduler', process.CONF, database, clock)
         lends = process.CONF.blazar.lend_enrolled_hosts
-        index = booking_index.Index(books, clock, lends)
+        index = booking_index.Index(database, clock, lends)
         index.prepare()
-        self._eligibility = eligibility.Eligibility(books, clock, index)
+        self._eligibility = eligibility.Eligibility(database, clock, index)
         self._alone = process.CONF.blazar.on_database_failure == 'allow'
         nova_scheduler.install(scheduler_claims.Claims(
-            books, clock, index, self._alone, server_growth.ServerGrowth(
-                limits.Limits(process.CONF, books, clock))),
-            books.counters.add)
+            database, clock, index, self._alone, server_growth.ServerGrowth(
+                limits.Limits(process.CONF, database, clock))),
+            database.counters.add)
         if lends:
             nova_scheduler.lend(self._eligibility.may_be_lent)
 
         def follow() -> None:
             index.follow()
-            books.counters.follow(clock)
+            database.counters.follow(clock)
 
         nova_scheduler.on_start(follow)
 

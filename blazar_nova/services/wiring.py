@@ -49,7 +49,7 @@ from blazar_nova.services import notifications
 from blazar_nova.services import user_credentials
 
 __all__ = ['Parts', 'assemble', 'compare_settings',
-           'database', 'lost_after', 'shared']
+           'lost_after', 'open_database', 'shared']
 
 LOG = logging.getLogger(__name__)
 
@@ -138,62 +138,68 @@ def assemble(conf: ty.Any, clock: clocks.Clock | None = None) -> Parts:
     clock = clock or clocks.SystemClock()
     check.require_tested(conf)
     process.bound_waiting()
-    books = database(conf, clock)
+    database = open_database(conf, clock)
     secrets = encryption.Encryption(conf.blazar.encryption_keys)
     trusts = user_credentials.Credentials(conf)
     cloud = nova_cloud.NovaCloud(trusts, clock)
-    types = registry.types(lookup.Lookup(books, clock))
+    types = registry.types(lookup.Lookup(database, clock))
     host_cleaning.command_of(conf.blazar)
     interruptible_params.check_actions(conf.blazar.eviction_actions)
-    words = lease_views.LeaseViews(types)
-    budget = budget_service.External(conf, trusts.place, words.lease)
+    answers = lease_views.LeaseViews(types)
+    budget = budget_service.External(conf, trusts.place, answers.lease)
     notify = _notifier(budget, notifications.Notifications(
-        conf.blazar.notification_format, words, process.notify,
-        books.counters.add))
-    search = _admission(conf, books, clock)
+        conf.blazar.notification_format, answers, process.notify,
+        database.counters.add))
+    admission = _admission(conf, database, clock)
     quota = nova_quota.NovaQuota()
     allowed = limits.Limits(
-        conf, books, clock, quota, [budget.check], types.serverless,
+        conf, database, clock, quota, [budget.check], types.serverless,
         [hoarding.Hoarding(conf, clock, quota).rules])
-    aside = background.Background()
-    life = handlers.Handlers(conf, books, clock, search, handlers.Integration(
-        cloud, types, installed_policies.available(), secrets.decrypt, notify,
-        functools.partial(limit_requests.of_change, allowed, types, words),
-        budget if budget.commits else None, aside.later, allowed.of_waiting,
-    ), lost_after(conf))
+    threads = background.Background()
+    lifecycle = handlers.Handlers(
+        conf, database, clock, admission, handlers.Integration(
+            cloud=cloud, types=types, policies=installed_policies.available(),
+            decrypt=secrets.decrypt, notify=notify,
+            granting=functools.partial(
+                limit_requests.of_change, allowed, types, answers),
+            budget=budget if budget.commits else None, later=threads.later,
+            bound=allowed.of_waiting), lost_after(conf))
     owners = user_credentials.LeaseOwners(
-        trusts, secrets, life.lease_close.credential)
+        trusts, secrets, lifecycle.lease_close.credential)
     for kind in types.named.values():
         kind.owners = owners
-    known = keystone_identity.KeystoneIdentity(trusts)
-    made = leases.Leases(
-        books, clock, search, types, _charge(conf, budget),
-        conf.blazar.evict_now and (conf.blazar.interruptible_notice +
-                                   conf.blazar.eviction_timeout))
-    moves = evacuation.Evacuation(
-        books, clock, search, cloud, 60 * conf.blazar.healing_interval, types)
+    identity = keystone_identity.KeystoneIdentity(trusts)
+    drain = evacuation.Evacuation(
+        database, clock, admission, cloud, 60 * conf.blazar.healing_interval,
+        types)
     return Parts(
-        conf, books, clock, secrets, trusts, search, types, words,
-        notify, made, cloud, life,
-        allowed, end_notices.EndNotices(books, clock, cloud, notify),
-        known, orphans.Orphans(
-            books, clock, known, life.lease_end.delete,
+        conf=conf, database=database, clock=clock, encryption=secrets,
+        trusts=trusts, admission=admission, types=types, answers=answers,
+        notify=notify, cloud=cloud, lifecycle=lifecycle, limits=allowed,
+        identity=identity, evacuation=drain, background=threads,
+        leases=leases.Leases(
+            database, clock, admission, types, _charge(conf, budget),
+            conf.blazar.evict_now and (conf.blazar.interruptible_notice +
+                                       conf.blazar.eviction_timeout)),
+        end_notices=end_notices.EndNotices(database, clock, cloud, notify),
+        orphans=orphans.Orphans(
+            database, clock, identity, lifecycle.lease_end.delete,
             conf.blazar.orphaned_leases == 'end',
             conf.blazar.orphan_grace * 3600),
-        host_status.HostStatus(books, clock, host_status.Thresholds(
-            conf.blazar.failure_delay, conf.blazar.recovery_delay,
-            60 * conf.blazar.healing_interval), notify),
-        moves,
-        maintenance.Maintenance(books, clock, alternatives.Alternatives(
-            books, search, life.demands), moves,
+        host_status=host_status.HostStatus(
+            database, clock, host_status.Thresholds(
+                conf.blazar.failure_delay, conf.blazar.recovery_delay,
+                60 * conf.blazar.healing_interval), notify),
+        maintenance=maintenance.Maintenance(
+            database, clock, alternatives.Alternatives(
+                database, admission, lifecycle.demands), drain,
             functools.partial(_publish, notify)),
-        preflight.Preflight(
-            books, clock, cloud, secrets.decrypt, notify,
-            [60 * minutes for minutes in conf.blazar.preflight]), aside)
+        preflight=preflight.Preflight(
+            database, clock, cloud, secrets.decrypt, notify,
+            [60 * minutes for minutes in conf.blazar.preflight]))
 
 
-def _notifier(budget: budget_service.External,
-              send: _Notify) -> _Notify:
+def _notifier(budget: budget_service.External, send: _Notify) -> _Notify:
     """Return the function that publishes an event, and what follows from it.
     """
     def notify(event_type: str, lease: dict[str, ty.Any]) -> None:
@@ -231,8 +237,8 @@ def shared() -> Parts:
     return parts
 
 
-def database(conf: ty.Any, clock: clocks.Clock | None = None,
-             ) -> api.Database:
+def open_database(conf: ty.Any, clock: clocks.Clock | None = None,
+                  ) -> api.Database:
     """Return the reservation database.
 
     A process also starts while the database does not answer: the schema is
@@ -241,15 +247,15 @@ def database(conf: ty.Any, clock: clocks.Clock | None = None,
     :raises ConfigurationError: if the schema is not that of this code
     """
     opts.register_opts(conf)
-    books = api.Database(conf, clock)
-    books.status.before(lambda: _check_schema(books))
-    return books
+    database = api.Database(conf, clock)
+    database.status.before(lambda: _check_schema(database))
+    return database
 
 
-def _check_schema(books: api.Database) -> None:
-    found, wanted = migration.version(books), migration.head()
+def _check_schema(database: api.Database) -> None:
+    found, wanted = migration.version(database), migration.head()
     # WSGI servers fork after this: connections must not be shared.
-    books.engine.dispose()
+    database.engine.dispose()
     if found != wanted:
         raise errors.ConfigurationError(
             'The database of [blazar_database] connection has the schema '
@@ -274,7 +280,7 @@ def lost_after(conf: ty.Any) -> int:
     return int(seconds)
 
 
-def compare_settings(process: str, conf: ty.Any, books: api.Database,
+def compare_settings(process: str, conf: ty.Any, database: api.Database,
                      clock: clocks.Clock, *own: str) -> None:
     """Record the settings by which a process judges demands, and log if those
     of other processes differ. This prevents no start, as the others may be
@@ -283,33 +289,33 @@ def compare_settings(process: str, conf: ty.Any, books: api.Database,
     :param own: options of ``[blazar]`` that must be equal in all processes of
         its kind
     """
-    books.status.before(lambda: _compare_settings(
+    database.status.before(lambda: _compare_settings(
         process, server_demand.settings_of(conf),
         {f'[blazar] {name}': conf.blazar[name] for name in own},
-        books, clock))
+        database, clock))
 
 
 def _compare_settings(process: str, mine: settings.Settings,
                       own: settings.Settings,
-                      books: api.Database, clock: clocks.Clock) -> None:
+                      database: api.Database, clock: clocks.Clock) -> None:
     told = {process: {**mine, **own}}
     try:
-        last = settings.write(books, clock.now(), process, told[process])
+        last = settings.write(database, clock.now(), process, told[process])
         told[f'{process} as it was started last'] = {
             name: last[name] for name in own if name in last}
     except Exception as exc:
         LOG.warning('%s: recording the settings failed, so other processes '
                     'cannot compare them: %s', process, exc)
-    for sentence in settings.differences(books, told):
+    for sentence in settings.differences(database, told):
         LOG.error('%s', sentence)
     # WSGI servers fork after this.
-    books.engine.dispose()
+    database.engine.dispose()
 
 
-def _admission(conf: ty.Any, books: api.Database, clock: clocks.Clock,
+def _admission(conf: ty.Any, database: api.Database, clock: clocks.Clock,
                ) -> admissions.Admission:
     """Return the search for capacity, with the configured strategy."""
     return admissions.Admission(
-        books, clock, selection.spread
+        database, clock, selection.spread
         if conf.blazar.randomize_host_selection else selection.pack,
         conf.blazar.start_timeout)

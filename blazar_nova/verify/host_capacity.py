@@ -40,10 +40,10 @@ class HostCapacity:
     :param say: called with lines of progress
     """
 
-    def __init__(self, parts: wiring.Parts, books: host_sync.HostSync,
+    def __init__(self, parts: wiring.Parts, sync: host_sync.HostSync,
                  gaps: gaps.Gaps, say: ty.Callable[[str], None]) -> None:
         self._parts = parts
-        self._books = books
+        self._sync = sync
         self._gaps = gaps
         self._say = say
 
@@ -95,12 +95,12 @@ class HostCapacity:
                     f'Host {row.name} is in the reservation database with '
                     f'{_amounts(row.capacity)}, but does not exist in Nova.',
                     '--fix removes its capacity from the reservation database',
-                    functools.partial(self._books.retain, uuids))
+                    functools.partial(self._sync.retain, uuids))
 
     def _host(self, host: compute_hosts.ComputeHost, row: ty.Any,
               ) -> ty.Iterator[Difference]:
         facts = compute_hosts.facts(host.uuid)
-        mend = functools.partial(self._books.compare, host)
+        mend = functools.partial(self._sync.compare, host)
         if row is None or facts is None:
             if row is not None and row.capacity:
                 yield Difference(
@@ -117,7 +117,7 @@ class HostCapacity:
         bookings = self._booked_on(row.id)
         # As the report of a host counts claims: through their last second.
         runs = {**pending.awaited(row.consumers, self._parts.clock.now() - 1),
-                **self._books.by_server(host.uuid, facts.allocations)}
+                **self._sync.by_server(host.uuid, facts.allocations)}
         # Servers on a whole host of a reservation are its own.
         counted = {} if row.assigned_to is not None else {
             consumer: amounts for consumer, amounts in runs.items()

@@ -26,10 +26,10 @@ class OwnerTrusts:
         user
     """
 
-    def __init__(self, parts: wiring.Parts, books: audit.Audit,
+    def __init__(self, parts: wiring.Parts, audit: audit.Audit,
                  are_ours: bool) -> None:
         self._parts = parts
-        self._audit = books
+        self._audit = audit
         self._are_ours = are_ours
         self._strays: set[str] | None = None
 

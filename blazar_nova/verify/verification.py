@@ -11,6 +11,7 @@ while, and count only if they are the same then.
 
 * :mod:`~blazar_nova.verify.verification` compares, fixes, and compares again;
 * :mod:`~blazar_nova.verify.host_capacity`,
+  :mod:`~blazar_nova.verify.enrolled_hosts`,
   :mod:`~blazar_nova.verify.leased_servers`,
   :mod:`~blazar_nova.verify.open_reservations` and
   :mod:`~blazar_nova.verify.owner_trusts` compare what their names say;
@@ -101,7 +102,7 @@ class Verifier:
                                                     self._gaps,
                                                     say).differences,
                 'servers': lambda _only: of_servers.differences(),
-                'books': lambda _only: self._audit.differences(),
+                'database': lambda _only: self._audit.differences(),
                 'enrolled hosts':
                     lambda _only: enrolled_hosts.differences(parts),
                 'reservations':

@@ -28,10 +28,10 @@ from blazar_nova.compat import nova_router
 from blazar_nova.schemas import error_answers
 from blazar_nova.schemas import hint_params
 from blazar_nova.schemas import interruptible_params
-from blazar_nova.schemas import policy
 from blazar_nova.schemas import recurrence_schema
 from blazar_nova.services import boot_context
 from blazar_nova.services import default_leases
+from blazar_nova.services import policy
 from blazar_nova.services import wiring
 
 __all__ = ['LeaseMiddleware']

@@ -25,8 +25,8 @@ from blazar_nova.compat import process
 from blazar_nova.compat.seams import check
 from blazar_nova.listener import periodic_sync
 from blazar_nova.schemas import hint_params
-from blazar_nova.schemas import policy
 from blazar_nova.services import default_leases
+from blazar_nova.services import policy
 from blazar_nova.services import user_credentials
 from blazar_nova.services import wiring
 from blazar_nova.verify import verification

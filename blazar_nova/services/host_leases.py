@@ -15,7 +15,7 @@ from blazar_core.common import states
 from blazar_core.common import words
 from blazar_core.leases import hosted_servers
 from blazar_core.plugins import resource_types
-from blazar_nova.schemas import policy
+from blazar_nova.services import policy
 from blazar_nova.services import wiring
 
 __all__ = ['HostLeases']

@@ -40,12 +40,12 @@ from blazar_nova.resource_types import installed_policies
 from blazar_nova.resource_types import registry
 from blazar_nova.schemas import interruptible_params
 from blazar_nova.schemas import lease_views
-from blazar_nova.schemas import policy
 from blazar_nova.services import budget_service
 from blazar_nova.services import hoarding
 from blazar_nova.services import keystone_identity
 from blazar_nova.services import limit_requests
 from blazar_nova.services import notifications
+from blazar_nova.services import policy
 from blazar_nova.services import user_credentials
 
 __all__ = ['Parts', 'assemble', 'compare_settings',

@@ -16,7 +16,7 @@ from oslo_policy import policy as oslo_policy
 
 from blazar_core.common import states
 from blazar_nova.osc import calendar
-from blazar_nova.schemas import policy
+from blazar_nova.services import policy
 from tests import driven
 from tests.functional import api_base
 from tests import imports
@@ -150,7 +150,7 @@ class TestPolicy(AccountsTestCase):
         rules = [*(one for one in policy.list_rules() if one.name != name),
                  oslo_policy.RuleDefault(name, policy.ADMIN)]
         self.useFixture(fixtures.MonkeyPatch(
-            'blazar_nova.schemas.policy.list_rules', lambda: rules))
+            'blazar_nova.services.policy.list_rules', lambda: rules))
         super().setUp()
 
     def test_it_decides_who_sees_costs(self):

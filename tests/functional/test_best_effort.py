@@ -208,7 +208,7 @@ class TestWords(api_base.ApiTestCase):
 
     def test_who_may_not_is_told(self):
         rules = {'blazar:leases:best_effort': 'role:admin'}
-        with mock.patch('blazar_nova.schemas.policy.Policy.authorize',
+        with mock.patch('blazar_nova.services.policy.Policy.authorize',
                         self.only_admins(rules)):
             self.assertIn('blazar:leases:best_effort', self.make(
                 code=403, lease_type='best_effort')['error_message'])
@@ -221,7 +221,7 @@ class TestWords(api_base.ApiTestCase):
 
     def only_admins(self, rules):
         """Return a replacement of Policy.authorize() with these rules."""
-        from blazar_nova.schemas import policy
+        from blazar_nova.services import policy
         authorize = policy.Policy.authorize
 
         def changed(its, context, rule, target=None):

@@ -10,7 +10,7 @@ from oslo_utils import uuidutils
 import requests
 
 from blazar_nova.api import guards
-from blazar_nova.schemas import policy
+from blazar_nova.services import policy
 from tests.functional import api_base
 
 HOUR = 3600
@@ -262,7 +262,7 @@ class TestNotByThePolicy(JoiningTestCase):
         rules = [one for one in policy.list_rules() if one.name != self.RULE]
         stricter = oslo_policy.RuleDefault(self.RULE, policy.ADMIN)
         self.useFixture(
-            fixtures.MonkeyPatch('blazar_nova.schemas.policy.list_rules',
+            fixtures.MonkeyPatch('blazar_nova.services.policy.list_rules',
                                  lambda: [*rules, stricter]))
         super().setUp()
 

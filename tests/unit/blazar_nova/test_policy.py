@@ -13,7 +13,7 @@ from oslo_policy import generator
 import stevedore.extension
 
 from blazar_core.common import errors
-from blazar_nova.schemas import policy
+from blazar_nova.services import policy
 from tests import imports
 from tests.unit import base
 
@@ -383,7 +383,7 @@ class TestSample(base.TestCase):
         for group, function in (('policies', policy.list_rules),
                                 ('enforcer', policy.get_enforcer)):
             self.assertEqual(
-                'blazar_nova = blazar_nova.schemas.policy:' +
+                'blazar_nova = blazar_nova.services.policy:' +
                 function.__name__,
                 parser['entry_points'][f'oslo.policy.{group}'].strip())
 

@@ -148,11 +148,12 @@ class PagesTest(base.LeaseTestCase):
     def setUp(self):
         super().setUp()
         self.host('one', VCPU=8)
-        for name in ('policy.Policy', 'web_requests.context'):
-            self.enterContext(mock.patch(f'blazar_nova.schemas.{name}'))
+        self.enterContext(mock.patch(
+            'blazar_nova.schemas.web_requests.context'))
         self.usage = usage_api.UsageController(types.SimpleNamespace(
             conf=types.SimpleNamespace(blazar=types.SimpleNamespace(
-                rates_file='')), database=self.database, clock=self.clock))
+                rates_file='')), database=self.database, clock=self.clock,
+            policy=mock.Mock()))
 
     def test_time_that_passes_between_pages_does_not_matter(self):
         for project in 'abc':

@@ -136,8 +136,10 @@ class TestHandingOver(HandingMixin, api_base.ApiTestCase):
             f'/os-server-groups/{lease["reservations"][0]["id"]}').body
         self.assertEqual('b0b', group['server_group']['project_id'])
         self.try_boot(self.bob, lease, 202)
-        self.assertIn('1 server of its project', self.hand(
-            lease, 409, project_id=nova_box.PROJECT_ID)['error_message'])
+        # The build of the server changes the lease meanwhile.
+        self.wait_for(lambda: '1 server of its project' in self.hand(
+            lease, 409, project_id=nova_box.PROJECT_ID)['error_message'],
+            what='a refusal for the server')
 
     def try_boot(self, client, lease, code):
         """Boot into a lease; return the answer."""

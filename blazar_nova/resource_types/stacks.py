@@ -126,6 +126,10 @@ class Stacks(resource_types.ResourceType):
                 'files': dict(templates.files)})))
         for name, one in leaves:
             stack_templates.check_type(name, str(one.get('resource_type')))
+        # What exists already is not created by the stack.
+        exist = {name for name, one in templates.root['resources'].items()
+                 if 'external_id' in one}
+        leaves = [(name, one) for name, one in leaves if name not in exist]
         called, servers = self._servers(context, leaves)
         contents: list[Values] = [
             {'resource_type': 'flavor:instance', 'flavor_id': flavor_id,

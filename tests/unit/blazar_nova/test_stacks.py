@@ -301,7 +301,8 @@ class TestContents(StackTestCase):
             return {'type': 'OS::Cinder::Volume', 'properties': its}
 
         of = template(one=server(), data=volume(size=2), more=group(
-            2, volume(size=1)), own=volume(size=7, volume_type='mine'))
+            2, volume(size=1)), own=volume(size=7, volume_type='mine'),
+            mine={**volume(size=9), 'external_id': 'id'})
         *others, own = self.wanted(of, volume_type='ssd')
         self.assertEqual(
             {'size': 4, 'volume_type': 'ssd'}, others[1].params)
@@ -321,6 +322,7 @@ class TestContents(StackTestCase):
         of = template(
             one=server(), web=floating_ip(),
             db=floating_ip(floating_network='public-id'),
+            mine={**floating_ip(), 'external_id': 'id'},
             other=floating_ip(floating_network=['private']))
         *others, own = self.wanted(of, floating_network_id='public-id')
         self.assertEqual({'network_id': 'public-id', 'amount': 2},

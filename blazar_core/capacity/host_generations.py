@@ -7,6 +7,7 @@ it has read, and stores its changes under the new ones. Of two processes that
 have read the same generation, one loses and decides again.
 """
 
+import contextlib
 import typing as ty
 
 import sqlalchemy as sa
@@ -15,7 +16,7 @@ from blazar_core.common import model
 from blazar_core.db import api
 from blazar_core.db import models
 
-__all__ = ['MANY', 'advance']
+__all__ = ['MANY', 'advance', 'losing']
 
 #: A decision about more hosts than this locks them when it reads them.
 MANY = 32
@@ -84,12 +85,10 @@ def advance(connection: sa.Connection, now: int, hosts: ty.Iterable[ReadHost],
     usage = values.get('usage') if values.keys() <= _OF_USAGE else None
     hosts = list(hosts)
     step = 1 if len(hosts) <= MANY else _MOST
-    try:
-        for first in range(0, len(hosts), step):
+    ids = [host.id for host in hosts]
+    for first in range(0, len(hosts), step):
+        with losing(ids[first], ids):
             _take(connection, hosts[first:first + step], values)
-    except api.LostRace as race:
-        race.host_ids = frozenset(host.id for host in hosts)
-        raise
     for host in hosts:
         own = changes.get(host.id, ())
         rows += [{
@@ -106,6 +105,22 @@ def advance(connection: sa.Connection, now: int, hosts: ty.Iterable[ReadHost],
         connection.execute(_CHANGES.insert(), rows)
 
 
+@contextlib.contextmanager
+def losing(host_id: int, host_ids: ty.Iterable[int]) -> ty.Iterator[None]:
+    """Report it as a lost race if the database itself says that another
+    process was faster.
+
+    :param host_ids: all hosts of the decision
+    :raises LostRace: in place of such an error
+    """
+    try:
+        yield
+    except Exception as exc:
+        if not api.is_disturbance(exc):
+            raise
+        raise api.LostRace(host_id, host_ids) from exc
+
+
 def _take(connection: sa.Connection, hosts: ty.Sequence[ReadHost],
           values: ty.Mapping[str, ty.Any]) -> None:
     """Increase the generations of hosts by one.
@@ -120,13 +135,7 @@ def _take(connection: sa.Connection, hosts: ty.Sequence[ReadHost],
         take, those = _TAKE_MANY, {
             'hosts': [host.id for host in hosts],
             'seen': [(host.id, host.generation) for host in hosts]}
-    try:
-        taken = connection.execute(
-            take.values(**values) if values else take, those).rowcount
-    except Exception as exc:
-        # Some databases report themselves that another process was faster.
-        if not api.is_disturbance(exc):
-            raise
-        raise api.LostRace(hosts[0].id) from exc
+    taken = connection.execute(
+        take.values(**values) if values else take, those).rowcount
     if taken != len(hosts):
         raise api.LostRace(hosts[0].id)

@@ -383,7 +383,8 @@ def _read(connection: sa.Connection, changes: ty.Mapping[int, list[_Delta]],
         # Otherwise others would always be faster, until the retries are used
         # up; and a locking read with bookings locks nothing before it has read
         # all rows.
-        connection.execute(_LOCK, {'hosts': sorted(ids)}).all()
+        with host_generations.losing(min(ids), ids):
+            connection.execute(_LOCK, {'hosts': sorted(ids)}).all()
         query = query.with_for_update(of=_HOSTS)
     own = {row.id for row, _new in edits if row is not None}
     hosts: dict[int, HostLoad] = {}

@@ -102,11 +102,11 @@ OPTS: list[cfg.Opt] = [
     cfg.IntOpt(
         'end_timeout', default=3600, min=0,
         help='Seconds after the end and the grace period of a lease, and '
-             'after the first attempt, at which servers are deleted if their '
-             'end policy has not succeeded. 0 disables the limit. ``recycle`` '
-             'has no limit. If another lease should have started on the host '
-             'of such a server, and needs its capacity, half of '
-             '``start_timeout`` is the limit, unless the policy is in '
+             'after the first attempt, at which servers and volumes are '
+             'deleted if their end policy has not succeeded. 0 disables the '
+             'limit. ``recycle`` has no limit. If another lease should have '
+             'started on the host of such a server, and needs its capacity, '
+             'half of ``start_timeout`` is the limit, unless the policy is in '
              'progress or a service does not answer.',
     ),
     cfg.ListOpt(

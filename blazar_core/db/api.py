@@ -55,10 +55,10 @@ class LostRace(Outdated):
         together with its leases: see :func:`lock`
     """
 
-    def __init__(self, host_id: int) -> None:
+    def __init__(self, host_id: int, host_ids: ty.Iterable[int] = ()) -> None:
         super().__init__(f'host {host_id}')
         self.host_id = host_id
-        self.host_ids = frozenset([host_id])
+        self.host_ids = frozenset([host_id, *host_ids])
 
 
 class Waited(Outdated):
@@ -385,7 +385,7 @@ def lock(session: orm.Session, *lease_ids: str) -> None:
             session.connection().execute(_LOCK, {'lease': lease_id})
     lost = _lost_hosts.get()
     if lost:
-        with locking('hosts'):
+        with locking(f'host {min(lost)}'):
             session.execute(_LOCK_HOSTS, {'hosts': sorted(lost)}).all()
 
 

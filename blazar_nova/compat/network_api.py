@@ -135,7 +135,7 @@ class Neutron(rest_service.RestService):
         made = self._ask('POST', '/floatingips', json={'floatingip': {
             'floating_network_id': network_id,
             'floating_ip_address': address, 'project_id': project_id}})
-        return rest_service.text_of(made, 'floatingip')
+        return rest_service.id_of(made, 'floatingip')
 
     @rest_service.reads
     def segments(self) -> list[Segment]:
@@ -198,7 +198,7 @@ class Neutron(rest_service.RestService):
             if not isinstance(exc.__cause__, exceptions.BadRequest):
                 raise
             made = self._ask('POST', '/networks', json={'network': body})
-        return rest_service.text_of(made, 'network')
+        return rest_service.id_of(made, 'network')
 
     @rest_service.reads
     def ports(self, network_id: str) -> list[Port]:

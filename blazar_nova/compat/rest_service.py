@@ -17,7 +17,7 @@ from keystoneauth1 import loading
 from blazar_core.common import errors
 from blazar_nova.compat import process
 
-__all__ = ['RestService', 'text_of', 'list_of', 'reads']
+__all__ = ['RestService', 'id_of', 'list_of', 'reads']
 
 _P = ty.ParamSpec('_P')
 _T = ty.TypeVar('_T')
@@ -57,16 +57,14 @@ def list_of(answer: ty.Mapping[str, ty.Any], key: str,
     return found
 
 
-def text_of(answer: ty.Mapping[str, ty.Any], kind: str,
-            key: str = 'id') -> str:
-    """Return a text of the object of an answer.
+def id_of(answer: ty.Mapping[str, ty.Any], key: str) -> str:
+    """Return the id of the object of an answer.
 
-    :param kind: the key of the object
     :raises TypeError: if it has none
     """
-    found = answer[kind][key]
+    found = answer[key]['id']
     if not isinstance(found, str):
-        raise TypeError(f'the {key} of {kind} is not a string')
+        raise TypeError(f'the id of {key} is not a string')
     return found
 
 

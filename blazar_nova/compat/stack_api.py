@@ -92,7 +92,7 @@ class Heat(rest_service.RestService):
 
         :raises InvalidLeaseParams: if Heat refuses it
         """
-        return rest_service.text_of(self._of_user(
+        return rest_service.id_of(self._of_user(
             token, project_id, '/stacks', body), 'stack')
 
     @rest_service.reads

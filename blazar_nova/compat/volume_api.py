@@ -7,6 +7,7 @@ import typing as ty
 import urllib.parse
 
 from keystoneauth1 import adapter
+from oslo_utils import timeutils
 
 from blazar_nova.compat import process
 from blazar_nova.compat import rest_service
@@ -34,6 +35,7 @@ class Volume(ty.NamedTuple):
     :ivar servers: the ids of the servers to which it is attached, as its
         users say
     :ivar group_id: the group of volumes to which it belongs
+    :ivar changed_at: when cinder changed it last, in seconds since the epoch
     """
 
     id: str
@@ -41,6 +43,7 @@ class Volume(ty.NamedTuple):
     status: str
     servers: tuple[str, ...] = ()
     group_id: str | None = None
+    changed_at: int = 0
 
 
 class Cinder(rest_service.RestService):
@@ -73,13 +76,7 @@ class Cinder(rest_service.RestService):
             'name': name, 'description': description,
             'os-volume-type-access:is_public': False,
             'extra_specs': dict(extra_specs)}})
-        return rest_service.text_of(made, 'volume_type')
-
-    @rest_service.reads
-    def default_type(self) -> str:
-        """Return the name of the volume type of volumes without one."""
-        return rest_service.text_of(
-            self._ask('GET', '/types/default'), 'volume_type', 'name')
+        return rest_service.id_of(made, 'volume_type')
 
     def delete_type(self, type_id: str) -> None:
         """Delete a volume type without volumes; nothing when it is gone."""
@@ -136,7 +133,9 @@ class Cinder(rest_service.RestService):
                 one['id'], one['os-vol-tenant-attr:tenant_id'], one['status'],
                 tuple(attached['server_id'] for attached
                       in one['attachments'] if attached['server_id']),
-                one.get('group_id')) for one in page]
+                one.get('group_id'), int(timeutils.parse_isotime(
+                    one.get('updated_at') or one['created_at']).timestamp()))
+                for one in page]
             if len(page) < _PAGE:
                 return found
 
@@ -145,19 +144,21 @@ class Cinder(rest_service.RestService):
         self._ask('PUT', f'/groups/{group_id}', missing={}, json={
             'group': {'remove_volumes': volume_id}}, **_GROUPS)
 
-    def reset(self, volume_id: str) -> None:
-        """Make a volume available that no server has: without attachments,
-        and without the state in which its users have put it.
+    def reset(self, volume_id: str, status: str = 'available',
+              detached: bool = True) -> None:
+        """Set the status of a volume, whatever its users have done to it.
+
+        :param detached: end its attachments, which no server uses
         """
         self._ask('POST', f'/volumes/{volume_id}/action', missing={}, json={
-            'os-reset_status': {'status': 'available',
-                                'attach_status': 'detached'}})
+            'os-reset_status': {'status': status, **(
+                {'attach_status': 'detached'} if detached else {})}})
 
     def retype(self, volume_id: str, type_name: str) -> None:
         """Have cinder change the type of a volume, and move the volume if the
         new type needs that.
         """
-        self._ask('POST', f'/volumes/{volume_id}/action', missing={}, json={
+        self._ask('POST', f'/volumes/{volume_id}/action', json={
             'os-retype': {'new_type': type_name,
                           'migration_policy': 'on-demand'}})
 

@@ -18,13 +18,17 @@ def detach(server_id: str, volume_id: str) -> bool:
     volume is deleted: Nova does not detach the root disk. To be repeated until
     the volume is available: if Nova refuses now, it is logged.
 
-    :returns: whether there is such a server
+    :returns: whether there is such a server, and it has the volume
     """
     context, api = nova_context.get_admin_context(), compute_api.API()
     try:
         instance = api.get(context, server_id)
-        if any(one.is_root and one.volume_id == volume_id
-               for one in instance.get_bdms()):
+        its = [one for one in instance.get_bdms()
+               if one.volume_id == volume_id]
+        if not its:
+            # Users may name any server when they reserve a volume in cinder.
+            return False
+        if its[0].is_root:
             LOG.warning('Server %s is deleted: it boots from volume %s, whose '
                         'lease is over', server_id, volume_id)
             api.delete(context, instance)

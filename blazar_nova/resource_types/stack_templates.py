@@ -29,6 +29,10 @@ FLOATING_IP = 'OS::Neutron::FloatingIP'
 #: IP has for that.
 _ASSOCIATION = 'OS::Neutron::FloatingIPAssociation'
 _OF_ASSOCIATION = ('port_id', 'fixed_ip_address')
+#: The other properties of floating IPs that can be reserved.
+_OF_NETWORK = ('floating_network', 'floating_network_id')
+#: The first version of templates in which resources may exist already.
+_EXISTING = '2016-10-14'
 _GROUP = 'OS::Heat::ResourceGroup'
 #: The types without capacity that leases reserve, and those that are sized.
 _KNOWN = frozenset({SERVER, _GROUP, 'OS::Nova::KeyPair'} | {
@@ -117,6 +121,26 @@ class Templates:
                     'of another resource, so its size is not known before. '
                     'Write a number or a parameter.')
             self._check(f'resource_def of {name}', its.get('resource_def'))
+
+    def check_floating_ip(self, name: str) -> None:
+        """Check that a floating IP of the root template can be an existing
+        one: see :meth:`filled`.
+
+        :raises InvalidLeaseParams: if not; names it
+        """
+        version = str(self.root['heat_template_version'])
+        if version[:1].isdigit() and version < _EXISTING:
+            raise errors.InvalidLeaseParams(
+                f'Floating IP {inputs.shown(name)} cannot be reserved with '
+                f'"heat_template_version" {inputs.shown(version)}. Write '
+                f'{_EXISTING} or later.')
+        others = self.root['resources'][name].get(
+            'properties', {}).keys() - {*_OF_NETWORK, *_OF_ASSOCIATION}
+        if others:
+            raise errors.InvalidLeaseParams(
+                f'Floating IP {inputs.shown(name)} cannot be reserved with '
+                f'"{inputs.shown(min(others))}", as it exists before the '
+                'stack. Leave it out.')
 
     def filled(self, flavors: ty.Mapping[str, str], volume_type: str | None,
                floating_ips: ty.Mapping[str, str],

@@ -154,6 +154,8 @@ class Stacks(resource_types.ResourceType):
         if addresses:
             spec['addresses'] = len(contents)
             spec['floating_ips'] = [_at_root(*one) for one in addresses]
+            for name in spec['floating_ips']:
+                templates.check_floating_ip(name)
             contents.append({
                 'resource_type': 'virtual:floatingip',
                 'network_id': network_id, 'amount': len(addresses)})
@@ -247,7 +249,7 @@ class Stacks(resource_types.ResourceType):
                 {name: own[number]
                  for name, number in spec['flavors'].items()},
                 None if spec['volumes'] is None else own[spec['volumes']],
-                {} if spec['addresses'] is None else self._floating_ips(
+                {} if spec.get('addresses') is None else self._floating_ips(
                     own[spec['addresses']], reserved))
         return {'template': template, 'files': files, 'tags': STARTED,
                 'parameters': stack['parameters']}

@@ -7,10 +7,12 @@ type is private, and no project has access to it: the capacity is for leases.
 When a lease starts, its project gets a volume type with the id of the
 reservation, which has the extra specs of the enrolled one, and a quota of the
 reserved size for it. When the lease ends, its volumes are deleted, or get
-another volume type if its end policy keeps servers.
+another volume type if its end policy keeps servers and the operator has named
+one for that.
 """
 
 import functools
+import time
 import typing as ty
 
 from oslo_log import log as logging
@@ -45,8 +47,13 @@ _DELETABLE = frozenset({
     'error_managing', 'error_deleting'})
 #: Statuses that last as long as the users of a volume like.
 _HELD = frozenset({'awaiting-transfer', 'reserved', 'in-use', 'maintenance'})
+#: Statuses that cinder leaves within seconds, unless users have requested them
+#: and nothing else, and the seconds after which that is assumed.
+_PASSING = frozenset({
+    'attaching', 'detaching', 'error_attaching', 'error_detaching'})
+_STUCK = 600
 #: Statuses in which cinder changes the type of a volume, and those of volumes
-#: that have nothing to keep.
+#: that have nothing to keep unless a server has them.
 _KEEPABLE = 'available', 'in-use'
 _EMPTY = 'error', 'error_deleting', 'error_managing'
 
@@ -57,6 +64,7 @@ class Volumes(resource_types.ResourceType):
 
     :ivar cinder: the service
     :ivar detach: see :func:`.volume_detachment.detach`
+    :ivar time: returns the current time
     """
 
     parameters: ty.ClassVar[ty.Mapping[str, str]] = {
@@ -66,6 +74,7 @@ class Volumes(resource_types.ResourceType):
     def __init__(self) -> None:
         self.cinder = volume_api.cinder()
         self.detach: ty.Callable[[str, str], bool] = volume_detachment.detach
+        self.time: ty.Callable[[], float] = time.time
 
     # -- what is asked for -------------------------------------------------
 
@@ -134,9 +143,11 @@ class Volumes(resource_types.ResourceType):
     bookings_changed = transferred = start
 
     def end(self, reserved: resource_types.ReservationContext) -> None:
-        mine = _of_reservation(self.cinder.types(), reserved.id)
+        types = self.cinder.types()
+        mine = _of_reservation(types, reserved.id)
         if mine is not None:
-            self._remove(mine, reserved)
+            self._remove(mine, reserved, _kept_type(mine, types) if (
+                installed_policies.keeps(reserved.on_end)) else None)
 
     def open_reservations(self) -> ty.Collection[str] | None:
         if not self.cinder.is_configured():
@@ -150,11 +161,13 @@ class Volumes(resource_types.ResourceType):
         self.cinder.deny(type_id, project_id)
 
     def _remove(self, mine: volume_api.VolumeType,
-                reserved: resource_types.ReservationContext) -> None:
+                reserved: resource_types.ReservationContext,
+                kept_type: '_KeptType | None') -> None:
         """Delete a volume type: first what lets projects use it, then its
         volumes with their snapshots unless they get another type, last itself;
         safe to repeat.
 
+        :param kept_type: the type that its volumes get; None: they are deleted
         :raises CloudUnavailable: while there are volumes
         """
         for project_id in self.cinder.projects_of(mine.id):
@@ -162,9 +175,9 @@ class Volumes(resource_types.ResourceType):
         volumes = self.cinder.volumes_of(mine.id)
         if volumes:
             said = f'Reservation {reserved.id} has {_listed(volumes)}'
-            if installed_policies.keeps(reserved.on_end):
+            if kept_type is not None:
                 raise errors.CloudUnavailable(
-                    f'{said}: {self._keep_all(volumes, mine)}')
+                    f'{said}: {self._keep_all(volumes, kept_type)}')
             for one in volumes:
                 self._delete(one)
             servers = {server for one in volumes for server in one.servers}
@@ -177,30 +190,38 @@ class Volumes(resource_types.ResourceType):
                  reserved.id)
 
     def _keep_all(self, volumes: ty.Iterable[volume_api.Volume],
-                  mine: volume_api.VolumeType) -> str:
+                  kept_type: '_KeptType') -> str:
         """Go one step further in giving volumes of a reservation another type.
 
         :returns: a clause about it, with the first reason why not
         """
-        target = mine.extra_specs.get(KEPT) or self.cinder.default_type()
-        failed = []
-        for one in volumes:
+        failed = [kept_type.fault] if kept_type.fault else []
+        for one in () if failed else volumes:
             try:
-                self._keep(one, target)
+                self._keep(one, kept_type.name)
             except errors.CloudUnavailable as exc:
                 failed.append(f'{one.id}: {exc}')
-        return f'being given volume type {target}.' if not failed else (
-            f'they are not given volume type {target}: {failed[0]}')
+        return f'being given volume type {kept_type.name}.' if (
+            not failed) else (f'they are not given volume type '
+                              f'{kept_type.name}: {failed[0]}')
 
     def _keep(self, one: volume_api.Volume, target: str) -> None:
-        if one.status in _EMPTY:
+        if one.status in _EMPTY and not one.servers:
             self._delete(one)
         elif one.group_id is not None:
             self.cinder.remove_from_group(one.group_id, one.id)
         elif one.status in _KEEPABLE:
             self.cinder.retype(one.id, target)
-        elif one.status in _HELD | _DELETABLE and not one.servers:
-            self.cinder.reset(one.id)
+        elif self._is_held(one) or one.status in _DELETABLE:
+            # A shelved server keeps its attachment.
+            self.cinder.reset(
+                one.id, 'in-use' if one.servers else 'available',
+                detached=False)
+
+    def _is_held(self, one: volume_api.Volume) -> bool:
+        """Return whether the users of a volume keep it in its status."""
+        return one.status in _HELD or one.status in _PASSING and (
+            one.changed_at < self.time() - _STUCK)
 
     def _delete(self, one: volume_api.Volume) -> None:
         """Go one step further in deleting a volume, whatever state its users
@@ -211,7 +232,7 @@ class Volumes(resource_types.ResourceType):
         if one.group_id is not None:
             self.cinder.remove_from_group(one.group_id, one.id)
             return
-        if one.status in _HELD:
+        if self._is_held(one):
             self.cinder.reset(one.id)
         elif one.status not in _DELETABLE:
             # Cinder is at work.
@@ -245,6 +266,36 @@ class Volumes(resource_types.ResourceType):
             LOG.warning('Volume type %s is not enrolled: %s', kind.name, why)
             return 0
         return int(text)
+
+
+class _KeptType(ty.NamedTuple):
+    """The volume type of volumes that are kept.
+
+    :ivar fault: why it cannot be used; empty: it can
+    """
+
+    name: str
+    fault: str
+
+
+def _kept_type(mine: volume_api.VolumeType,
+               types: ty.Iterable[volume_api.VolumeType]) -> _KeptType | None:
+    """Return the type that the volumes of a reservation get.
+
+    :param mine: the type of the reservation
+    :returns: None: the operator has named none
+    """
+    enrolled = next((one for one in types if
+                     one.id == mine.extra_specs.get(_ENROLLED)), mine)
+    name = enrolled.extra_specs.get(KEPT)
+    if not name:
+        return None
+    found = next((one for one in types if name in (one.name, one.id)), None)
+    if found is None:
+        return _KeptType(name, 'it does not exist.')
+    if {CAPACITY, _RESERVATION} & found.extra_specs.keys():
+        return _KeptType(name, 'it is for leases.')
+    return _KeptType(name, '')
 
 
 def _of_reservation(types: ty.Iterable[volume_api.VolumeType],

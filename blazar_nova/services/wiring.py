@@ -126,7 +126,8 @@ def _publish(notify: _Notify, event_type: str, lease: dict[str, ty.Any],
     try:
         notify(event_type, lease)
     except Exception:
-        LOG.exception('%s: publishing %s failed', lease['id'], event_type)
+        LOG.exception('%s: publishing %s failed',
+                      lease['id'] or lease['name'], event_type)
 
 
 def assemble(conf: ty.Any, clock: clocks.Clock | None = None) -> Parts:

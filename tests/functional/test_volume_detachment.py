@@ -30,8 +30,8 @@ class DetachTest(leased.LeasedTestCase):
         self.assertTrue(volume_detachment.detach(server_id, OTHER))
         self.wait_for(lambda: not self.attached(server_id),
                       what='a server without it')
-        # Asked again, nothing happens.
-        self.assertTrue(volume_detachment.detach(server_id, OTHER))
+        # Asked again, nothing happens: it does not have the volume.
+        self.assertFalse(volume_detachment.detach(server_id, OTHER))
         self.assertEqual(
             'ACTIVE', self.admin.get_server(server_id)['status'])
 

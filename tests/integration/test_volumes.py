@@ -91,8 +91,8 @@ class CinderTest(lease_api.LeaseApiTestCase):
         return server_id
 
     def test_volumes_that_are_kept(self) -> None:
-        """The first one gets the type of the operator; there is no quota for
-        the second one at first.
+        """A server has the first one, a shelved server the second one; there
+        is no quota for the third one at first.
         """
         self.volumes('type', 'create', 'kept', '--property',
                      'volume_backend_name=ssd', user='admin')
@@ -105,34 +105,45 @@ class CinderTest(lease_api.LeaseApiTestCase):
         self.wait_for_lease(lease['id'], 'ACTIVE')
         kind = lease['reservations'][0]['id']
         made = [self.volumes('create', name, '--size', '20', '--type', kind)
-                for name in ('one', 'two')]
+                for name in ('one', 'two', 'three')]
         for one in made:
             self.wait_for(lambda one=one: self.volumes('show', one['id'])[
                 'status'] == 'available', 'a volume')
         project = self.volumes('show', made[0]['id'], user='admin')[
             'os-vol-tenant-attr:tenant_id']
         self.run_client('openstack', 'quota', 'set', project, '--gigabytes',
-                        '20', '--volume-type', 'kept', user='admin')
-        server = self.attach(made[0]['id'])
+                        '40', '--volume-type', 'kept', user='admin')
+        servers = [self.attach(one['id']) for one in made[:2]]
+        self.demo('POST', f'/servers/{servers[1]}/action', {'shelve': None})
+        self.wait_for(lambda: self.server(servers[1])['status'] ==
+                      'SHELVED_OFFLOADED', 'a server that is shelved')
+        self.assertEqual('reserved', self.volumes('show', made[1]['id'])[
+            'status'])
         self.demo('PUT', f'/leases/{lease["id"]}', {
             'end_date': base.date(time.time() + 2)}, service='reservation')
         self.wait_for(lambda: 'not given volume type kept' in (
             self.shown(lease)['status_reason'] or ''),
             'a lease that says why')
         self.run_client('openstack', 'quota', 'set', project, '--gigabytes',
-                        '40', '--volume-type', 'kept', user='admin')
+                        '60', '--volume-type', 'kept', user='admin')
         self.wait_for_lease(lease['id'], 'TERMINATED', seconds=240)
+        self.demo('POST', f'/servers/{servers[1]}/action', {'unshelve': None})
+        self.wait_for(lambda: self.server(servers[1])['status'] == 'ACTIVE',
+                      'a server that is back')
         self.assertEqual(
-            {'one': ('kept', 'in-use'), 'two': ('kept', 'available')}, {
+            {'one': ('kept', 'in-use'), 'two': ('kept', 'in-use'),
+             'three': ('kept', 'available')}, {
                 found['name']: (found['type'], found['status'])
                 for found in (self.volumes('show', one['id'])
                               for one in made)})
-        self.assertEqual('ACTIVE', self.server(server)['status'])
+        self.assertEqual('ACTIVE', self.server(servers[0])['status'])
         self.assertNotIn(kind, {one['Name'] for one in self.volumes(
             'type', 'list', user='admin')})
-        self.demo('DELETE', f'/servers/{server}')
-        self.wait_for(lambda: self.volumes('show', made[0]['id'])[
-            'status'] == 'available', 'a volume without a server')
+        for server in servers:
+            self.demo('DELETE', f'/servers/{server}')
+        self.wait_for(lambda: all(self.volumes('show', one['id'])[
+            'status'] == 'available' for one in made),
+            'volumes without a server')
         for one in made:
             self.volumes('delete', one['id'])
         self.wait_for(lambda: not self.volumes('list'), 'no volumes')

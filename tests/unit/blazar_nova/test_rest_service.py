@@ -28,7 +28,6 @@ READ = (
      ['network']),
     (network_api.Neutron, 'ports', ('network',), ['ports']),
     (volume_api.Cinder, 'types', (), ['volume_types']),
-    (volume_api.Cinder, 'default_type', (), ['volume_type', 'name']),
     (volume_api.Cinder, 'create_type', ('name', 'text', {}), ['volume_type']),
     (volume_api.Cinder, 'projects_of', ('type',), ['volume_type_access']),
     (volume_api.Cinder, 'freeze', ('project', 'name'), ['quota_set']),
@@ -40,8 +39,7 @@ READ = (
 WRONG = (None, 7, 'text', True, [None], [7], ['text'], [[None]], {'a': 1})
 #: Those of them that are right: there is no such stack, or quota.
 RIGHT = (('find', {'stack': None}), ('freeze', {'quota_set': {'a': 1}}),
-         ('create', {'stack': {'id': 'text'}}),
-         ('default_type', {'volume_type': {'name': 'text'}}))
+         ('create', {'stack': {'id': 'text'}}))
 
 
 class TestWrongAnswers(base.TestCase):

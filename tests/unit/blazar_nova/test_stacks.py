@@ -337,10 +337,16 @@ class TestContents(StackTestCase):
             len(others), own.spec['addresses'], own.spec['floating_ips']))
         self.assertIn('3 resources of the stack: db, other, web.',
                       own.warnings[0])
-        self.assertIn('Floating IP many/0 cannot be reserved', str(
-            self.assertRaises(
-                errors.InvalidLeaseParams, self.wanted, template(
-                    one=server(), many=group(2, floating_ip())),
+        old = {'heat_template_version': '2016-04-08', 'resources': {
+            'one': server(), 'web': floating_ip()}}
+        for wrong, says in (
+                (template(one=server(), many=group(2, floating_ip())),
+                 'Floating IP many/0 cannot be reserved, as it is in a group'),
+                (old, 'Write 2016-10-14 or later.'),
+                (template(one=server(), web=floating_ip(dns_name='web')),
+                 'Floating IP web cannot be reserved with "dns_name"')):
+            self.assertIn(says, str(self.assertRaises(
+                errors.InvalidLeaseParams, self.wanted, wrong,
                 floating_network_id='public-id')))
 
     def test_what_cannot_be_sized_is_refused_by_name(self):

@@ -139,8 +139,9 @@ class FakeCinder:
     def remove_from_group(self, group_id, volume_id):
         self.become(volume_id, group_id=None)
 
-    def reset(self, volume_id):
-        self.become(volume_id, status='available', servers=())
+    def reset(self, volume_id, status='available', detached=True):
+        self.become(volume_id, status=status, **(
+            {'servers': ()} if detached else {}))
         self._done('reset')
 
     def delete_volume(self, volume_id):
@@ -150,9 +151,6 @@ class FakeCinder:
             raise errors.CloudUnavailable('Cinder refuses: it is in use.')
         self.become(volume_id, status='deleting')
         self._done('delete_volume')
-
-    def default_type(self):
-        return 'plain'
 
     def retype(self, volume_id, type_name):
         one, _kind, size = self.volumes[volume_id]
@@ -180,6 +178,7 @@ class VolumeTestCase(base.LeaseTestCase):
         self.kind = volumes.Volumes()
         self.kind.cinder = self.cinder
         self.kind.detach = self.cinder.detach
+        self.kind.time = lambda: self.clock.now()
         return {NAME: self.kind}
 
     def setUp(self):
@@ -312,12 +311,13 @@ class TestEnd(VolumeTestCase):
                 {'status': 'in-use', 'servers': ('server1',)},
                 {'status': 'in-use', 'servers': ('unknown',)},
                 {'status': 'reserved'}, {'status': 'awaiting-transfer'},
-                {'group_id': 'group'}, {'status': 'creating'}), 2):
+                {'group_id': 'group'}, {'status': 'creating'},
+                {'status': 'attaching', 'changed_at': base.NOW}), 2):
             self.cinder.create('project', its_id, 1, **values)
             self.assertIn(f'vol{number}', self.cinder.volumes)
         self.run_for(1000)
         self.assertEqual('TERMINATING', self.status(self.lease))
-        self.assertIn('6 volumes (vol2, ', self.reason(self.lease))
+        self.assertIn('7 volumes (vol2, ', self.reason(self.lease))
         self.assertIn('attached to server1, unknown', self.reason(self.lease))
         # No other one is created meanwhile.
         self.assertFalse(self.cinder.create('project', its_id, 1))
@@ -363,16 +363,22 @@ class TestKept(VolumeTestCase):
 
     def setUp(self):
         super().setUp()
-        for name in 'plain', 'kept':
-            self.cinder.kinds[name] = volume_api.VolumeType(
-                name, name, True, {})
-            self.cinder.access[name] = set()
+        self.cinder.kinds['plain'] = volume_api.VolumeType(
+            'plain', 'plain', True, {})
+        self.cinder.access['plain'] = set()
+        self.name('plain')
+
+    def name(self, kept_type):
+        """Do what the operator does to have volumes kept."""
+        self.cinder.enroll(SSD, 'ssd', 100, extra_specs={
+            volumes.CAPACITY: '100', **(
+                {} if kept_type is None else {volumes.KEPT: kept_type})})
 
     def types_of_volumes(self):
         return {key: kind for key, (_one, kind, _size)
                 in self.cinder.volumes.items()}
 
-    def test_its_volumes_get_the_default_type(self):
+    def test_its_volumes_get_the_type_that_is_named(self):
         for on_end in ('release', 'stop', 'shelve', 'suspend',
                        'snapshot,delete'):
             its_id = self.started(on_end=on_end)
@@ -389,20 +395,51 @@ class TestKept(VolumeTestCase):
             self.assertEqual(('server1',),
                              self.cinder.volumes.pop(volume_id)[0].servers)
 
-    def test_or_the_one_that_the_operator_names(self):
-        self.cinder.enroll(SSD, 'ssd', 100, extra_specs={
-            volumes.CAPACITY: '100', volumes.KEPT: 'kept'})
+    def test_without_one_they_are_deleted(self):
+        self.name(None)
         its_id = self.started(on_end='release')
         self.cinder.create('project', its_id, 1)
         self.run_for(1000)
+        self.cinder.finish()
         self.run_for(300)
-        self.assertEqual({'kept'}, {*self.types_of_volumes().values()})
-        self.assertEqual({SSD, DISK, 'plain', 'kept'}, {*self.cinder.kinds})
+        self.assertEqual(('TERMINATED', {}), (
+            self.status(self.lease), self.cinder.volumes))
+
+    def test_one_that_is_wrong_is_said_and_may_be_corrected(self):
+        its_id = self.started(on_end='release')
+        self.cinder.create('project', its_id, 1)
+        for kept_type, says in (('gone', 'does not exist'),
+                                ('disk', 'is for leases'),
+                                (its_id, 'is for leases')):
+            self.name(kept_type)
+            self.run_for(1000)
+            self.assertIn(f'not given volume type {kept_type}: it {says}.',
+                          self.reason(self.lease))
+        self.name('plain')
+        self.run_for(300)
+        self.run_for(300)
+        self.assertEqual({'plain'}, {*self.types_of_volumes().values()})
+        self.assertEqual({SSD, DISK, 'plain'}, {*self.cinder.kinds})
+
+    def test_what_servers_have_is_not_detached(self):
+        its_id = self.started(on_end='release')
+        for values in ({'status': 'in-use'}, {'status': 'error'},
+                       {'status': 'error_detaching'}):
+            self.cinder.create('project', its_id, 1, servers=('server1',),
+                               **values)
+        self.cinder.servers.add('server1')
+        for seconds in (1000, 300, 300):
+            self.run_for(seconds)
+        self.assertEqual('TERMINATED', self.status(self.lease))
+        self.assertEqual({(('server1',), 'in-use')}, {
+            (one.servers, one.status) for one, _kind, _size
+            in self.cinder.volumes.values()})
 
     def test_what_users_do_does_not_keep_the_capacity(self):
         its_id = self.started(on_end='release')
         for values in ({'status': 'awaiting-transfer'},
                        {'status': 'reserved'}, {'group_id': 'group'},
+                       {'status': 'attaching', 'changed_at': 1},
                        {'status': 'error_extending'}, {'status': 'error'}):
             self.cinder.create('project', its_id, 1, **values)
         self.run_for(1000)
@@ -410,7 +447,7 @@ class TestKept(VolumeTestCase):
             self.run_for(300)
             self.cinder.finish()
         self.assertEqual('TERMINATED', self.status(self.lease))
-        self.assertEqual(['plain'] * 4, [*self.types_of_volumes().values()])
+        self.assertEqual(['plain'] * 5, [*self.types_of_volumes().values()])
 
     def test_without_quota_they_are_deleted_after_an_hour(self):
         its_id = self.started(on_end='release')
@@ -427,7 +464,7 @@ class TestKept(VolumeTestCase):
         for _time in range(3):
             self.run_for(300)
             self.cinder.finish()
-        self.assertEqual(({}, 'TERMINATED', {SSD, DISK, 'plain', 'kept'}), (
+        self.assertEqual(({}, 'TERMINATED', {SSD, DISK, 'plain'}), (
             self.cinder.volumes, self.status(self.lease),
             {*self.cinder.kinds}))
 
@@ -543,13 +580,14 @@ class TestCinder(base.TestCase):
             return {'volumes': [{
                 'id': str(number), 'status': 'in-use',
                 'os-vol-tenant-attr:tenant_id': 'p',
+                'created_at': '1970-01-01T00:00:07.000000', 'updated_at': None,
                 'group_id': None, 'attachments': [
                     {'server_id': 's'}, {'server_id': None}]}
                 for number in range(start, start + count)]}
 
         self.answer(page(1000, 0), page(1, 1000))
         self.assertEqual(
-            volume_api.Volume('1000', 'p', 'in-use', ('s',)),
+            volume_api.Volume('1000', 'p', 'in-use', ('s',), None, 7),
             self.cinder.volumes_of('ssd')[1000])
         self.assertIn('marker=999', str(self.adapter.request.mock_calls[1]))
 
@@ -561,9 +599,8 @@ class TestCinder(base.TestCase):
             '/os-quota-sets/p', 'PUT', timeout=30,
             json={'quota_set': {'gigabytes_ssd': 8}})
 
-    def test_volumes_without_a_type_get_the_default_one(self):
-        self.answer({'volume_type': {'id': '1', 'name': 'plain'}}, {})
-        self.assertEqual('plain', self.cinder.default_type())
+    def test_a_volume_of_another_type_may_be_moved(self):
+        self.answer({})
         self.cinder.retype('v', 'plain')
         self.adapter.request.assert_called_with(
             '/volumes/v/action', 'POST', timeout=30, json={'os-retype': {

@@ -325,8 +325,10 @@ class Cloud:
         resources = {'VCPU': 1, 'MEMORY_MB': 64, 'DISK_GB': 1}
         rows: dict[type[models.Base], list[dict[str, ty.Any]]] = {
             models.Lease: [{
-                'id': one, 'name': 'lease', 'project_id': 'project',
-                'user_id': 'user', 'start_date': first,
+                # Leases without an owner would be reported as orphans.
+                'id': one, 'name': 'lease', 'start_date': first,
+                'project_id': self._demo.project_id,
+                'user_id': self._demo.user_id,
                 'end_date': first + 7200 * (bookings // len(hosts) + 1),
                 'before_end_date': None, 'on_end': 'delete',
                 'status': 'PENDING', 'conditions': None,

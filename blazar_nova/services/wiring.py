@@ -137,15 +137,13 @@ def assemble(conf: ty.Any, clock: clocks.Clock | None = None) -> Parts:
         of Nova is not supported
     """
     clock = clock or clocks.SystemClock()
-    check.require_tested(conf)
+    _check_options(conf)
     process.bound_waiting()
     database = open_database(conf, clock)
     secrets = encryption.Encryption(conf.blazar.encryption_keys)
     trusts = user_credentials.Credentials(conf)
     cloud = nova_cloud.NovaCloud(trusts, clock)
     types = registry.types(lookup.Lookup(database, clock))
-    host_cleaning.command_of(conf.blazar)
-    interruptible_params.check_actions(conf.blazar.eviction_actions)
     answers = lease_views.LeaseViews(types)
     budget = budget_service.External(conf, trusts.place, answers.lease)
     notify = _notifier(budget, notifications.Notifications(
@@ -165,10 +163,8 @@ def assemble(conf: ty.Any, clock: clocks.Clock | None = None) -> Parts:
                 limit_requests.of_change, allowed, types, answers),
             budget=budget if budget.commits else None, later=threads.later,
             bound=allowed.of_waiting), lost_after(conf))
-    owners = user_credentials.LeaseOwners(
-        trusts, secrets, lifecycle.lease_close.credential)
-    for kind in types.named.values():
-        kind.owners = owners
+    _set_owners(types, user_credentials.LeaseOwners(
+        trusts, secrets, lifecycle.lease_close.credential))
     identity = keystone_identity.KeystoneIdentity(trusts)
     drain = evacuation.Evacuation(
         database, clock, admission, cloud, 60 * conf.blazar.healing_interval,
@@ -178,19 +174,15 @@ def assemble(conf: ty.Any, clock: clocks.Clock | None = None) -> Parts:
         trusts=trusts, admission=admission, types=types, answers=answers,
         notify=notify, cloud=cloud, lifecycle=lifecycle, limits=allowed,
         identity=identity, evacuation=drain, background=threads,
-        leases=leases.Leases(
-            database, clock, admission, types, _charge(conf, budget),
-            conf.blazar.evict_now and (conf.blazar.interruptible_notice +
-                                       conf.blazar.eviction_timeout)),
+        leases=leases.Leases(database, clock, admission, types, _charge(
+            conf, budget), _eviction_time(conf)),
         end_notices=end_notices.EndNotices(database, clock, cloud, notify),
         orphans=orphans.Orphans(
             database, clock, identity, lifecycle.lease_end.delete,
             conf.blazar.orphaned_leases == 'end',
             conf.blazar.orphan_grace * 3600),
         host_status=host_status.HostStatus(
-            database, clock, host_status.Thresholds(
-                conf.blazar.failure_delay, conf.blazar.recovery_delay,
-                60 * conf.blazar.healing_interval), notify),
+            database, clock, _thresholds(conf), notify),
         maintenance=maintenance.Maintenance(
             database, clock, alternatives.Alternatives(
                 database, admission, lifecycle.demands), drain,
@@ -198,6 +190,35 @@ def assemble(conf: ty.Any, clock: clocks.Clock | None = None) -> Parts:
         preflight=preflight.Preflight(
             database, clock, cloud, secrets.decrypt, notify,
             [60 * minutes for minutes in conf.blazar.preflight]))
+
+
+def _check_options(conf: ty.Any) -> None:
+    """
+    :raises ConfigurationError: see :func:`assemble`
+    """
+    check.require_tested(conf)
+    host_cleaning.command_of(conf.blazar)
+    interruptible_params.check_actions(conf.blazar.eviction_actions)
+
+
+def _set_owners(types: resource_types.ResourceTypes,
+                owners: resource_types.Owners) -> None:
+    for kind in types.named.values():
+        kind.owners = owners
+
+
+def _eviction_time(conf: ty.Any) -> int:
+    """Return the seconds after which a lease that starts now has the capacity
+    of interruptible servers; 0: it does not get it.
+    """
+    return ty.cast(int, conf.blazar.evict_now and (
+        conf.blazar.interruptible_notice + conf.blazar.eviction_timeout))
+
+
+def _thresholds(conf: ty.Any) -> host_status.Thresholds:
+    return host_status.Thresholds(
+        conf.blazar.failure_delay, conf.blazar.recovery_delay,
+        60 * conf.blazar.healing_interval)
 
 
 def _notifier(budget: budget_service.External, send: _Notify) -> _Notify:

@@ -63,11 +63,13 @@ class Closed(ty.NamedTuple):
     :ivar hosted_servers: hosted servers, which have to be deleted first
     :ivar again: other reasons, with the time of the next attempt
     :ivar why: why reservations cannot be closed, in sentences
+    :ivar vacated: the reservations of whole hosts that are closed
     """
 
     hosted_servers: list[str]
     again: list[retries.RetryAfter]
     why: list[str]
+    vacated: list[str]
 
     @property
     def done(self) -> bool:
@@ -103,18 +105,20 @@ class LeaseClose:
         self._notify = notify
 
     def reserved(self, session: orm.Session, lease: models.Lease,
-                 on_end: str | None = None) -> Reserved:
+                 on_end: str | None = None, forced: bool = False) -> Reserved:
         """Return the reservations of a lease, for :meth:`close`.
 
         :param on_end: the end policy that applies; None: that of the lease
+        :param forced: see :class:`.resource_types.ReservationContext`
         """
-        return [(kind, one if on_end is None else dataclasses.replace(
-            one, on_end=on_end))
+        return [(kind, dataclasses.replace(
+            one, on_end=one.on_end if on_end is None else on_end,
+            forced=forced))
             for kind, one in self._types.reserved(session, lease)]
 
     def close(self, lease_id: str, has_servers: bool = False,
-              over: Reserved | None = None,
-              on_end: str | None = None) -> Closed:
+              over: Reserved | None = None, on_end: str | None = None,
+              forced: bool = False) -> Closed:
         """Close the reservations of a lease.
 
         A reservation that cannot be closed yet does not keep others open.
@@ -123,13 +127,13 @@ class LeaseClose:
             reservations that are not for boots: these stay open
         :param over: its reservations, as they were read since it began to end;
             None: read them
-        :param on_end: see :meth:`reserved`, if they are read
+        :param on_end: see :meth:`reserved`, as ``forced``, if they are read
         """
         if over is None:
             with self._database.reader() as session:
                 over = self.reserved(
-                    session, api.found(session, lease_id), on_end)
-        closed = Closed([], [], [])
+                    session, api.found(session, lease_id), on_end, forced)
+        closed = Closed([], [], [], [])
         # What uses another reservation comes after it.
         for kind, reserved in reversed(over):
             if has_servers and not kind.is_for_boots:
@@ -138,6 +142,7 @@ class LeaseClose:
                 one = self.shut(kind, reserved)
                 closed.hosted_servers.extend(one.hosted_servers)
                 closed.again.extend(one.again)
+                closed.vacated.extend(one.vacated)
             except errors.CloudUnavailable as exc:
                 closed.again.append(FAILED)
                 closed.why.append(str(exc))
@@ -163,7 +168,7 @@ class LeaseClose:
 
         :raises Exception: what the resource type raises
         """
-        closed = Closed([*kind.hosted_servers(reserved)], [], [])
+        closed = Closed([*kind.hosted_servers(reserved)], [], [], [])
         if closed.hosted_servers:
             self._cleaning.mark_dirty(kind, reserved)
         elif (again := self._cleaning.clean(kind, reserved)) is not None:
@@ -172,6 +177,8 @@ class LeaseClose:
             kind.end(reserved)
             if kind.has_hosts and kind.hosts_leave:
                 self._database.retried(self._let_leave, reserved)
+            if kind.has_hosts:
+                closed.vacated.append(reserved.id)
             fault_points.fault_point(fault_points.FaultPoint.CLOSE_CLOSED,
                                      reserved.lease_id)
         return closed
@@ -308,7 +315,8 @@ class LeaseClose:
                     LOG.warning('Lease %s: reservation %s can still be used; '
                                 'closing it', reserved.lease_id,
                                 reserved.id)
-                    self.shut(kind, reserved)
+                    self.shut(kind, dataclasses.replace(
+                        reserved, forced=True))
 
     def _let_leave(self, reserved: resource_types.ReservationContext) -> None:
         with self._database.writer() as session:

@@ -228,6 +228,9 @@ _SHOWN = 5
 #: else limits that: the owner may return, as after an outage of a user
 #: directory for a day.
 IN_VAIN = 3 * 86400
+#: Seconds after which what users do to the resources of a lease no longer
+#: delays its end.
+FORCED = 600
 #: The types of conditions that do not apply to a lease that ends.
 _BEFORE_END = (conditions.Type.WAITING, conditions.Type.START_DELAYED,
                conditions.Type.NOT_EXTENDED, conditions.Type.UNUSED)
@@ -239,6 +242,7 @@ class _Begun(ty.NamedTuple):
     :ivar servers: the steps of servers that have bookings
     :ivar others: the steps of servers that have none
     :ivar on_end: the policy of its reservations
+    :ivar forced: whether their end waits no longer for their users
     :ivar grace: seconds that are left of the grace period
     :ivar awaited: the servers for whose capacity other leases wait, each with
         the uuid of its host; without a server: a whole host
@@ -249,6 +253,7 @@ class _Begun(ty.NamedTuple):
     servers: dict[str, end_policies.Steps]
     others: end_policies.Steps
     on_end: str = end_policies.DELETE
+    forced: bool = False
     name: str = ''
     project_id: str = ''
     grace: int = 0
@@ -389,13 +394,15 @@ class LeaseEnd:
                 # No notification tells what users do to them meanwhile.
                 retries.LONGEST_WAIT)
         if begun.servers:
-            closed = self._closer.close(lease_id, on_end=begun.on_end)
+            closed = self._closer.close(
+                lease_id, on_end=begun.on_end, forced=begun.forced)
         if not closed.done:
             again = closed.soonest
             self._database.retried(
                 self._explain, lease_id,
                 lease_conditions.not_closed(closed.why)
-                if again is lease_close.FAILED else lease_conditions.CLEANING)
+                if again is lease_close.FAILED else lease_conditions.CLEANING,
+                closed.vacated)
             return again
         if not self._closer.finish_if_empty(lease_id, closed=True):
             return retries.RetryAfter(retries.AGAIN,
@@ -468,12 +475,18 @@ class LeaseEnd:
             self._database.retried(self._explain, lease_id, why)
 
     def _explain(self, lease_id: str,
-                 why: conditions.Condition | conditions.Type) -> None:
-        """Record in a lease why it has not ended."""
+                 why: conditions.Condition | conditions.Type,
+                 vacated: ty.Collection[str] = ()) -> None:
+        """Record in a lease why it has not ended.
+
+        :param vacated: reservations whose hosts others can have
+        """
         with self._database.writer() as session:
             lease = api.locked(session, lease_id)
             if lease.status == states.Lease.TERMINATING:
                 conditions.update(lease, self._clock.now(), why)
+                lease_status.free_hosts(
+                    session, lease, vacated, self._clock.now())
                 assignments.overdue(session, self._clock.now(), lease)
 
     def _replace(self, lease_id: str, why: str) -> None:
@@ -523,15 +536,16 @@ class LeaseEnd:
             session.execute(sa.delete(models.DeferredBuild).where(
                 models.DeferredBuild.lease_id == lease_id))
             its = end_policies.steps_of(name, self._policies)
+            forced = self._has_lasted(lease, now, FORCED)
             return _Begun({one: last if its[-1].for_hosted_servers else its
                            for one in lease_status.servers(lease)},
                           end_policies.moving(its, self._policies)
-                          if its[-1].stays else its, name, lease.name,
+                          if its[-1].stays else its, name, forced, lease.name,
                           lease.project_id, lease.end_date +
                           lease.grace_period - now if when_due and
                           lease.deleted_at is None else 0,
                           self._awaited(session, lease, now, its),
-                          self._closer.reserved(session, lease, name),
+                          self._closer.reserved(session, lease, name, forced),
                           lease.conditions)
 
     def _is_in_vain(self, session: orm.Session, lease: models.Lease) -> bool:
@@ -541,17 +555,23 @@ class LeaseEnd:
         return end_policies.needs_owner(lease.on_end, self._policies) and (
             session.get(models.Orphan, lease.id) is not None)
 
+    def _has_lasted(self, lease: models.Lease, now: int, seconds: int,
+                    ) -> bool:
+        """Return whether the end of a lease has been in progress for so many
+        seconds.
+        """
+        return lease.status == states.Lease.TERMINATING and (
+            now >= seconds + max(lease.end_date + lease.grace_period,
+                                 lease.ending_at or 0))
+
     def _lasts(self, lease: models.Lease, now: int, its: end_policies.Steps,
                seconds: int) -> bool:
         """Return whether the end of a lease has been in progress for so many
         seconds, and deletes no server yet.
         """
-        return lease.status == states.Lease.TERMINATING and (
+        return self._has_lasted(lease, now, seconds) and (
             not its[-1].for_hosted_servers) and (
-                its != [self._policies[end_policies.DELETE]]) and (
-                    now >= seconds + max(
-                        lease.end_date + lease.grace_period,
-                        lease.ending_at or 0))
+                its != [self._policies[end_policies.DELETE]])
 
     def _awaited(self, session: orm.Session, lease: models.Lease, now: int,
                  its: end_policies.Steps) -> set[tuple[str | None, str]]:

@@ -29,7 +29,7 @@ from blazar_core.db import models
 from blazar_core.leases import views
 
 __all__ = ['Count', 'Lease', 'apart', 'booking_of', 'comes_first',
-           'fail_waiting', 'finish', 'follow', 'free_capacity', 'has_servers',
+           'fail_waiting', 'finish', 'follow', 'free_capacity', 'free_hosts', 'has_servers',
            'is_building', 'server_counts', 'servers',
            'update_status', 'waiting']
 
@@ -243,6 +243,17 @@ def free_capacity(session: orm.Session,
         ledger.Edit(booking, ledger.new_of(
             booking, host_id=None, claimed_at=None))
         for booking in bookings])
+
+
+def free_hosts(session: orm.Session, lease: models.Lease,
+               reservation_ids: ty.Collection[str], now: int) -> None:
+    """Free the whole hosts of reservations of a lease that goes on ending."""
+    vacated = [one for one in lease.reservations
+               if one.whole and one.id in reservation_ids]
+    _unassign_hosts(session, vacated, now)
+    ledger.amend(session, now, [
+        ledger.Edit(booking, None)
+        for one in vacated for booking in one.bookings])
 
 
 def _unassign_hosts(session: orm.Session,

@@ -56,6 +56,8 @@ class ReservationContext:
     :ivar on_end: the end policy that applies, or would apply now
     :ivar together: the ids of all reservations of its lease, in the order of
         the request
+    :ivar forced: whether its end no longer waits for what users do to its
+        resources
     """
 
     id: str
@@ -72,6 +74,7 @@ class ReservationContext:
     servers: tuple[str, ...] = ()
     on_end: str = ''
     together: tuple[str, ...] = ()
+    forced: bool = False
 
     def may_own(self, project_id: str) -> bool:
         """Return whether an object of a project that is marked with this

@@ -149,7 +149,7 @@ GUARDS: dict[str, tuple[str, ty.Any]] = {
     'orphans': ('tests.simulation.world.World._delete_orphans',
                 lambda self, core: None),
     'close': ('blazar_core.lifecycle.lease_close.LeaseClose.close',
-              lambda self, lease_id, *how: lease_close.Closed([], [], [])),
+              lambda self, lease_id, *how: lease_close.Closed([], [], [], [])),
     'lock': ('blazar_core.db.api.locked', racer.late_lock),
     'again': ('blazar_core.plugins.end_policies.Delete.ask', _ask_once),
     'check': racer.GUARDS['check'],

@@ -2,6 +2,8 @@
 
 """Whole hosts in the reservation database, independent of the cloud."""
 
+from unittest import mock
+
 from oslo_utils import uuidutils
 
 from blazar_core.capacity import assignments
@@ -14,6 +16,8 @@ from blazar_core.db import models
 from blazar_core.leases import limits
 from blazar_core.leases import updates
 from blazar_core.leases import views
+from blazar_core.lifecycle import lease_end
+from blazar_core.lifecycle import retries
 from blazar_core.plugins import cloud_api
 from blazar_core.plugins import end_policies
 from tests import databases
@@ -277,6 +281,33 @@ class TestHolding(whole_hosts_base.WholeHostsTestCase):
         driven.run_due(self.engine)
         self.assertEqual('TERMINATED', self.status(lease))
         self.lease(400, 410)
+
+    def test_hosts_are_freed_while_another_reservation_is_not_closed(self):
+        self.host('two', VCPU=4)
+        lease = self.reserve(0, 100, self.machines_of(), self.places())
+        driven.run_due(self.engine)
+        self.assertEqual(1, len(self.held()))
+        forced = []
+
+        def end(reserved):
+            forced.append(reserved.forced)
+            raise errors.CloudUnavailable('its users hold it')
+
+        with mock.patch.object(self.places_type, 'end', end):
+            self.clock.advance(100)
+            driven.run_due(self.engine)
+            self.assertEqual('TERMINATING', self.status(lease))
+            self.assertEqual({}, self.held())
+            self.clock.advance(lease_end.FORCED - 1)
+            driven.run_due(self.engine)
+            self.assertNotIn(True, forced)
+            self.clock.advance(retries.LONGEST_PAUSE)
+            driven.run_due(self.engine)
+            self.assertTrue(forced[-1])
+        self.reserve_machines(1000, 2000, 2, 2)
+        self.clock.advance(300)
+        driven.run_due(self.engine)
+        self.assertEqual('TERMINATED', self.status(lease))
 
     def test_no_lease_gets_it_where_its_type_is_not_installed(self):
         self.started()

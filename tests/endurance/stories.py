@@ -18,6 +18,9 @@ SOON = 60
 MINUTE = 60
 #: Seconds for which servers and leases last.
 SHORT, LONG = 60, 300
+#: Interruptible servers last so many times as long, so that they fill the
+#: cloud.
+AGES = 4
 #: One in so many leases is extended, and one ended early.
 SOME = 4
 
@@ -63,18 +66,26 @@ class Telling:
         self.servers.add(server_id)
         return server_id
 
-    def runs(self, server_id: str, due: float) -> None:
+    def runs(self, server_id: str, due: float, leased: bool = True) -> None:
         """Wait until a server is active.
 
         :param due: the instant at which it should be
+        :param leased: its capacity is reserved
+        :raises Refused: if it is not, and there is no capacity
         """
         states = worlds.GONE, 'building', 'reserved'
         if not self.world.wait(lambda: self.world.state(server_id)
                                not in states, due + SOON - time.time()):
             raise Broken(f'{server_id} does not run, '
                          f'{self.world.state(server_id)}')
-        if self.world.state(server_id) != 'active':
-            raise Broken(f'{server_id} is {self.world.state(server_id)}')
+        state = self.world.state(server_id)
+        if state == 'error' and not leased:
+            fault = self.world.ask('show', self.user, 'GET',
+                                   f'/servers/{server_id}')['server']['fault']
+            if 'No valid host' in fault['message']:
+                raise worlds.Refused(fault['message'])
+        if state != 'active':
+            raise Broken(f'{server_id} is {state}')
         self.delays['runs'] = time.time() - due
 
     def goes(self, server_id: str, due: float) -> None:
@@ -85,6 +96,22 @@ class Telling:
                          f'{self.world.state(server_id)}')
         self.servers.discard(server_id)
         self.delays['goes'] = time.time() - due
+
+    def evicted(self, server_id: str) -> None:
+        """Check that the eviction of a server was announced in time."""
+        if self.world.state(server_id) != 'shelved_offloaded':
+            raise Broken(f'{server_id} is {self.world.state(server_id)}')
+        eviction = self.world.evictions.get(server_id)
+        if eviction is None:
+            raise Broken(f'{server_id} was evicted without a notice')
+        # Both instants were read up to a second late.
+        notice = time.time() - eviction.seen_at
+        self.delays |= {'notice': notice,
+                        'evicted': time.time() - eviction.evict_at}
+        if notice < worlds.NOTICE - 2 * worlds.LOOK:
+            raise Broken(f'{server_id} had a notice of {notice:.0f} s')
+        if time.time() < eviction.evict_at:
+            raise Broken(f'{server_id} was evicted early')
 
     def delete(self, server_id: str) -> None:
         self.world.ask('delete', self.user, 'DELETE', f'/servers/{server_id}')
@@ -123,8 +150,22 @@ class Telling:
 def plain(one: Telling) -> None:
     """A server without a lease."""
     server_id = one.boot('plain')
-    one.runs(server_id, time.time())
+    one.runs(server_id, time.time(), leased=False)
     one.world.live(one.lasts())
+    one.delete(server_id)
+    one.goes(server_id, time.time())
+
+
+def interruptible(one: Telling) -> None:
+    """An interruptible server, until it is evicted or deleted."""
+    server_id = one.boot('interruptible', {'interruptible': 'True'},
+                         one.world.flavors['m1.large'])
+    one.runs(server_id, time.time(), leased=False)
+    end = time.time() + AGES * one.lasts()
+    one.world.wait(lambda: one.world.state(server_id) != 'active',
+                   end - time.time())
+    if one.world.state(server_id) != 'active':
+        one.evicted(server_id)
     one.delete(server_id)
     one.goes(server_id, time.time())
 
@@ -209,4 +250,4 @@ def lists(one: Telling) -> None:
 
 #: The weight of each story.
 STORIES: dict[Story, int] = {
-    plain: 8, leased: 8, capacity: 3, whole: 1, lists: 6}
+    plain: 8, leased: 8, interruptible: 8, capacity: 3, whole: 1, lists: 6}

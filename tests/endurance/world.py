@@ -15,7 +15,8 @@ import sqlalchemy as sa
 from tests.integration import base
 from tests import stack
 
-__all__ = ['GONE', 'Latencies', 'Refused', 'World', 'note']
+__all__ = ['GONE', 'LOOK', 'NOTICE', 'Eviction', 'Latencies', 'Refused',
+           'World', 'note']
 
 #: The state of a server that does not exist.
 GONE = 'gone'
@@ -23,12 +24,31 @@ GONE = 'gone'
 LOOK = 1
 #: A quota that is never reached.
 PLENTY = 100_000
+#: Seconds between the notification about an eviction and the eviction, and
+#: those that it may take.
+NOTICE, EVICTION = 30, 120
 QUOTAS = {name: PLENTY for name in ('instances', 'cores', 'ram')}
 _SERVERS = ('SELECT uuid, vm_state FROM instances WHERE deleted = 0 '
             'AND vm_state IS NOT NULL')
 _LEASES = 'SELECT id, status FROM leases'
 _LEASED = ('SELECT server_id, lease_id FROM bookings JOIN reservations '
            'ON reservations.id = reservation_id WHERE server_id IS NOT NULL')
+_EVICTIONS = ("SELECT server_id, id, next_at FROM server_moves "
+              "WHERE reason = 'eviction' "
+              "AND status NOT IN ('moved', 'failed', 'cancelled')")
+
+
+class Eviction(ty.NamedTuple):
+    """An eviction of a server.
+
+    :ivar move: the id of its server move
+    :ivar seen_at: when it was first seen
+    :ivar evict_at: when it was to be carried out, then
+    """
+
+    move: int
+    seen_at: float
+    evict_at: int
 
 
 class Refused(Exception):
@@ -63,6 +83,7 @@ class World:
     :ivar servers: id -> ``vm_state`` of Nova, of servers in a cell
     :ivar leases: id -> status
     :ivar lease_of: the id of a server -> that of its lease
+    :ivar evictions: the id of a server -> its last eviction
     """
 
     def __init__(self, cloud: stack.Stack) -> None:
@@ -72,6 +93,7 @@ class World:
         self.servers: dict[str, str] = {}
         self.leases: dict[str, str] = {}
         self.lease_of: dict[str, str] = {}
+        self.evictions: dict[str, Eviction] = {}
         self.admin = base.Client(cloud, 'admin')
         self.users = [base.Client(cloud, name) for name in ('demo', 'other')]
         for user in self.users:
@@ -153,6 +175,7 @@ class World:
                 servers = dict(self.rows(_SERVERS, 'nova'))
                 leases = dict(self.rows(_LEASES))
                 lease_of = dict(self.rows(_LEASED))
+                evictions = self.rows(_EVICTIONS)
             except sa.exc.SQLAlchemyError:
                 # The test caused this fault: the last state is kept until it
                 # is over.
@@ -160,6 +183,10 @@ class World:
             with self._seen:
                 self.servers, self.leases = servers, leases
                 self.lease_of = lease_of
+                for server_id, move, evict_at in evictions:
+                    if self.evictions.get(server_id, (0,))[0] != move:
+                        self.evictions[server_id] = Eviction(
+                            move, time.time(), evict_at)
                 self._looks += 1
                 self._seen.notify_all()
 

@@ -32,6 +32,7 @@ from oslo_utils import specs_matcher
 import pyparsing
 
 from blazar_core.common import errors
+from blazar_core.common import inputs
 
 __all__ = ['Expression', 'Properties', 'both', 'check', 'matching', 'parse',
            'spec_matches', 'spec_problem']
@@ -190,11 +191,13 @@ def _load(text: str) -> object:
     if not text.strip():
         return None
     try:
-        return ty.cast(object, json.loads(text))
+        found = ty.cast(object, json.loads(text))
     except (ValueError, RecursionError) as exc:
         raise errors.InvalidLeaseParams(
             f'The property expression is not JSON ({exc}). Write for '
             f'example {_EXAMPLE}.') from exc
+    inputs.check_depth(found, 'The property expression')
+    return found
 
 
 def _expression(node: object, depth: int) -> Expression:

@@ -11,16 +11,36 @@ from oslo_utils import strutils
 
 from blazar_core.common import errors
 
-__all__ = ['address', 'affinity_of', 'boolean', 'check_keys', 'integer',
-           'json_object', 'kind_of', 'needed', 'shown', 'text', 'texts']
+__all__ = ['address', 'affinity_of', 'boolean', 'check_depth', 'check_keys',
+           'integer', 'json_object', 'kind_of', 'needed', 'shown', 'text',
+           'texts']
 
 #: More than any host has, and small enough for a database column and for the
 #: sum of many.
 _LARGEST = 2 ** 31 - 1
 
+#: The levels of lists and objects in the JSON of users. Every recursive
+#: function has enough stack for them.
+_DEEPEST = 64
+
 _INTEGER = re.compile('[+-]?[0-9]{1,20}')
 
 _Object: ty.TypeAlias = dict[str, object]
+
+
+def check_depth(value: object, what: str) -> None:
+    """Check how deeply lists and objects are nested.
+
+    :raises InvalidLeaseParams: if it is more than any function may need
+    """
+    level = [value]
+    for _depth in range(_DEEPEST):
+        level = [each for one in level if isinstance(one, dict | list)
+                 for each in (one.values() if isinstance(one, dict) else one)]
+    if level:
+        raise errors.InvalidLeaseParams(
+            f'{what} is nested deeper than {_DEEPEST} levels. Write a flatter '
+            f'one.')
 
 
 def check_keys(

@@ -237,15 +237,15 @@ def read(template: ty.Any, files: ty.Any) -> Templates:
             '"template" must be a template of Heat (HOT), an object or a '
             'text in YAML, with "heat_template_version" and "resources".')
     nested: dict[str, _Object] = {}
-    names = [*_types_of(root)]
+    names, seen = {*_types_of(root)} & files.keys(), set[str]()
     while names:
         name = names.pop()
-        if name in files and name not in nested:
-            found = _plain(_parsed(files[name], inputs.shown(name)),
-                           inputs.shown(name))
-            if _is_template(found):
-                nested[name] = found
-                names += _types_of(found)
+        seen.add(name)
+        found = _plain(_parsed(files[name], inputs.shown(name)),
+                       inputs.shown(name))
+        if _is_template(found):
+            nested[name] = found
+            names |= ({*_types_of(found)} & files.keys()) - seen
     return Templates(root, files, nested)
 
 
@@ -268,10 +268,34 @@ def _is_template(value: ty.Any) -> bool:
 
 def _parsed(text: str, name: str) -> ty.Any:
     try:
+        _check_size(text, name)
         return yaml.load(text, _Loader)  # noqa: S506 - a safe loader
     except (yaml.YAMLError, ValueError, RecursionError) as exc:
         raise errors.InvalidLeaseParams(
             f'{name} is not YAML: {inputs.shown(str(exc))}.') from exc
+
+
+def _check_size(text: str, name: str) -> None:
+    """Check a text before it is loaded: libyaml then needs stack for each
+    level, and time by the square of their number.
+
+    :raises InvalidLeaseParams: if it is too large
+    """
+    depth = 0
+    for number, event in enumerate(yaml.parse(text, _Loader)):
+        if isinstance(event, yaml.CollectionStartEvent):
+            depth += 1
+        elif isinstance(event, yaml.CollectionEndEvent):
+            depth -= 1
+        # A collection is two events.
+        if depth > _DEEPEST or number > 2 * _MOST:
+            raise _too_large(name)
+
+
+def _too_large(name: str) -> errors.InvalidLeaseParams:
+    return errors.InvalidLeaseParams(
+        f'{name} has more than {_MOST} values, or they are nested more than '
+        f'{_DEEPEST} times. Write a smaller one.')
 
 
 def _plain(value: ty.Any, name: str) -> ty.Any:
@@ -285,9 +309,7 @@ def _plain(value: ty.Any, name: str) -> ty.Any:
         nonlocal left
         left -= 1
         if left < 0 or depth > _DEEPEST:
-            raise errors.InvalidLeaseParams(
-                f'{name} has more than {_MOST} values, or they are nested '
-                f'more than {_DEEPEST} times. Write a smaller one.')
+            raise _too_large(name)
         if isinstance(one, dict):
             return {str(scalar(key)): copied(each, depth + 1)
                     for key, each in one.items()}

@@ -111,13 +111,13 @@ class Stacks(resource_types.ResourceType):
 
     def requirements(self, asking: ty.Any,
                      params: Values) -> resource_types.Requirements:
-        stack = self._stack_of(params)
-        templates = stack_templates.read(stack['template'], stack['files'])
-        templates.check()
         if not self.heat.is_configured():
             raise errors.InvalidLeaseParams(
                 'Stacks cannot be reserved in this cloud: [blazar_heat] of '
                 'nova.conf has no credentials.')
+        stack = self._stack_of(params)
+        templates = stack_templates.read(stack['template'], stack['files'])
+        templates.check()
         context = asking.context
         leaves = list(_leaves(self.heat.preview(
             context.auth_token, context.project_id, {

@@ -193,6 +193,7 @@ def _load(text: object) -> _Object:
             f'The hint lease_params has {size} bytes. Write at most '
             f'{MAX_BYTES}.')
     params = _decode(text)
+    inputs.check_depth(params, 'The hint lease_params')
     if not isinstance(params, dict):
         raise errors.InvalidLeaseParams(
             f'The hint lease_params holds {inputs.kind_of(params)}. Write a '

@@ -39,14 +39,16 @@ def body(request: webob.Request, example: str = _LEASE) -> object:
     """Return the parsed JSON body.
 
     :param example: for the message
-    :raises InvalidLeaseParams: if the body is not JSON
+    :raises InvalidLeaseParams: if the body is not JSON, or nested too deeply
     """
     try:
-        return ty.cast(object, jsonutils.loads(request.body))
+        found = ty.cast(object, jsonutils.loads(request.body))
     except (ValueError, RecursionError) as exc:
         raise errors.InvalidLeaseParams(
             f'The body of the request is not JSON that can be read. Send an '
             f'object, such as {example}.') from exc
+    inputs.check_depth(found, 'The body of the request')
+    return found
 
 
 def key(request: webob.Request) -> idempotency.Key | None:

@@ -26,6 +26,21 @@ class TestJsonObject(base.RefusalTestCase):
                                 inputs.json_object, value, 'It')
 
 
+class TestDepth(base.RefusalTestCase):
+
+    def test_deeply_nested_values_are_refused(self):
+        def nested(levels):
+            value = 'x'
+            for level in range(levels):
+                value = [1, value] if level % 2 else {'a': 1, 'b': value}
+            return value
+
+        inputs.check_depth(nested(63), 'It')
+        self.assert_refused(
+            'It is nested deeper than 64 levels. Write a flatter one.',
+            inputs.check_depth, nested(64), 'It')
+
+
 class TestInteger(base.RefusalTestCase):
 
     def test_whole_numbers_may_be_text(self):

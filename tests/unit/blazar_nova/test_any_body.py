@@ -8,6 +8,7 @@ message.
 import hypothesis
 from hypothesis import strategies as st
 from oslotest import base
+import webob
 
 from blazar_core.common import errors
 from blazar_core.common import model
@@ -15,6 +16,7 @@ from blazar_nova.resource_types import registry
 from blazar_nova.schemas import hint_params
 from blazar_nova.schemas import host_schema
 from blazar_nova.schemas import lease_schema
+from blazar_nova.schemas import web_requests
 from blazar_nova.services import running_servers
 from tests import examples
 
@@ -142,3 +144,17 @@ class TestAnyBody(base.BaseTestCase):
         for reader in (host_schema.create, host_schema.change,
                        host_schema.private):
             self.read(reader, body)
+
+
+class TestNesting(base.BaseTestCase):
+
+    def test_deep_bodies_are_refused_before_anything_reads_them(self):
+        for levels in 65, 200, 900, 100_000:
+            text = '[' * levels + ']' * levels
+            self.assertRaises(
+                errors.InvalidLeaseParams, web_requests.body,
+                webob.Request.blank('/', body=text.encode()))
+            self.assertRaises(
+                errors.InvalidLeaseParams, hint_params.lease_request,
+                {'reserved': 'True', 'lease_params': f'{{"name": {text}}}'},
+                NOW, DEFAULTS)

@@ -9,6 +9,7 @@ from unittest import mock
 
 import fixtures
 from keystoneauth1 import exceptions
+import yaml
 
 from blazar_core.common import errors
 from blazar_core.common import model
@@ -447,6 +448,27 @@ class TestContents(StackTestCase):
                 ).new_reservations, {'resource_type': NAME, **values}))
             self.assertIn(part, said)
             self.assertTrue(said.endswith('.'), said)
+
+    def test_nested_yaml_is_refused_before_it_is_loaded(self):
+        # libyaml loads each of them recursively.
+        for text in '[' * 60_000, '{' * 60_000, '- ' * 30_000, '? ' * 30_000, (
+                '["]",' * 12_000):
+            with mock.patch('yaml.load') as load:
+                for values in {'template': text}, {
+                        'template': template(one={'type': 'file'}),
+                        'files': {'file': text}}:
+                    self.assertIn('nested more than', str(self.assertRaises(
+                        errors.InvalidLeaseParams, stack_templates.read,
+                        values['template'], values.get('files', {}))))
+            load.assert_not_called()
+
+    def test_files_are_parsed_once(self):
+        mentioned = [{'type': 'file'}] * 100
+        with mock.patch('yaml.load', side_effect=yaml.load) as load:
+            stack_templates.read(
+                template(one=server()) | {'mentioned': mentioned},
+                {'file': '[1, 2]', 'unused': '['})
+        load.assert_called_once()
 
     def test_yaml_is_read_as_heat_reads_it(self):
         *_others, own = self.wanted(

@@ -11,6 +11,7 @@ conditions. Decisions depend on types, reasons and details, never on messages.
 
 import dataclasses
 import enum
+import sys
 import typing as ty
 
 __all__ = ['Condition', 'Reason', 'Row', 'TRANSIENT', 'Type', 'changed',
@@ -120,7 +121,8 @@ def update(lease: _Lease, now: int, *changes: Condition | Type) -> bool:
     """Set and clear conditions of a lease.
 
     A new condition replaces the one of its type. It keeps ``since`` if the
-    reason is the same. If nothing changes, nothing is written.
+    reason is the same, and if the clock of the process that set it was not
+    ahead. If nothing changes, nothing is written.
 
     :param changes: conditions to set, and types to clear
     :returns: whether anything has changed
@@ -134,7 +136,8 @@ def update(lease: _Lease, now: int, *changes: Condition | Type) -> bool:
 
 def holds(rows: ty.Sequence[Row] | None, *changes: Condition | Type) -> bool:
     """Return whether :func:`update` would change nothing."""
-    return changed(rows, 0, *changes) == (rows or None)
+    # No time is corrected.
+    return changed(rows, sys.maxsize, *changes) == (rows or None)
 
 
 def changed(there: ty.Sequence[Row] | None, now: int,
@@ -147,7 +150,7 @@ def changed(there: ty.Sequence[Row] | None, now: int,
         new = None if isinstance(change, Type) else {
             'type': type_, 'reason': change.reason,
             'message': change.message, 'details': {**change.details},
-            'since': before['since'] if before is not None and (
+            'since': min(now, before['since']) if before is not None and (
                 before['reason'] == change.reason) else now}
         if new != before:
             rows = [row for row in rows if row is not before]

@@ -18,7 +18,7 @@ from blazar_core.common import states
 
 __all__ = ['Base', 'Booking', 'Change', 'Consumer', 'Counter', 'Credential',
            'DeferredBuild', 'Event', 'Host', 'HostProperty',
-           'InterruptibleServer', 'Lease', 'Orphan', 'Outage', 'Project',
+           'InterruptibleServer', 'Lease', 'Outage', 'Project',
            'Recurrence', 'RequestKey', 'Reservation', 'ServerMove', 'Setting',
            'SlotBuild', 'TaskLeader', 'UsageRecord', 'WouldEnd']
 
@@ -652,23 +652,6 @@ class WouldEnd(Base):
     end_date: orm.Mapped[int] = orm.mapped_column(sa.BigInteger)
     claimed_until: orm.Mapped[int] = orm.mapped_column(sa.BigInteger)
     notified_at: orm.Mapped[int | None] = orm.mapped_column(sa.BigInteger)
-
-
-class Orphan(Base):
-    """A lease whose project or user no longer exists
-    (:mod:`blazar_core.lifecycle.orphans`).
-
-    :ivar missing: ``project`` or ``user``; if both, the project
-    :ivar seen_at: when that was seen first
-    """
-
-    __tablename__ = 'orphans'
-
-    # No foreign key: the lease may be purged first.
-    lease_id: orm.Mapped[str] = orm.mapped_column(
-        sa.String(36), primary_key=True)
-    missing: orm.Mapped[str] = orm.mapped_column(sa.String(16))
-    seen_at: orm.Mapped[int] = orm.mapped_column(sa.BigInteger)
 
 
 class Recurrence(Base):

@@ -55,8 +55,8 @@ _OVER = sa.select(_LEASES.c.id, _LEASES.c.end_date).where(
 
 #: Tables with rows of leases.
 _PARTS = tuple(one.__table__ for one in (
-    models.Event, models.DeferredBuild, models.Orphan,
-    models.Reservation, models.ServerMove))
+    models.Event, models.DeferredBuild, models.Reservation,
+    models.ServerMove))
 
 _RECURRENCES = models.Recurrence.__table__.c
 

@@ -548,12 +548,13 @@ class LeaseEnd:
                           self._closer.reserved(session, lease, name, forced),
                           lease.conditions)
 
-    def _is_in_vain(self, session: orm.Session, lease: models.Lease) -> bool:
+    def _is_in_vain(self, lease: models.Lease) -> bool:
         """Return whether an end needs an owner that seems to be gone, and
         would be retried indefinitely.
         """
         return end_policies.needs_owner(lease.on_end, self._policies) and (
-            session.get(models.Orphan, lease.id) is not None)
+            conditions.find(lease.conditions, conditions.Type.ORPHANED)
+            is not None)
 
     def _has_lasted(self, lease: models.Lease, now: int, seconds: int,
                     ) -> bool:
@@ -617,7 +618,7 @@ class LeaseEnd:
         change of the lease extends that.
         """
         limit = self._limit or (
-            IN_VAIN if self._is_in_vain(session, lease) else 0)
+            IN_VAIN if self._is_in_vain(lease) else 0)
         if not limit or not self._lasts(lease, now, its, limit):
             return False
         why = (f'What it has is deleted: {lease.on_end} was not complete '

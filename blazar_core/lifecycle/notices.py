@@ -10,6 +10,7 @@ from oslo_utils import excutils
 
 from blazar_core.capacity import assignments
 from blazar_core.common import clocks
+from blazar_core.common import conditions
 from blazar_core.common import errors
 from blazar_core.common import states
 from blazar_core.db import api
@@ -109,8 +110,8 @@ class Notices:
         """
         with self._database.reader() as session:
             described = views.describe(api.found(session, lease_id))
-            orphan = session.get(models.Orphan, lease_id)
-        if orphan is not None:
+        if conditions.find(
+                described['conditions'], conditions.Type.ORPHANED):
             self._notify('lease.event.orphaned', described)
         return None
 

@@ -4,16 +4,16 @@
 """Orphans: leases whose project or user no longer exists.
 
 An orphan is found, reported once, and ended if the operator has configured
-that. A lease belongs to its project: if only the user is gone, it is only
-reported. An owner that could not be looked up is not gone, and no lease is
-ended by one answer: a later answer has to be the same.
+that. Its condition records what is missing, and since when. A lease belongs to
+its project: if only the user is gone, it is only reported. An owner that could
+not be looked up is not gone, and no lease is ended by one answer: a later
+answer has to be the same.
 """
 
 import typing as ty
 
 from oslo_log import log as logging
 import sqlalchemy as sa
-from sqlalchemy import orm
 
 from blazar_core.common import clocks
 from blazar_core.common import conditions
@@ -25,7 +25,7 @@ from blazar_core.lifecycle import lease_conditions
 from blazar_core.lifecycle import lease_status
 from blazar_core.plugins import cloud_api
 
-__all__ = ['Orphans', 'PROJECT', 'USER', 'known']
+__all__ = ['Known', 'Orphans', 'PROJECT', 'USER', 'known']
 
 LOG = logging.getLogger(__name__)
 
@@ -44,6 +44,23 @@ class _Owned(ty.NamedTuple):
     id: str
     project_id: str
     user_id: str
+
+
+class Known(ty.NamedTuple):
+    """An orphan.
+
+    :ivar missing: ``project`` or ``user``; if both, the project
+    :ivar seen_at: when that was seen first
+    """
+
+    id: str
+    name: str
+    project_id: str
+    user_id: str
+    status: str
+    end_date: int
+    missing: str
+    seen_at: int
 
 
 class Orphans:
@@ -90,22 +107,21 @@ class Orphans:
             with lease_status.apart(lease.id, lease.project_id):
                 if self._see_to(lease, absent, asked, ends or self._ends):
                     ended.append(lease.id)
-        self._database.retried(self._trim)
         return ended
 
     def _concerned(self, absent: cloud_api.MissingOwners) -> list[_Owned]:
         """Return the leases whose owners are gone, or were before."""
-        columns = (models.Lease.id, models.Lease.project_id,
-                   models.Lease.user_id)
         gone = absent.projects | absent.users
         with self._database.connection() as connection:
             # Filtered here: no statement takes any number of ids.
-            orphans = set(connection.scalars(sa.select(
-                models.Orphan.lease_id)))
-            return [_Owned(*row) for row in connection.execute(
-                sa.select(*columns).where(_LASTING).order_by(models.Lease.id)
-            ) if row.id in orphans or not gone.isdisjoint(
-                (row.project_id, row.user_id))]
+            return [
+                _Owned(row.id, row.project_id, row.user_id)
+                for row in connection.execute(sa.select(
+                    models.Lease.id, models.Lease.project_id,
+                    models.Lease.user_id, models.Lease.conditions,
+                ).where(_LASTING).order_by(models.Lease.id))
+                if _found(row.conditions) or not gone.isdisjoint(
+                    (row.project_id, row.user_id))]
 
     def _see_to(self, lease: _Owned, absent: cloud_api.MissingOwners,
                 asked: int, ends: bool) -> bool:
@@ -141,27 +157,24 @@ class Orphans:
                     lease.project_id, lease.user_id):
                 # It was transferred meanwhile: the answer is of another owner.
                 return False
-            row = session.get(models.Orphan, seen.id)
             if missing is None:
-                _forget(session, lease, row, now)
+                _forget(lease, now)
                 return False
-            if conditions.update(
-                    lease, now, lease_conditions.ORPHANED[missing]):
+            before = _found(lease.conditions)
+            condition = lease_conditions.ORPHANED[missing]
+            # That the project is gone, too, is also announced.
+            if before is None or (missing == PROJECT and (
+                    before['reason'] != condition.reason)):
+                LOG.warning('Lease %s has no owner: its %s %s does not exist',
+                            lease.id, missing, lease.project_id
+                            if missing == PROJECT else lease.user_id)
+                events.trigger(session, lease, states.EventType.ORPHANED, now)
+            if conditions.update(lease, now, condition):
                 lease.updated_at = now
-            if row is None or row.missing != missing:
-                # That the project is gone, too, is also announced.
-                if row is None or missing == PROJECT:
-                    LOG.warning('Lease %s has no owner: its %s %s does not '
-                                'exist', lease.id, missing, lease.project_id
-                                if missing == PROJECT else lease.user_id)
-                    events.trigger(
-                        session, lease, states.EventType.ORPHANED, now)
-                row = row or models.Orphan(lease_id=seen.id)
-                row.missing, row.seen_at = missing, now
-                session.add(row)
-            # Correct the time of a process whose clock was ahead.
-            row.seen_at = min(row.seen_at, now)
-            return row.seen_at + self._grace <= min(asked, now)
+            row = _found(lease.conditions)
+            assert row is not None
+            since: int = row['since']
+            return since + self._grace <= min(asked, now)
 
     @api.retried
     def forget(self, lease_id: str) -> None:
@@ -171,18 +184,7 @@ class Orphans:
         :raises NotFound: when the lease does not exist
         """
         with self._database.writer() as session:
-            lease = api.locked(session, lease_id)
-            _forget(session, lease, session.get(models.Orphan, lease_id),
-                    self._clock.now())
-
-    def _trim(self) -> None:
-        """Remove the records of leases that are over."""
-        with self._database.begin() as connection:
-            there = sa.select(models.Lease.id).where(
-                models.Lease.id == models.Orphan.lease_id,
-                models.Lease.status != states.Lease.TERMINATED)
-            connection.execute(sa.delete(models.Orphan.__table__).where(
-                ~there.exists()))
+            _forget(api.locked(session, lease_id), self._clock.now())
 
 
 def _is_over(lease: models.Lease) -> bool:
@@ -190,25 +192,29 @@ def _is_over(lease: models.Lease) -> bool:
         lease.status in states.LEASE.final())
 
 
-def _forget(session: orm.Session, lease: models.Lease,
-            row: models.Orphan | None, now: int) -> None:
+def _found(rows: ty.Iterable[conditions.Row] | None,
+           ) -> conditions.Row | None:
+    return conditions.find(rows, conditions.Type.ORPHANED)
+
+
+def _forget(lease: models.Lease, now: int) -> None:
     """Record that the owner exists."""
-    if row is not None:
-        session.delete(row)
-        conditions.update(lease, now, conditions.Type.ORPHANED)
+    if conditions.update(lease, now, conditions.Type.ORPHANED):
         lease.updated_at = now
         LOG.info('Lease %s: its owner exists again', lease.id)
 
 
-def known(database: api.Database) -> ty.Sequence[sa.Row[ty.Any]]:
-    """Return the orphans, the oldest first: ``id``, ``name``, ``project_id``,
-    ``user_id``, ``status``, ``end_date``, ``missing`` and ``seen_at``.
-    """
-    lease, orphan = models.Lease, models.Orphan
+def known(database: api.Database) -> list[Known]:
+    """Return the orphans, the oldest first."""
+    lease, missing = models.Lease, {
+        one.reason: what for what, one in lease_conditions.ORPHANED.items()}
     with database.connection() as connection:
-        return connection.execute(sa.select(
+        rows = connection.execute(sa.select(
             lease.id, lease.name, lease.project_id, lease.user_id,
-            lease.status, lease.end_date, orphan.missing, orphan.seen_at,
-        ).join_from(orphan, lease, orphan.lease_id == lease.id).where(
-            lease.status != states.Lease.TERMINATED).order_by(
-                orphan.seen_at, lease.id)).all()
+            lease.status, lease.end_date, lease.conditions,
+        ).where(lease.status.in_(states.GOING_ON))).all()
+    return sorted((
+        Known(row.id, row.name, row.project_id, row.user_id, row.status,
+              row.end_date, missing[found['reason']], found['since'])
+        for row in rows if (found := _found(row.conditions))),
+        key=lambda one: (one.seen_at, one.id))

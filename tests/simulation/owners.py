@@ -89,7 +89,9 @@ class Keystone:
 
     def _has_found(self) -> bool:
         """Return whether there is a lease without a project, or an orphan."""
-        return bool(self._look('SELECT 1 FROM orphans LIMIT 1') or any(
+        return bool(self._look(
+            "SELECT 1 FROM leases WHERE status <> 'TERMINATED' AND "
+            "conditions LIKE '%Orphaned%' LIMIT 1") or any(
             self._look(f"SELECT 1 FROM leases WHERE project_id = '{one}' AND "
                        f"status NOT IN ('TERMINATED', 'ERROR') LIMIT 1")
             for one in self.gone))

@@ -138,9 +138,6 @@ EVERYTHING = (
     ('lifecycle/lease_close.py', 'LeaseClose.strays', 'credentials', _VERIFY),
     ('lifecycle/reconciliation.py', 'Reconciliation.unfinished', 'bookings',
      _COMPARISON),
-    ('lifecycle/orphans.py', 'Orphans._concerned', 'orphans', _KEPT),
-    ('lifecycle/orphans.py', 'Orphans._trim', 'orphans', _KEPT),
-    ('lifecycle/orphans.py', 'known', 'orphans', _KEPT),
     ('healing/reshuffle.py', 'Reshuffle._free', 'bookings',
      'All that is booked is dealt out anew; of more than some it is not.'),
     ('../blazar_nova/importer/import_plan.py', '_Leases.__init__', 'leases',
@@ -411,6 +408,3 @@ def _rows_of(number: int) -> ty.Iterator[tuple[str, dict[str, ty.Any]]]:
             'claimed_at': start if sent else None}
     yield 'credentials', {'lease_id': lease_id, 'encrypted': '',
                           'created_at': 0}
-    if status == 'ACTIVE':
-        yield 'orphans', {'lease_id': lease_id, 'missing': 'user',
-                          'seen_at': NOW}

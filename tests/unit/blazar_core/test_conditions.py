@@ -61,6 +61,15 @@ class TestUpdate(base.TestCase):
         self.assertEqual(('The end is retried: Not yet.', 6),
                          (row['message'], row['since']))
 
+    def test_the_time_of_a_clock_that_was_ahead_is_corrected(self):
+        self.update(900, lease_conditions.GRACE)
+        self.assertTrue(conditions.holds(
+            self.lease.conditions, lease_conditions.GRACE))
+        self.assertIs(True, self.update(6, lease_conditions.GRACE))
+        self.assertIs(False, self.update(7, lease_conditions.GRACE))
+        self.assertEqual([6], [
+            one['since'] for one in self.lease.conditions])
+
     def test_others_stay_in_their_order(self):
         self.update(5, lease_conditions.GRACE,
                     lease_conditions.ORPHANED['project'], FAILED)

@@ -82,8 +82,6 @@ class TestPurging(Purging, base.LeaseTestCase):
                 updated_at=NOW))
             session.add(models.DeferredBuild(
                 lease_id=lease['id'], encrypted='', created_at=NOW))
-            session.add(models.Orphan(
-                lease_id=lease['id'], missing='user', seen_at=NOW))
             session.add(models.RequestKey(
                 digest='digest', asked='asked', lease_id=lease['id'],
                 created_at=NOW))

@@ -71,6 +71,9 @@ class TestOrphans(base.LeaseTestCase):
     def said(self, lease):
         return conditions.status_reason(self.row(lease).conditions)
 
+    def found(self):
+        return [one.id for one in orphans.known(self.database)]
+
     def told(self):
         """Carry out the announcements, and return their leases."""
         driven.run_due(self.engine)
@@ -106,6 +109,10 @@ class TestOrphans(base.LeaseTestCase):
         self.another().find()
         self.clock.step(-10 * GRACE)
         self.another(ends=True).find()
+        self.assertEqual([base.NOW], [
+            one.seen_at for one in orphans.known(self.database)])
+        since, = [one['since'] for one in self.row(lease).conditions]
+        self.assertEqual(base.NOW, since)
         self.assertEqual([lease], self.told())
         self.clock.advance(GRACE - 1)
         self.assertEqual([], self.another(ends=True).find())
@@ -177,7 +184,7 @@ class TestOrphans(base.LeaseTestCase):
         self.assertEqual(states.Lease.TERMINATED, self.row(lease).status)
         self.assertIn('no longer exists', self.said(lease))
         one.find()
-        self.assertEqual([], self.scalars(models.Orphan.lease_id))
+        self.assertEqual([], self.found())
 
     def test_an_operator_may_have_it_ended_after_the_grace_only(self):
         lease = self.owned()
@@ -194,7 +201,7 @@ class TestOrphans(base.LeaseTestCase):
         self.identity.gone = set()
         one.find()
         self.assertEqual('', self.said(lease))
-        self.assertEqual([], self.scalars(models.Orphan.lease_id))
+        self.assertEqual([], self.found())
         self.clock.advance(GRACE)
         self.identity.gone = {'project'}
         self.assertEqual([], one.find())
@@ -220,7 +227,7 @@ class TestOrphans(base.LeaseTestCase):
         self.assertEqual([], one.find())
         self.assertEqual(states.Lease.ACTIVE, self.row(lease).status)
         # The project does not count as found either.
-        self.assertEqual([lease], self.scalars(models.Orphan.lease_id))
+        self.assertEqual([lease], self.found())
 
     def test_one_whose_user_alone_is_gone_is_only_told_of(self):
         lease, one = self.owned(), self.another(ends=True)
@@ -376,7 +383,7 @@ class TestOrphans(base.LeaseTestCase):
         self.leases.updates.update(lease, updates.LeaseChange(end=end + HOUR))
         self.assertEqual(
             lease_conditions.ORPHANED['project'].message, self.said(lease))
-        self.assertEqual([lease], self.scalars(models.Orphan.lease_id))
+        self.assertEqual([lease], self.found())
 
     def policies(self):
         return {one: kind() for one, kind in (

@@ -29,7 +29,6 @@ def upgrade() -> None:
     _hosts()
     _interruptible_servers()
     _leases()
-    _orphans()
     _projects()
     _recurrences()
     _request_keys()
@@ -199,14 +198,6 @@ def _leases() -> None:
         sa.Index('leases_recurrence_idx', 'recurrence_id', 'start_date'),
         sa.Index('leases_start_idx', 'start_date', 'id'),
         sa.Index('leases_status_idx', 'status', 'end_date'))
-
-
-def _orphans() -> None:
-    _create(
-        'orphans',
-        sa.Column('lease_id', sa.String(36), primary_key=True),
-        sa.Column('missing', sa.String(16), nullable=False),
-        sa.Column('seen_at', sa.BigInteger, nullable=False))
 
 
 def _projects() -> None:

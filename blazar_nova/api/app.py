@@ -23,6 +23,7 @@ from blazar_nova.compat import configuration_checks
 from blazar_nova.compat import nova_router
 from blazar_nova.compat import process
 from blazar_nova.compat import reserved_edits
+from blazar_nova.compat import reserved_state
 from blazar_nova.compat import reserved_view
 from blazar_nova.compat import server_lists
 from blazar_nova.schemas import hint_params
@@ -43,8 +44,9 @@ def factory(global_config: ty.Any, **local_config: ty.Any) -> ty.Any:
     :raises ConfigurationError: if this release of Nova or its configuration
         is not as required; names the line to write
     """
-    configuration_checks.refuse('nova-api', configuration_checks.nova_api() +
-                                server_lists.problems())
+    configuration_checks.refuse('nova-api', [
+        *configuration_checks.reserved_status(reserved_state.install()),
+        *server_lists.problems()])
     server_lists.install()
     parts = wiring.shared()
     reserved_view.install(server_messages.ServerMessages(

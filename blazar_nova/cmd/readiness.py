@@ -22,6 +22,7 @@ from blazar_core.db import settings
 from blazar_nova.compat import configuration_checks
 from blazar_nova.compat import pool
 from blazar_nova.compat import process
+from blazar_nova.compat import reserved_state
 from blazar_nova.compat.seams import check
 from blazar_nova.listener import periodic_sync
 from blazar_nova.schemas import hint_params
@@ -72,8 +73,9 @@ class Checks(upgradecheck.UpgradeCommands):
     """A check for each thing that an operator has to configure."""
 
     def _nova(self) -> Result:
-        return _result([*check.untested(CONF),
-                        *configuration_checks.nova_api()])
+        return _result([
+            *check.untested(CONF),
+            *configuration_checks.reserved_status(reserved_state.install())])
 
     def _scheduler(self) -> Result:
         return _result(configuration_checks.scheduler(CONF))

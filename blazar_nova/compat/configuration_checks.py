@@ -22,8 +22,8 @@ from blazar_nova.compat import build_calls
 from blazar_nova.compat import nova_router
 from blazar_nova.compat import reserved_state
 
-__all__ = ['api_paste', 'filter_order', 'notifications', 'nova_api', 'refuse',
-           'router', 'scheduler', 'volumes']
+__all__ = ['api_paste', 'filter_order', 'notifications', 'refuse',
+           'reserved_status', 'router', 'scheduler', 'volumes']
 
 FILTER = 'LeaseFilter'
 FILTER_CLASS = 'blazar_nova.scheduler.filters.LeaseFilter'
@@ -57,11 +57,13 @@ def refuse(process: str, problems: ty.Sequence[str]) -> None:
             f'{process} does not start with leases: ' + ' '.join(problems))
 
 
-def nova_api() -> list[str]:
-    """Check the state RESERVED, as set up by :func:`reserved_state.install`.
+def reserved_status(lists: int) -> list[str]:
+    """Check that the API shows the state RESERVED.
+
+    :param lists: in how many lists :func:`reserved_state.install` has added it
     """
     problems = []
-    if reserved_state.install() == 0:
+    if lists == 0:
         problems.append('the lists of server states in Nova\'s response '
                         'schemas were not found where they were expected.')
     if common.status_from_state(

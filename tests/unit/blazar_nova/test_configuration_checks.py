@@ -94,8 +94,10 @@ class TestAnotherNova(base.TestCase):
     def test_states(self):
         with mock.patch('nova.api.openstack.common.status_from_state',
                         lambda _state: 'UNKNOWN'):
-            problem, = configuration_checks.nova_api()
-        self.assertIn('does not show the state reserved', problem)
+            problem, = configuration_checks.reserved_status(1)
+            self.assertIn('does not show the state reserved', problem)
+            schemas, _states = configuration_checks.reserved_status(0)
+        self.assertIn('response schemas', schemas)
 
 
 class TestApiPaste(base.TestCase):

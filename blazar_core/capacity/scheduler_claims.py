@@ -40,19 +40,11 @@ __all__ = ['Claims', 'Denied', 'Undo']
 Undo: ty.TypeAlias = ty.Callable[[], None]
 
 
-class GrowthCheck(ty.Protocol):
-    """Checks leased servers that would take more than is booked for them."""
-
-    def lock(self, connection: sa.Connection, project_id: str) -> None:
-        """Lock a project."""
-
-    def check(self, connection: sa.Connection, lease_id: str,
-              server_id: str, booked: model.Resources,
-              takes: model.Resources) -> None:
-        """Check that a server may grow.
-
-        :raises LimitExceeded: when it may not
-        """
+#: Checks a server of a lease that would take more than is booked for it, under
+#: the lock of its project: lease, server, booked and future resources. Raises
+#: LimitExceeded if it may not.
+GrowthCheck: ty.TypeAlias = ty.Callable[
+    [sa.Connection, str, str, model.Resources, model.Resources], None]
 
 
 class Denied(Exception):
@@ -224,7 +216,7 @@ class Claims:
                         booking.running != mine.running):
                     raise api.LostRace(host_id)
                 if project_id is not None and self._growth is not None:
-                    self._growth.check(
+                    self._growth(
                         session.connection(), mine.lease_id, server_id,
                         booking.resources, takes)
                 if not booking.running:
@@ -250,9 +242,9 @@ class Claims:
     def _locked(self, lease_id: str, host_id: int,
                 project_id: str | None = None) -> ty.Iterator[orm.Session]:
         with self._database.writer() as session:
-            if project_id is not None and self._growth is not None:
+            if project_id is not None:
                 # Before the lease, as everywhere that locks both.
-                self._growth.lock(session.connection(), project_id)
+                api.lock_project(session.connection(), project_id)
             try:
                 api.locked(session, lease_id)
             except errors.NotFound:

@@ -26,8 +26,8 @@ from blazar_core.db import models
 from blazar_core.db import pooling
 
 __all__ = ['Database', 'LostRace', 'Outdated', 'Waited', 'found',
-           'is_disturbance', 'lock', 'lock_as_read', 'locked', 'locking',
-           'retried', 'whole']
+           'is_disturbance', 'lock', 'lock_as_read', 'lock_project', 'locked',
+           'locking', 'retried', 'whole']
 
 #: Seconds that the database has to accept a connection, and to answer a
 #: statement: many times the duration of the longest one.
@@ -405,6 +405,22 @@ def locking(key: str = '') -> ty.Iterator[None]:
         raise Waited(key) from exc
 
 
+def lock_project(connection: sa.Connection, project_id: str) -> None:
+    """Lock the leases of a project. Concurrent decisions about them then count
+    its usage again: see :meth:`blazar_core.leases.limits.Granted.lock`.
+    """
+    with locking(project_id):
+        found = connection.execute(_LOCK_PROJECT, {
+            'project': project_id}).rowcount
+    if not found:
+        connection.execute(_PROJECTS.insert().values(
+            id=project_id, generation=1))
+
+
+_PROJECTS = models.Project.__table__
+_LOCK_PROJECT = sa.update(_PROJECTS).where(
+    _PROJECTS.c.id == sa.bindparam('project'),
+).values(generation=_PROJECTS.c.generation + 1)
 _LEASES = models.Lease.__table__
 _LOCK = sa.update(_LEASES).where(
     _LEASES.c.id == sa.bindparam('lease'),

@@ -24,7 +24,6 @@ from blazar_core.common import states
 from blazar_core.db import api
 from blazar_core.db import models
 from blazar_core.leases import events
-from blazar_core.leases import limits
 from blazar_core.leases import requests
 from blazar_core.plugins import end_policies
 from blazar_core.plugins import resource_types
@@ -174,7 +173,7 @@ class LeaseImport:
     def _adopt(self, known: KnownLease) -> bool:
         with self._database.writer() as session:
             connection = session.connection()
-            limits.lock(connection, known.project_id)
+            api.lock_project(connection, known.project_id)
             now = self._clock.now()
             if session.get(models.Lease, known.id) is not None:
                 return False

@@ -103,19 +103,6 @@ class Asked:
     cleaning_time: int = 0
 
 
-def lock(connection: sa.Connection, project_id: str) -> None:
-    """Lock the leases of a project. Concurrent decisions about them then count
-    its usage again: see :meth:`Granted.lock`.
-    """
-    with api.locking(project_id):
-        found = connection.execute(
-            sa.update(_PROJECTS).where(_PROJECTS.c.id == project_id)
-            .values(generation=_PROJECTS.c.generation + 1)).rowcount
-    if not found:
-        connection.execute(_PROJECTS.insert().values(
-            id=project_id, generation=1))
-
-
 #: Asks an external service about a lease; raises an error if it refuses.
 Check: ty.TypeAlias = ty.Callable[[Asked], None]
 
@@ -166,7 +153,7 @@ class Granted:
         The first statement of the transaction, for the same reason as in
         :func:`blazar_core.db.api.locked`.
         """
-        lock(connection, self._project_id)
+        api.lock_project(connection, self._project_id)
 
     def confirm(self, connection: sa.Connection,
                 picks: ty.Iterable[admissions.Pick] = ()) -> None:

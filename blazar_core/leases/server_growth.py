@@ -21,7 +21,7 @@ from blazar_core.db import api
 from blazar_core.db import models
 from blazar_core.leases import limits
 
-__all__ = ['ServerGrowth', 'Revert', 'asked_of', 'booked', 'revert']
+__all__ = ['Revert', 'asked_of', 'booked', 'check', 'revert']
 
 _LEASES = models.Lease.__table__
 
@@ -103,28 +103,17 @@ def revert(database: api.Database, clock: clocks.Clock,
     database.retried(attempt)
 
 
-class ServerGrowth:
-    """Applies limits to servers that grow, in the transaction that records the
-    growth.
+def check(allowed: limits.Limits, connection: sa.Connection, lease_id: str,
+          server_id: str, booked: model.Resources, takes: model.Resources,
+          ) -> None:
+    """Check that a server may grow, in the transaction that records it; its
+    project must be locked.
+
+    :raises LimitExceeded: if it may not
     """
-
-    def __init__(self, allowed: limits.Limits) -> None:
-        self._limits = allowed
-
-    def lock(self, connection: sa.Connection, project_id: str) -> None:
-        """Lock a project, as in every transaction that counts its usage."""
-        limits.lock(connection, project_id)
-
-    def check(self, connection: sa.Connection, lease_id: str,
-              server_id: str, booked: model.Resources,
-              takes: model.Resources) -> None:
-        """Check that a server may grow; its project must be locked.
-
-        :raises LimitExceeded: if it may not
-        """
-        lease = connection.execute(sa.select(_LEASES).where(
-            _LEASES.c.id == lease_id)).one()
-        asked = asked_of(lease, booked, takes)
-        if asked is not None:
-            self._limits.confirm(connection, dataclasses.replace(
-                asked, server_ids=(server_id,)))
+    lease = connection.execute(sa.select(_LEASES).where(
+        _LEASES.c.id == lease_id)).one()
+    asked = asked_of(lease, booked, takes)
+    if asked is not None:
+        allowed.confirm(connection, dataclasses.replace(
+            asked, server_ids=(server_id,)))

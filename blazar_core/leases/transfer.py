@@ -166,7 +166,7 @@ def _lock_projects(connection: sa.Connection, before: str, after: str,
         if granted is not None and project_id == after:
             granted.lock(connection)
         else:
-            limits.lock(connection, project_id)
+            api.lock_project(connection, project_id)
 
 
 def _changed(lease_id: str) -> errors.Conflict:

@@ -356,7 +356,7 @@ class MovePlanning:
             host_id for move in plan.moves
             for host_id in (move.source, move.target)}
         with self._database.writer() as session:
-            limits.lock(session.connection(), project_id)
+            api.lock_project(session.connection(), project_id)
             lease = api.locked(session, lease_id)
             now = self._clock.now()
             if lease.status != states.Lease.IN_PROGRESS:

@@ -78,8 +78,9 @@ class LeaseFilter(nova_scheduler.HostFilter):  # type: ignore[misc]
         self._eligibility = eligibility.Eligibility(database, clock, index)
         self._alone = process.CONF.blazar.on_database_failure == 'allow'
         nova_scheduler.install(scheduler_claims.Claims(
-            database, clock, index, self._alone, server_growth.ServerGrowth(
-                limits.Limits(process.CONF, database, clock))),
+            database, clock, index, self._alone, functools.partial(
+                server_growth.check, limits.Limits(
+                    process.CONF, database, clock))),
             database.counters.add)
         if lends:
             nova_scheduler.lend(self._eligibility.may_be_lent)

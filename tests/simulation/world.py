@@ -205,7 +205,7 @@ class Claiming(scheduler_claims.Claims):
     def __init__(self, cloud: clouds.Cloud, core: Core) -> None:
         super().__init__(
             core.database, core.clock, core.admission.index,
-            growth=server_growth.ServerGrowth(core.limits))
+            growth=functools.partial(server_growth.check, core.limits))
         self._cloud = cloud
         self._of = ''
         #: True if the last query about a reservation was not answered.

@@ -17,10 +17,10 @@ from blazar_core.capacity import usage_records
 from blazar_core.common import errors
 from blazar_core.common import model
 from blazar_core.common import states
+from blazar_core.db import api
 from blazar_core.db import models
 from blazar_core.leases import accounting
 from blazar_core.leases import imports
-from blazar_core.leases import limits
 from blazar_core.leases import views
 from tests import databases
 from tests import driven
@@ -171,7 +171,7 @@ class TestPending(AdoptingTestCase):
         self.assertEqual([2], self.scalars(
             models.Project.generation, models.Project.id == 'project'))
         with self.database.begin() as connection:
-            limits.lock(connection, 'other')
+            api.lock_project(connection, 'other')
         self.assertEqual([1], self.scalars(
             models.Project.generation, models.Project.id == 'other'))
 
@@ -402,7 +402,7 @@ class TestRaces(AdoptingTestCase):
             'blazar_core.capacity.host_generations.advance',
             lambda *args, **values: None))
         self.useFixture(fixtures.MonkeyPatch(
-            'blazar_core.leases.limits.lock', lambda *args: None))
+            'blazar_core.db.api.lock_project', lambda *args: None))
         self.assertEqual(4, self.adopted())
 
     def test_a_lease_is_adopted_once(self):

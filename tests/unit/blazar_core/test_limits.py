@@ -344,7 +344,7 @@ class TestLocks(LimitsTestCase):
         lease = self.have(50, 100)
         # A project of which nothing was locked before has no row.
         with self.database.begin() as connection:
-            limits.lock(connection, 'project')
+            api.lock_project(connection, 'project')
         other = self.books.connect()
         other._retries = 0
         waited = []
@@ -356,7 +356,7 @@ class TestLocks(LimitsTestCase):
                     models.Project.generation)))
 
         def lock_project(session):
-            limits.lock(session.connection(), 'project')
+            api.lock_project(session.connection(), 'project')
 
         def lock_lease(session):
             api.lock(session, lease['id'])
@@ -364,7 +364,7 @@ class TestLocks(LimitsTestCase):
         for lock in (lock_project, lock_lease):
             with self.database.writer() as session:
                 lock(session)
-                limits.lock(session.connection(), 'project')
+                api.lock_project(session.connection(), 'project')
                 thread = self.books.meanwhile(
                     lambda lock=lock: other.retried(work, lock))
             thread.join()

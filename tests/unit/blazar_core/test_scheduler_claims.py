@@ -3,6 +3,7 @@
 """Claims of a scheduler count at once, and take no reserved capacity."""
 
 import dataclasses
+import functools
 import threading
 
 import fixtures
@@ -423,8 +424,8 @@ class TestGrowth(ClaimTestCase):
         search = admissions.Admission(database, self.clock)
         return scheduler_claims.Claims(
             database, self.clock, search.index,
-            growth=server_growth.ServerGrowth(
-                limits.Limits(self.books.conf, database, self.clock)))
+            growth=functools.partial(server_growth.check, limits.Limits(
+                self.books.conf, database, self.clock)))
 
     def running(self, **how):
         return base.servers_of(self.running_lease(

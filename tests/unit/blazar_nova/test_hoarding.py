@@ -9,6 +9,7 @@ import sqlalchemy as sa
 
 from blazar_core.common import errors
 from blazar_core.common import model
+from blazar_core.db import api
 from blazar_core.leases import limits
 from blazar_core.leases import requests
 from blazar_core.leases import updates
@@ -330,7 +331,7 @@ class TestHours(HoardingTestCase):
         self.limit(**{HOURS: {'VCPU': '100'}})
         granted = self.limits.check(self.asked(start=0, end=30 * 3600))
         with self.database.begin() as connection:
-            limits.lock(connection, 'project')
+            api.lock_project(connection, 'project')
         self.have(0, 30 * 3600)
         with self.database.begin() as connection:
             granted.lock(connection)

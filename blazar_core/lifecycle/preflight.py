@@ -60,7 +60,7 @@ class Preflight:
     """
 
     def __init__(self, database: api.Database, clock: clocks.Clock,
-                 cloud: cloud_api.Preflight, decrypt: ty.Callable[[str], str],
+                 cloud: cloud_api.Cloud, decrypt: ty.Callable[[str], str],
                  notify: ty.Callable[[str, lease_status.Lease], None],
                  times: ty.Sequence[int]) -> None:
         self._database = database

@@ -15,7 +15,7 @@ from blazar_core.common import model
 
 __all__ = ['BuildTrace', 'Check', 'Cloud', 'CountedServer', 'Deadline', 'Gate',
            'Headroom', 'Identity', 'MissingOwners', 'ObservedServer',
-           'Preflight', 'Quota', 'RestingState', 'ServerState', 'always']
+           'Quota', 'RestingState', 'ServerState', 'always']
 
 
 class ServerState(enum.Enum):
@@ -127,6 +127,16 @@ class Cloud(ty.Protocol):
         :raises TrustUnavailable: if the credential is invalid, for good
         :raises CloudUnavailable: if something that a build needs does not
             answer; ``gate()`` was not called
+        """
+        ...
+
+    def preflight(self, call: str, credential: str | None) -> list[str]:
+        """Return why a deferred build could not be done now; read-only.
+
+        :param call: as for :meth:`send`
+        :param credential: as for :meth:`send`
+        :returns: one sentence for each problem
+        :raises CloudUnavailable: if the cloud does not answer
         """
         ...
 
@@ -362,20 +372,6 @@ class Identity(ty.Protocol):
         Costs one request for each of them.
 
         :raises CloudUnavailable: if no answer was received for any; says why
-        """
-        ...
-
-
-class Preflight(ty.Protocol):
-    """The interface of the preflight check of builds."""
-
-    def preflight(self, call: str, credential: str | None) -> list[str]:
-        """Return why a deferred build could not be done now; read-only.
-
-        :param call: as for :meth:`Cloud.send`
-        :param credential: as for :meth:`Cloud.send`
-        :returns: one sentence for each problem
-        :raises CloudUnavailable: if the cloud does not answer
         """
         ...
 

@@ -139,7 +139,7 @@ class NovaCloud(server_deletion.ServerDeletion, end_actions.EndActions,
         _cast(build, gate)
 
     def preflight(self, call: str, credential: str | None) -> list[str]:
-        """See :class:`blazar_core.plugins.cloud_api.Preflight`."""
+        """Return why a deferred build could not be done now."""
         build = build_calls.load(call)
         if credential is not None:
             try:

@@ -26,7 +26,7 @@ from blazar_nova.compat import nova_router
 from blazar_nova.compat import pool
 from blazar_nova.compat import reserved_edits
 from blazar_nova.compat import server_demand
-from blazar_nova.resource_types import installed_policies
+from blazar_nova.resource_types import extensions
 from blazar_nova.schemas import error_answers
 from blazar_nova.services import interruptible_servers
 from blazar_nova.services import server_messages
@@ -54,7 +54,7 @@ class Guards:
 
     def __init__(self, parts: wiring.Parts) -> None:
         self._parts = parts
-        self._policies = installed_policies.available()
+        self._policies = extensions.installed_policies()
         self._interruptible = interruptible_servers.InterruptibleServers(parts)
 
     def of_no_id(self, environ: Environ, action: nova_router.Action) -> ty.Any:

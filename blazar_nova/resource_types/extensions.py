@@ -1,19 +1,50 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Loading of plugins by entry points, which operators may add."""
+"""What is installed: resource types, end policies and other plugins.
 
+Each is an entry point, so that operators can add others.
+"""
+
+import functools
 import typing as ty
 
 import stevedore
 
 from blazar_core.common import errors
+from blazar_core.plugins import end_policies
+from blazar_core.plugins import resource_types
 
-__all__ = ['load']
+__all__ = ['installed_policies', 'installed_types', 'keeps', 'load']
 
 T = ty.TypeVar('T')
 
 #: Length of the columns in which the names are stored.
 _LONGEST = 64
+
+
+@functools.cache
+def installed_types() -> dict[str, resource_types.ResourceType]:
+    """Return the resource types of this installation by name.
+
+    :raises ConfigurationError: if there are none, or one cannot be loaded
+    """
+    return load('blazar_nova.resource_types', resource_types.ResourceType)
+
+
+@functools.cache
+def installed_policies() -> end_policies.Policies:
+    """Return the end policies of this installation by name.
+
+    :raises ConfigurationError: if there are none, or one cannot be loaded
+    """
+    return load('blazar_nova.end_policies', end_policies.EndPolicy,
+                end_policies.DELETE)
+
+
+def keeps(on_end: str) -> bool:
+    """Return whether an end policy keeps servers, or images of them."""
+    its = installed_policies()
+    return any(its[name].keeps for name in on_end.split(',') if name in its)
 
 
 def load(group: str, base: ty.Callable[..., T], required: str = '',

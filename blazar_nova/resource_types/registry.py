@@ -1,27 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""The resource types of an installation, and requests for them.
-
-Each is an entry point of the group ``blazar_nova.resource_types``, so that
-operators can add others.
-"""
+"""Requests of users for reservations."""
 
 import dataclasses
-import functools
 import json
 import typing as ty
 
 from blazar_core.common import errors
 from blazar_core.common import host_properties
 from blazar_core.common import inputs
-from blazar_core.leases import lookup
 from blazar_core.leases import new_leases
 from blazar_core.plugins import resource_types
 from blazar_nova.compat import server_demand
-from blazar_nova.resource_types import booted_servers
-from blazar_nova.resource_types import extensions
 
-__all__ = ['Asking', 'available', 'types']
+__all__ = ['Asking']
 
 
 @dataclasses.dataclass(frozen=True)
@@ -156,19 +148,3 @@ def _without_nothing(
                 f'another resource type.')
     return {key: value for key, value in given.items()
             if key not in kind.without}
-
-
-@functools.cache
-def available() -> dict[str, resource_types.ResourceType]:
-    """Return the resource types of this installation by name.
-
-    :raises ConfigurationError: if there are none, or one cannot be loaded
-    """
-    return extensions.load(
-        'blazar_nova.resource_types', resource_types.ResourceType)
-
-
-def types(known: lookup.Lookup) -> resource_types.ResourceTypes:
-    """Return all resource types, with that of boots."""
-    return resource_types.ResourceTypes(available(),
-                                        booted_servers.BootedServers(known))

@@ -27,7 +27,7 @@ from blazar_core.plugins import resource_types
 from blazar_nova.compat import flavors
 from blazar_nova.compat import network_api
 from blazar_nova.compat import stack_api
-from blazar_nova.resource_types import installed_policies
+from blazar_nova.resource_types import extensions
 from blazar_nova.resource_types import stack_templates
 
 __all__ = ['Stacks']
@@ -287,7 +287,7 @@ class Stacks(resource_types.ResourceType):
         if found is None:
             return
         last = reserved.on_end.split(',')[-1]
-        if RESERVED not in found.tags and installed_policies.keeps(last):
+        if RESERVED not in found.tags and extensions.keeps(last):
             self._keep(reserved, found, token, last)
             return
         if found.status != 'DELETE_IN_PROGRESS':

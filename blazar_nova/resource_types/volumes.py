@@ -25,7 +25,7 @@ from blazar_core.common import words
 from blazar_core.plugins import resource_types
 from blazar_nova.compat import volume_api
 from blazar_nova.compat import volume_detachment
-from blazar_nova.resource_types import installed_policies
+from blazar_nova.resource_types import extensions
 
 __all__ = ['Volumes']
 
@@ -147,7 +147,7 @@ class Volumes(resource_types.ResourceType):
         mine = _of_reservation(types, reserved.id)
         if mine is not None:
             self._remove(mine, reserved, _kept_type(mine, types) if (
-                installed_policies.keeps(reserved.on_end)) else None)
+                extensions.keeps(reserved.on_end)) else None)
 
     def open_reservations(self) -> ty.Collection[str] | None:
         if not self.cinder.is_configured():

@@ -31,7 +31,7 @@ from blazar_core.common import model
 from blazar_core.common import states
 from blazar_core.leases import requests
 from blazar_core.plugins import end_policies
-from blazar_nova.resource_types import installed_policies
+from blazar_nova.resource_types import extensions
 from blazar_nova.schemas import boot_hints
 from blazar_nova.schemas import dates
 from blazar_nova.schemas import event_schema
@@ -142,12 +142,12 @@ def check_defaults(made: Defaults, now: int) -> None:
 
     :raises ConfigurationError: if it does not
     """
-    missing = set(made.ends) - installed_policies.available().keys()
+    missing = set(made.ends) - extensions.installed_policies().keys()
     if missing or not made.ends:
         raise errors.ConfigurationError(
             f'[blazar] on_end must be names of end policies that are '
             f'installed '
-            f'({", ".join(sorted(installed_policies.available()))}), '
+            f'({", ".join(sorted(extensions.installed_policies()))}), '
             f'and is "{",".join(made.ends)}".')
     try:
         lease_request({'reserved': True}, now, made)
@@ -427,7 +427,7 @@ def on_end_of(value: object, defaults: Defaults) -> str:
                 'available at the end of a lease: '
                 f'{", ".join(known)}. Write "on_end": "{known[0]}" or leave '
                 f'it out.')
-    return end_policies.ordered(names, installed_policies.available())
+    return end_policies.ordered(names, extensions.installed_policies())
 
 
 def grace_of(value: object) -> int:

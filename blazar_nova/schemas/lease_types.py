@@ -13,7 +13,7 @@ from blazar_core.common import states
 from blazar_core.common import words
 from blazar_core.leases import requests
 from blazar_core.plugins import end_policies
-from blazar_nova.resource_types import installed_policies
+from blazar_nova.resource_types import extensions
 from blazar_nova.schemas import dates
 
 __all__ = ['MAX_WAIT', 'check_extension', 'extension_of', 'retry_of',
@@ -132,7 +132,7 @@ def check_extension(period: int, on_end: str, actions: ty.Collection[str],
     """
     if period and (states.Action.SNAPSHOT in actions or
                    end_policies.needs_owner(
-                       on_end, installed_policies.available())):
+                       on_end, extensions.installed_policies())):
         raise errors.InvalidLeaseParams(
             '"auto_extend" is for leases at whose end, or events, nothing is '
             'done in your name: that takes a trust until a date that you know '

@@ -29,7 +29,7 @@ from blazar_core.leases import new_leases
 from blazar_core.leases import requests
 from blazar_core.plugins import end_policies
 from blazar_core.plugins import resource_types
-from blazar_nova.resource_types import installed_policies
+from blazar_nova.resource_types import extensions
 from blazar_nova.services import service_user
 from blazar_nova.services import wiring
 
@@ -122,7 +122,7 @@ def _withdraw(kind: resource_types.ResourceType, *args: ty.Any) -> None:
 def needs_one(on_end: str, actions: ty.Collection[str] = ()) -> bool:
     """Return whether an end policy or event actions require a trust."""
     return states.Action.SNAPSHOT in actions or end_policies.needs_owner(
-        on_end, installed_policies.available())
+        on_end, extensions.installed_policies())
 
 
 def has_one(parts: wiring.Parts, lease_id: str) -> bool:

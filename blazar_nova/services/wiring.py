@@ -35,9 +35,9 @@ from blazar_nova.compat import nova_quota
 from blazar_nova.compat import process
 from blazar_nova.compat.seams import check
 from blazar_nova.compat import server_demand
+from blazar_nova.resource_types import booted_servers
+from blazar_nova.resource_types import extensions
 from blazar_nova.resource_types import host_cleaning
-from blazar_nova.resource_types import installed_policies
-from blazar_nova.resource_types import registry
 from blazar_nova.schemas import interruptible_params
 from blazar_nova.schemas import lease_views
 from blazar_nova.services import budget_service
@@ -143,7 +143,7 @@ def assemble(conf: ty.Any, clock: clocks.Clock | None = None) -> Parts:
     secrets = encryption.Encryption(conf.blazar.encryption_keys)
     trusts = user_credentials.Credentials(conf)
     cloud = nova_cloud.NovaCloud(trusts, clock)
-    types = registry.types(lookup.Lookup(database, clock))
+    types = _types(database, clock)
     answers = lease_views.LeaseViews(types)
     budget = budget_service.External(conf, trusts.place, answers.lease)
     notify = _notifier(budget, notifications.Notifications(
@@ -157,7 +157,7 @@ def assemble(conf: ty.Any, clock: clocks.Clock | None = None) -> Parts:
     threads = background.Background()
     lifecycle = handlers.Handlers(
         conf, database, clock, admission, handlers.Integration(
-            cloud=cloud, types=types, policies=installed_policies.available(),
+            cloud=cloud, types=types, policies=extensions.installed_policies(),
             decrypt=secrets.decrypt, notify=notify,
             granting=functools.partial(
                 limit_requests.of_change, allowed, types, answers),
@@ -199,6 +199,14 @@ def _check_options(conf: ty.Any) -> None:
     check.require_tested(conf)
     host_cleaning.command_of(conf.blazar)
     interruptible_params.check_actions(conf.blazar.eviction_actions)
+
+
+def _types(database: api.Database, clock: clocks.Clock,
+           ) -> resource_types.ResourceTypes:
+    """Return all resource types, with that of boots."""
+    return resource_types.ResourceTypes(
+        extensions.installed_types(), booted_servers.BootedServers(
+            lookup.Lookup(database, clock)))
 
 
 def _set_owners(types: resource_types.ResourceTypes,

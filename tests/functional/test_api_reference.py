@@ -23,7 +23,7 @@ from blazar_core.common import clocks
 from blazar_core.common import states
 from blazar_core.leases import views
 from blazar_nova.api import rest
-from blazar_nova.resource_types import registry
+from blazar_nova.resource_types import extensions
 from blazar_nova.schemas import dates
 from blazar_nova.schemas import error_answers
 from tests import driven
@@ -232,7 +232,8 @@ class SamplesTest(api_base.ApiTestCase):
                 network.external[fake_network.NETWORK][0]._replace(
                     id='a2fa9b7e-8451-4868-85f4-92ee7c77eed6')]}
         self.useFixture(fixtures.MockPatchObject(
-            registry.available()['virtual:floatingip'], 'network', network))
+            extensions.installed_types()['virtual:floatingip'], 'network',
+            network))
         made = self.sample('POST', '/floatingips', 'floatingip-create', 201,
                            client=self.admin)['floatingip']
         self.assertEqual([made], self.ask(

@@ -9,8 +9,7 @@ import fixtures
 
 from blazar_core.common import clocks
 from blazar_core.common import model
-from blazar_nova.resource_types import installed_policies
-from blazar_nova.resource_types import registry
+from blazar_nova.resource_types import extensions
 from blazar_nova.verify import verification
 from tests import driven
 from tests.functional import api_base
@@ -32,11 +31,12 @@ class TestExtending(api_base.ApiTestCase):
         self.lots = test_resource_types.ParkingLots()
         self.lots.garages = [self.garage('garage', 10)]
         self.useFixture(fixtures.MockPatchObject(
-            registry, 'available', lambda known={
-                **registry.available(), 'parking:lot': self.lots}: known))
+            extensions, 'installed_types', lambda known={
+                **extensions.installed_types(),
+                'parking:lot': self.lots}: known))
         self.useFixture(fixtures.MockPatchObject(
-            installed_policies, 'available', lambda known={
-                **installed_policies.available(),
+            extensions, 'installed_policies', lambda known={
+                **extensions.installed_policies(),
                 'keep': test_end_policies.Keep()}: known))
         super().setUp()
 
@@ -140,8 +140,8 @@ class TestExtending(api_base.ApiTestCase):
             lease['reservations'], key=lambda one: one['resource_type'])
         self.boot_active('one', flavor=servers['id'])
         self.fill_books()
-        named = self.listener.parts.types.named, registry.available()
-        instances = registry.available()['virtual:instance']
+        named = self.listener.parts.types.named, extensions.installed_types()
+        instances = extensions.installed_types()['virtual:instance']
         for one in named:
             for name in ('parking:lot', 'virtual:instance'):
                 one.pop(name, None)

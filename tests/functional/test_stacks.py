@@ -10,7 +10,7 @@ from blazar_core.common import errors
 from blazar_core.db import models
 from blazar_core.leases import creation
 from blazar_nova.listener import host_sync
-from blazar_nova.resource_types import registry
+from blazar_nova.resource_types import extensions
 from tests.functional import api_base
 from tests.functional import test_deletion
 
@@ -21,7 +21,7 @@ class StacksTest(api_base.ApiTestCase, test_deletion.DeletionTestCase):
 
     def setUp(self):
         super().setUp()
-        kind = registry.available()['virtual:stack']
+        kind = extensions.installed_types()['virtual:stack']
         self.heat = mock.Mock()
         self.heat.is_configured.return_value = True
         self.heat.create.return_value = 'the-id'

@@ -12,7 +12,7 @@ import webob
 
 from blazar_core.common import errors
 from blazar_core.common import model
-from blazar_nova.resource_types import registry
+from blazar_nova.resource_types import extensions
 from blazar_nova.schemas import hint_params
 from blazar_nova.schemas import host_schema
 from blazar_nova.schemas import lease_schema
@@ -119,7 +119,7 @@ class TestAnyBody(base.BaseTestCase):
         for one in found.lease.occurrences:
             self.assertLess(one.window.end, model.LATEST)
         for one in found.reservations:
-            kind = registry.available().get(one.get('resource_type'))
+            kind = extensions.installed_types().get(one.get('resource_type'))
             if kind is not None:
                 self.read(kind.read, one)
 

@@ -6,7 +6,7 @@ from unittest import mock
 
 from blazar_core.common import model
 from blazar_nova.compat import server_demand
-from blazar_nova.resource_types import installed_policies
+from blazar_nova.resource_types import extensions
 from blazar_nova.resource_types import server_groups
 from tests.unit import base
 
@@ -84,7 +84,7 @@ class TestGroups(base.TestCase):
 class TestLeaving(base.TestCase):
 
     def test_who_leaves_is_who_does_not_stay(self):
-        for name, policy in installed_policies.available().items():
+        for name, policy in extensions.installed_policies().items():
             self.assertEqual(
                 not policy.stays and name != 'release', name in model.LEAVING
                 or policy.goes_on, name)

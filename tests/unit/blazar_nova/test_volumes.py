@@ -15,7 +15,7 @@ from blazar_core.db import api
 from blazar_core.plugins import resource_types
 from blazar_nova.compat import volume_api
 from blazar_nova.listener import host_sync
-from blazar_nova.resource_types import installed_policies
+from blazar_nova.resource_types import extensions
 from blazar_nova.resource_types import registry
 from blazar_nova.resource_types import volumes
 from tests import databases
@@ -359,7 +359,7 @@ class TestKept(VolumeTestCase):
     end_timeout = 3600
 
     def policies(self):
-        return installed_policies.available()
+        return extensions.installed_policies()
 
     def setUp(self):
         super().setUp()

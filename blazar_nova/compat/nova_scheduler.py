@@ -32,8 +32,8 @@ from blazar_nova.compat import flavors
 from blazar_nova.compat import server_demand
 
 __all__ = ['CLAIMS', 'HostFilter', 'HostWeigher', 'candidates_of', 'explain',
-           'install', 'is_rebuild', 'keep_candidates', 'lend', 'may_be_leased',
-           'on_start', 'servers_of', 'takes']
+           'install', 'is_booked', 'is_rebuild', 'keep_candidates', 'lend',
+           'mark_booked', 'may_be_leased', 'on_start', 'servers_of', 'takes']
 
 LOG = logging.getLogger(__name__)
 
@@ -145,8 +145,10 @@ _novas_select: ty.Any = manager.SchedulerManager._select_destinations
 #: A method of the message bus, which raises NoValidHost as an
 #: ExpectedException.
 _novas_request: ty.Any = manager.SchedulerManager.select_destinations
-#: The attribute of a request with the function given to :func:`explain`.
-_WHY = '_blazar_why'
+#: Attributes of a request, which Nova passes to the filters and then to the
+#: weighers, for each of its servers: the function given to :func:`explain`,
+#: and the host on which the current server is booked.
+_WHY, _BOOKED = '_blazar_why', '_blazar_booked'
 
 
 def explain(spec: ty.Any, why: ty.Callable[[], str | None]) -> None:
@@ -155,6 +157,19 @@ def explain(spec: ty.Any, why: ty.Callable[[], str | None]) -> None:
     :param why: called only then; returns sentences for the owner
     """
     setattr(spec, _WHY, why)
+
+
+def mark_booked(spec: ty.Any, booked: str | None) -> None:
+    """Mark the host on which the current server is booked.
+
+    :param booked: its uuid
+    """
+    setattr(spec, _BOOKED, booked)
+
+
+def is_booked(spec: ty.Any, host_state: ty.Any) -> bool:
+    """Return whether a host is the marked one."""
+    return bool(getattr(spec, _BOOKED, None) == host_state.uuid)
 
 
 def install(books: scheduler_claims.Claims,

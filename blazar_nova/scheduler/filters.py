@@ -32,7 +32,6 @@ from blazar_nova.compat import flavors
 from blazar_nova.compat import nova_scheduler
 from blazar_nova.compat import process
 from blazar_nova.compat.seams import check
-from blazar_nova.scheduler import marks
 from blazar_nova.services import wiring
 
 __all__ = ['LeaseFilter']
@@ -107,7 +106,7 @@ class LeaseFilter(nova_scheduler.HostFilter):  # type: ignore[misc]
             found = self._rooms(spec_obj, takes, uuids, True, candidates)
             kept = _kept(hosts, found)
         nova_scheduler.keep_candidates(kept, found.candidates)
-        marks.mark_booked(spec_obj, found.booked)
+        nova_scheduler.mark_booked(spec_obj, found.booked)
         if len(kept) < len(hosts):
             nova_scheduler.explain(spec_obj, functools.partial(
                 self._why, spec_obj, takes, uuids))

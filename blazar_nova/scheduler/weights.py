@@ -9,7 +9,6 @@ import typing as ty
 from blazar_core.common import model
 from blazar_nova.compat import nova_scheduler
 from blazar_nova.compat import server_demand
-from blazar_nova.scheduler import marks
 
 __all__ = ['LeaseWeigher']
 
@@ -34,4 +33,4 @@ class LeaseWeigher(nova_scheduler.HostWeigher):  # type: ignore[misc]
                       ) -> float:
         if server_demand.policy_of(weight_properties) in _WISHES:
             return 0.0
-        return 1.0 if marks.is_booked(weight_properties, host_state) else 0.0
+        return float(nova_scheduler.is_booked(weight_properties, host_state))

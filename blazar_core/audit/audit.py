@@ -37,6 +37,8 @@ class Audit:
     :param life: the handlers of the engine, by which differences are fixed
     :param decrypt: decrypts a text
     :param late: seconds after which a due event should have been claimed
+    :ivar unfinished: the check of events
+    :ivar encrypted: the check of encrypted data
     """
 
     def __init__(self, database: api.Database, clock: clocks.Clock,
@@ -44,9 +46,9 @@ class Audit:
                  late: int) -> None:
         self._database = database
         self._clock = clock
-        self._unfinished = unfinished.Unfinished(database, clock, life, late)
+        self.unfinished = unfinished.Unfinished(database, clock, life, late)
         self._remains = leftovers.Remains(database, clock)
-        self._encrypted = leftovers.EncryptedData(database, life, decrypt)
+        self.encrypted = leftovers.EncryptedData(database, life, decrypt)
 
     def size(self) -> dict[str, int]:
         """Return the numbers of objects that are compared."""
@@ -62,19 +64,8 @@ class Audit:
 
     def differences(self) -> ty.Iterator[Difference]:
         """Yield all differences."""
-        yield from self._unfinished.differences()
-        yield from self._unfinished.overdue()
+        yield from self.unfinished.differences()
+        yield from self.unfinished.overdue()
         yield from self._remains.differences()
         yield from overbooked.overbooked(self._database, self._clock)
-        yield from self._encrypted.differences()
-
-    def overdue(self) -> ty.Iterator[Difference]:
-        """Yield the events that no worker carries out."""
-        return self._unfinished.overdue()
-
-    def credentials(self) -> dict[str, tuple[str, str, str]]:
-        """Return the decrypted credentials of leases.
-
-        :returns: to each credential the id, name and status of its lease
-        """
-        return self._encrypted.credentials()
+        yield from self.encrypted.differences()

@@ -200,7 +200,7 @@ class Checks(upgradecheck.UpgradeCommands):
 def _undone(conf: ty.Any) -> ty.Iterator[str]:
     """Yield the signs that no listener runs."""
     parts = wiring.assemble(conf)
-    overdue = list(verification.auditor(parts).overdue())
+    overdue = list(verification.auditor(parts).unfinished.overdue())
     if overdue:
         yield (f'{len(overdue)} events of leases are overdue: start '
                f'blazar-listener. The first event: {overdue[0].text}')

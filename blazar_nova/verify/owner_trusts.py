@@ -7,9 +7,9 @@ import typing as ty
 
 import sqlalchemy as sa
 
-from blazar_core.audit import audit
 from blazar_core.audit import findings
 from blazar_core.audit.findings import Difference
+from blazar_core.audit import leftovers
 from blazar_core.common import states
 from blazar_core.db import models
 from blazar_nova.services import service_user
@@ -26,10 +26,10 @@ class OwnerTrusts:
         user
     """
 
-    def __init__(self, parts: wiring.Parts, audit: audit.Audit,
-                 are_ours: bool) -> None:
+    def __init__(self, parts: wiring.Parts,
+                 encrypted: leftovers.EncryptedData, are_ours: bool) -> None:
         self._parts = parts
-        self._audit = audit
+        self._encrypted = encrypted
         self._are_ours = are_ours
         self._strays: set[str] | None = None
 
@@ -39,7 +39,7 @@ class OwnerTrusts:
         trusts = self._parts.trusts
         if not trusts.is_configured():
             return
-        known = self._audit.credentials()
+        known = self._encrypted.credentials()
         held = trusts.held()
         with self._parts.database.reader() as session:
             builds = set(session.scalars(

@@ -93,8 +93,8 @@ class Verifier:
         self._gaps = gaps.Gaps()
         of_servers = leased_servers.LeasedServers(parts, self._mirror,
                                                   self._gaps, say)
-        of_trusts = owner_trusts.OwnerTrusts(parts, self._audit,
-                                             trusts_are_ours)
+        of_trusts = owner_trusts.OwnerTrusts(
+            parts, self._audit.encrypted, trusts_are_ours)
         # Hosts first: a booking can only follow its server to a known host.
         self._sections: dict[str, ty.Callable[[
             set[ty.Hashable] | None], ty.Iterable[Difference]]] = {

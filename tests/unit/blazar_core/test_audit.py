@@ -284,11 +284,11 @@ class TestWhatIsLeftBehind(AuditTestCase):
         self.lifecycle.lease_end.end(lease['id'])
         self.cloud.broken.clear()
         self.assertEqual({'trust': (lease['id'], 'lease', 'TERMINATED')},
-                         self.audit.credentials())
+                         self.audit.encrypted.credentials())
         self.assert_mended(f'Lease {lease["id"]} has ended, but the trust of '
                            'its owner still exists.')
         self.assertEqual(['trust'], self.cloud.revoked)
-        self.assertEqual({}, self.audit.credentials())
+        self.assertEqual({}, self.audit.encrypted.credentials())
 
 
 class TestABookingWithoutALease(AuditTestCase):
@@ -396,7 +396,7 @@ class TestEncrypted(AuditTestCase):
              f'encryption_keys decrypts {what}.' for what in (
                  'the build of its servers', 'the trust of its owner')],
             [build.text, trust.text])
-        self.assertEqual({}, self.audit.credentials())
+        self.assertEqual({}, self.audit.encrypted.credentials())
 
     def test_what_was_replaced_and_no_key_opens(self):
         lease = self.lease(50, 100, credential='trust')
@@ -420,7 +420,7 @@ class TestEncrypted(AuditTestCase):
         with mock.patch.object(leftovers, '_BATCH', 2):
             self.assertEqual(5, len(self.texts()))
             self.assertEqual({f'trust{number}' for number in range(5)},
-                             set(self.audit.credentials()))
+                             set(self.audit.encrypted.credentials()))
 
 
 class TestDifference(base.TestCase):

@@ -121,12 +121,8 @@ class KnownLease:
     @property
     def host_ids(self) -> set[int]:
         """The ids of all its hosts."""
-        return self._hosts_of(self.reservations)
-
-    @property
-    def whole_host_ids(self) -> set[int]:
-        """The ids of its whole hosts."""
-        return self._hosts_of(one for one in self.reservations if one.whole)
+        return {host_id for one in self.reservations
+                for host_id in one.host_ids if host_id is not None}
 
     @property
     def served(self) -> dict[int, set[str]]:
@@ -137,11 +133,6 @@ class KnownLease:
                 if server.host_id is not None:
                     found[server.host_id].add(server.id)
         return dict(found)
-
-    def _hosts_of(self, reservations: ty.Iterable[KnownReservation],
-                  ) -> set[int]:
-        return {host_id for one in reservations
-                for host_id in one.host_ids if host_id is not None}
 
 
 class LeaseImport:
@@ -180,8 +171,10 @@ class LeaseImport:
             _check_enrolled(session, known)
             try:
                 if known.active:
-                    assignments.absorb_servers(
-                        session, now, known.whole_host_ids, known.servers)
+                    assignments.absorb_servers(session, now, {
+                        host_id for one in known.reservations if one.whole
+                        for host_id in one.host_ids if host_id is not None},
+                        known.servers)
                     assignments.convert_usage(session, now, known.served)
                 edits = ledger.decide(connection, now, _edits(known, now))
                 for table, rows in self._rows(known, now):

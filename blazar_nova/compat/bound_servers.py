@@ -108,17 +108,17 @@ def admit_running(server_id: str, specs: ty.Mapping[str, str],
         _change_running, server_id, {**specs, _IN_POOL: 'required'}, without)
 
 
-def release_running(server_id: str, without: tuple[str, ...] = ()) -> None:
+def release_running(server_id: str, mark: str) -> None:
     """Remove what binds a server to a reservation.
 
     Ignores a deleted server. Idempotent.
 
-    :param without: prefixes of other extra specs to remove
+    :param mark: the prefix of other extra specs to remove
     :raises CloudUnavailable: if Nova does not answer
     """
     bounded_calls.of_api(_forget_hints, server_id)
     bounded_calls.of_api(_change_running, server_id, {}, (
-        *without, _MARK, f'trait:{host_traits.PREFIX}'))
+        mark, _MARK, f'trait:{host_traits.PREFIX}'))
 
 
 def _forget_hints(server_id: str) -> None:

@@ -309,7 +309,7 @@ def release(server_id: str) -> None:
 
     :raises CloudUnavailable: if Nova does not answer
     """
-    bound_servers.release_running(server_id, (_MARK,))
+    bound_servers.release_running(server_id, _MARK)
 
 
 def reservations_open() -> set[str]:

@@ -48,7 +48,7 @@ from blazar_core.lifecycle import server_moves
 from blazar_core.plugins import cloud_api
 
 __all__ = ['AT_ONCE', 'BestEffort', 'Left', 'MoveLimits', 'MovePlanning',
-           'PERIOD', 'SETTLE', 'left', 'of_others', 'recently_moved', 'said']
+           'PERIOD', 'SETTLE', 'of_others', 'recently_moved', 'said']
 
 LOG = logging.getLogger(__name__)
 
@@ -96,22 +96,6 @@ def recently_moved(session: orm.Session, interval: int, now: int,
         until = min(row.updated_at, now) + interval
         found[row.server_id] = until, row.target
     return found
-
-
-def left(session: orm.Session, project_id: str, per_hour: int, lease_id: str,
-         now: int) -> Left:
-    """Return how many more servers may be migrated for leases of a project.
-
-    Planned moves for its other leases count like requested ones.
-
-    :param lease_id: of the lease whose own plan is about to be replaced
-    """
-    asked = [at for at in session.scalars(_REQUESTED, {
-        'project': project_id, 'since': now - PERIOD}) if at is not None]
-    planned = session.scalar(_PLANNED, {
-        'project': project_id, 'lease': lease_id}) or 0
-    return Left(max(0, per_hour - len(asked) - planned),
-                min(asked[0], now) + PERIOD if asked else None)
 
 
 def said(per_hour: int, interval: int, left: Left, most: int,
@@ -286,9 +270,19 @@ class MovePlanning:
 
     def _left(self, session: orm.Session, lease: models.Lease, now: int,
               ) -> Left:
-        """Return how many more servers may be moved for a lease's project."""
-        return left(
-            session, lease.project_id, self._limits.hourly, lease.id, now)
+        """Return how many more servers may be moved for leases of a project.
+
+        Planned moves for its other leases count like requested ones.
+
+        :param lease: whose own plan is about to be replaced
+        """
+        project = lease.project_id
+        asked = [at for at in session.scalars(_REQUESTED, {
+            'project': project, 'since': now - PERIOD}) if at is not None]
+        planned = session.scalar(_PLANNED, {
+            'project': project, 'lease': lease.id}) or 0
+        return Left(max(0, self._limits.hourly - len(asked) - planned),
+                    min(asked[0], now) + PERIOD if asked else None)
 
     def _movable(
             self,

@@ -30,9 +30,9 @@ from blazar_core.db import models
 from blazar_core.healing import alternatives
 from blazar_core.healing import reshuffle
 from blazar_core.leases import reassignment
+from blazar_core.leases import views
 from blazar_core.lifecycle import demands
 from blazar_core.lifecycle import fault_points
-from blazar_core.lifecycle import lease_status
 from blazar_core.plugins import resource_types
 
 __all__ = ['BookingReassignment', 'HostReplacement', 'age']
@@ -55,7 +55,7 @@ class BookingReassignment:
             self, database: api.Database, admission: admissions.Admission,
             reassigner: reassignment.Reassignment,
             others: alternatives.Alternatives, reshuffler: reshuffle.Reshuffle,
-            notify: ty.Callable[[str, lease_status.Lease], None]) -> None:
+            notify: views.Notify) -> None:
         self._database = database
         self._admission = admission
         self._reassigner = reassigner
@@ -207,8 +207,7 @@ class BookingReassignment:
             _announce(self._notify, lease)
 
 
-def _announce(notify: ty.Callable[[str, lease_status.Lease], None],
-              lease: lease_status.Lease) -> None:
+def _announce(notify: views.Notify, lease: views.Lease) -> None:
     """Send the notifications of a lease that has other hosts, or lacks some.
     """
     notify('lease.update', lease)
@@ -246,7 +245,7 @@ class HostReplacement:
                  admission: admissions.Admission,
                  reassigner: reassignment.Reassignment,
                  wanted: demands.Demands, reshuffler: reshuffle.Reshuffle,
-                 notify: ty.Callable[[str, lease_status.Lease], None]) -> None:
+                 notify: views.Notify) -> None:
         self._database = database
         self._clock = clock
         self._admission = admission

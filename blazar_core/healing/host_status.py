@@ -31,7 +31,6 @@ from blazar_core.db import api
 from blazar_core.db import models
 from blazar_core.leases import views
 from blazar_core.lifecycle import fault_points
-from blazar_core.lifecycle import lease_status
 
 __all__ = ['HostOutage', 'Down', 'HostStatus', 'LATE', 'Thresholds', 'Report',
            'away', 'counts', 'deferred_events', 'late_events']
@@ -95,8 +94,7 @@ class HostStatus:
     """
 
     def __init__(self, database: api.Database, clock: clocks.Clock,
-                 thresholds: Thresholds,
-                 notify: ty.Callable[[str, lease_status.Lease], None]) -> None:
+                 thresholds: Thresholds, notify: views.Notify) -> None:
         self.news = threading.Event()
         self._notify = notify
         self._database = database

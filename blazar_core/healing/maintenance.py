@@ -26,6 +26,7 @@ from blazar_core.db import api
 from blazar_core.db import models
 from blazar_core.healing import alternatives
 from blazar_core.healing import evacuation
+from blazar_core.leases import views
 from blazar_core.lifecycle.server_moves import Obstacle
 
 __all__ = ['Maintenance', 'Planned', 'Promised', 'forget']
@@ -71,8 +72,7 @@ class Maintenance:
 
     def __init__(self, database: api.Database, clock: clocks.Clock,
                  others: alternatives.Alternatives,
-                 drain: evacuation.Evacuation,
-                 notify: ty.Callable[[str, dict[str, ty.Any]], None]) -> None:
+                 drain: evacuation.Evacuation, notify: views.Notify) -> None:
         self._notify = notify
         self._database = database
         self._clock = clock

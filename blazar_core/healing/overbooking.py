@@ -37,8 +37,8 @@ from blazar_core.healing import maintenance
 from blazar_core.healing import reshuffle
 from blazar_core.leases import hosted_servers
 from blazar_core.leases import reassignment
+from blazar_core.leases import views
 from blazar_core.lifecycle import demands
-from blazar_core.lifecycle import lease_status
 
 __all__ = ['PAUSE', 'OverbookingCheck']
 
@@ -63,8 +63,7 @@ class OverbookingCheck:
     def __init__(self, database: api.Database, clock: clocks.Clock,
                  admission: admissions.Admission,
                  reassigner: reassignment.Reassignment,
-                 wanted: demands.Demands,
-                 notify: ty.Callable[[str, lease_status.Lease], None],
+                 wanted: demands.Demands, notify: views.Notify,
                  start_timeout: int) -> None:
         self._database = database
         self._clock = clock

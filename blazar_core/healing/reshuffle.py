@@ -32,8 +32,8 @@ from blazar_core.common import refusals
 from blazar_core.db import api
 from blazar_core.db import models
 from blazar_core.leases import reassignment
+from blazar_core.leases import views
 from blazar_core.lifecycle import demands
-from blazar_core.lifecycle import lease_status
 from blazar_core.plugins import resource_types
 
 __all__ = ['Reshuffle']
@@ -61,7 +61,7 @@ class Reshuffle:
             self, database: api.Database, clock: clocks.Clock,
             admission: admissions.Admission,
             reassigner: reassignment.Reassignment, wanted: demands.Demands,
-            notify: ty.Callable[[str, lease_status.Lease], None]) -> None:
+            notify: views.Notify) -> None:
         self._database = database
         self._clock = clock
         self._rests_until = self._rests_since = 0.0

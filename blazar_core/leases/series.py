@@ -37,7 +37,6 @@ __all__ = ['Series', 'absence', 'check_apart']
 
 LOG = logging.getLogger(__name__)
 
-_Lease: ty.TypeAlias = dict[str, ty.Any]
 _Shifted: ty.TypeAlias = ty.Mapping[model.Window, recurrences.Dates]
 
 
@@ -57,7 +56,7 @@ class Series:
     # -- create --------------------------------------------------------------
 
     def fitting(self, leases: ty.Sequence[new_leases.NewLease], some: bool,
-                ) -> tuple[list[new_leases.NewLease], list[_Lease]]:
+                ) -> tuple[list[new_leases.NewLease], list[dict[str, ty.Any]]]:
         """Return the occurrences that fit now, without booking anything.
 
         :param leases: the occurrences, in their order
@@ -89,8 +88,8 @@ class Series:
     def create(self, recurrence_id: str, asked: requests.Recurrence,
                leases: ty.Sequence[new_leases.NewLease],
                encrypted: ty.Sequence[str | None],
-               left_out: ty.Sequence[_Lease],
-               kept: ty.Sequence[str] = ()) -> list[_Lease]:
+               left_out: ty.Sequence[dict[str, ty.Any]],
+               kept: ty.Sequence[str] = ()) -> list[views.Lease]:
         """Admit occurrences: all of them, or none.
 
         :param leases: occurrences of this series, which do not overlap and
@@ -105,7 +104,7 @@ class Series:
         :raises LimitExceeded: if a limit is exceeded
         """
         def write(connection: sa.Connection, picked: list[selection.Picked],
-                  ) -> list[_Lease]:
+                  ) -> list[views.Lease]:
             made = self._creator.write(connection, zip(
                 committed, encrypted, picked, strict=True))
             connection.execute(models.Recurrence.__table__.insert().values(
@@ -128,7 +127,7 @@ class Series:
 
     # -- show ----------------------------------------------------------------
 
-    def get(self, recurrence_id: str) -> _Lease:
+    def get(self, recurrence_id: str) -> views.Lease:
         """Return all occurrences as one lease: the first that is not over, or
         else the last.
 
@@ -145,7 +144,7 @@ class Series:
             lease = views.describe(api.found(session, current.id))
         return self.as_one([lease])[0]
 
-    def as_one(self, leases: ty.Sequence[_Lease]) -> list[_Lease]:
+    def as_one(self, leases: ty.Sequence[views.Lease]) -> list[views.Lease]:
         """Return leases, each occurrence as the representative of its series.
 
         In addition to the keys of a lease it has ``recurrence`` and
@@ -187,7 +186,7 @@ class Series:
             rows = _occurrences(session, [lease_id])
         return str(_current(rows).id) if rows else lease_id
 
-    def unfinished(self, recurrence_id: str) -> list[_Lease]:
+    def unfinished(self, recurrence_id: str) -> list[views.Lease]:
         """Return the occurrences that are not over, by their start."""
         with self._database.reader() as session:
             ids = [row.id for row in _occurrences(session, [recurrence_id])
@@ -231,7 +230,7 @@ class Series:
             ).values(name=name, updated_at=self._clock.now(),
                      generation=leases.c.generation + 1))
 
-    def amount_beside(self, lease: _Lease) -> int:
+    def amount_beside(self, lease: views.Lease) -> int:
         """Return the number of servers or hosts of the other occurrences that
         are not over; 0 for a lease that does not recur.
         """

@@ -19,9 +19,15 @@ from blazar_core.common import words
 from blazar_core.db import api
 from blazar_core.db import models
 
-__all__ = ['DELETING', 'EventRow', 'Query', 'ReservationRow', 'describe',
-           'describe_rows', 'get', 'is_near_end', 'listed',
-           'owner_of_deleted', 'page', 'status', 'tagged']
+__all__ = ['DELETING', 'EventRow', 'Lease', 'Notify', 'Query',
+           'ReservationRow', 'describe', 'describe_rows', 'get', 'is_near_end',
+           'listed', 'owner_of_deleted', 'page', 'status', 'tagged']
+
+#: A lease as :func:`describe` returns it.
+Lease: ty.TypeAlias = dict[str, ty.Any]
+#: Publishes an event type, e.g. ``lease.create``, and a lease, or whatever
+#: else the event is about.
+Notify: ty.TypeAlias = ty.Callable[[str, Lease], None]
 
 #: The status that users see of a lease that is being deleted.
 DELETING = 'DELETING'

@@ -63,8 +63,7 @@ class DeferredAdmission:
 
     def __init__(self, database: api.Database, clock: clocks.Clock,
                  admission: admissions.Admission, wanted: demands.Demands,
-                 types: resource_types.ResourceTypes,
-                 notify: ty.Callable[[str, lease_status.Lease], None],
+                 types: resource_types.ResourceTypes, notify: views.Notify,
                  bound: Bound) -> None:
         self.bound = bound
         self._database = database
@@ -162,7 +161,7 @@ class DeferredAdmission:
 
     def _enter(self, lease_id: str, window: model.Window, wanted: _Demands,
                picked: ty.Mapping[str, list[int]],
-               granted: limits.Granted | None) -> lease_status.Lease | None:
+               granted: limits.Granted | None) -> views.Lease | None:
         """Book the capacity that a lease has waited for.
 
         :raises OverCapacity: when a host lacks capacity
@@ -252,8 +251,7 @@ class AdmissionQueue:
     """
 
     def __init__(self, database: api.Database, clock: clocks.Clock,
-                 index: booking_index.Index,
-                 notify: ty.Callable[[str, lease_status.Lease], None],
+                 index: booking_index.Index, notify: views.Notify,
                  deferred: DeferredAdmission) -> None:
         self._database = database
         self._clock = clock
@@ -369,7 +367,7 @@ class AdmissionQueue:
                 session.connection(), lease.project_id, lease.id)
 
     def _explain(self, lease_id: str, why: str, last: bool,
-                 ) -> lease_status.Lease | None:
+                 ) -> views.Lease | None:
         """Record why a lease waits, or that it has failed.
 
         :returns: the lease; None when it no longer waits or nothing changed

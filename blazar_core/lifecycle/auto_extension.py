@@ -23,7 +23,6 @@ from blazar_core.leases import limits
 from blazar_core.leases import updates
 from blazar_core.leases import views
 from blazar_core.lifecycle import lease_conditions
-from blazar_core.lifecycle import lease_status
 from blazar_core.lifecycle import retries
 
 __all__ = ['AutoExtension', 'Granting']
@@ -33,7 +32,7 @@ LOG = logging.getLogger(__name__)
 #: Checks a change of a lease against the limits, and raises if it exceeds
 #: them.
 Granting: ty.TypeAlias = ty.Callable[
-    [lease_status.Lease, updates.LeaseChange], limits.Granted | None]
+    [views.Lease, updates.LeaseChange], limits.Granted | None]
 
 
 class AutoExtension:
@@ -44,7 +43,7 @@ class AutoExtension:
 
     def __init__(self, database: api.Database, clock: clocks.Clock,
                  leases: updates.LeaseUpdates, granting: Granting,
-                 notify: ty.Callable[[str, lease_status.Lease], None]) -> None:
+                 notify: views.Notify) -> None:
         self._database = database
         self._clock = clock
         self._leases = leases

@@ -176,7 +176,7 @@ class MovePlanning:
 
     def __init__(self, database: api.Database, clock: clocks.Clock,
                  admission: admissions.Admission, cloud: cloud_api.Cloud,
-                 notify: ty.Callable[[str, lease_status.Lease], None],
+                 notify: views.Notify,
                  deferred: admission_queue.DeferredAdmission,
                  limits: MoveLimits) -> None:
         self._database = database
@@ -330,7 +330,7 @@ class MovePlanning:
     def _write(self, lease_id: str, project_id: str, plan: _Plan,
                wanted: ty.Mapping[str, model.Demand],
                others: ty.Iterable[models.ServerMove],
-               ) -> lease_status.Lease | None:
+               ) -> views.Lease | None:
         """Write a plan, if what it is based on has not changed.
 
         The lease is booked on its future hosts. The rule is not checked, as
@@ -464,8 +464,7 @@ class BestEffort:
     """
 
     def __init__(self, database: api.Database, clock: clocks.Clock,
-                 cloud: cloud_api.Cloud, notify: ty.Callable[[
-                     str, lease_status.Lease], None],
+                 cloud: cloud_api.Cloud, notify: views.Notify,
                  deferred: admission_queue.DeferredAdmission,
                  plans: MovePlanning) -> None:
         self._database = database
@@ -592,7 +591,7 @@ class BestEffort:
             self._notify('lease.update', described)
 
     def _write_end(self, lease_id: str, why: str,
-                   ) -> tuple[lease_status.Lease | None, list[str]]:
+                   ) -> tuple[views.Lease | None, list[str]]:
         with self._database.writer() as session:
             lease = api.locked(session, lease_id)
             now = self._clock.now()

@@ -14,7 +14,6 @@ from blazar_core.common import errors
 from blazar_core.common import states
 from blazar_core.db import api
 from blazar_core.leases import views
-from blazar_core.lifecycle import lease_status
 from blazar_core.lifecycle import retries
 
 __all__ = ['BudgetEvents', 'Budget']
@@ -27,10 +26,10 @@ class Budget(ty.Protocol):
     it does not answer.
     """
 
-    def charge(self, lease: lease_status.Lease) -> None:
+    def charge(self, lease: views.Lease) -> None:
         """Charge a lease as it is now, instead of earlier charges."""
 
-    def refund(self, lease: lease_status.Lease) -> None:
+    def refund(self, lease: views.Lease) -> None:
         """Settle a lease that has ended."""
 
 
@@ -79,7 +78,7 @@ class BudgetEvents:
                                       retries.LONGEST_PAUSE)
         return None
 
-    def _read(self, lease_id: str) -> tuple[lease_status.Lease, bool]:
+    def _read(self, lease_id: str) -> tuple[views.Lease, bool]:
         with self._database.reader() as session:
             lease = api.found(session, lease_id)
             return (views.describe(lease),
@@ -93,7 +92,7 @@ class BudgetEvents:
                     event.reopen(self._clock.now(), self._clock.now())
 
 
-def _charged(lease: lease_status.Lease) -> tuple[ty.Any, ...]:
+def _charged(lease: views.Lease) -> tuple[ty.Any, ...]:
     """Return the attributes by which a service may charge a lease."""
     return (*(lease[name] for name in (
         'name', 'project_id', 'user_id', 'start_date', 'end_date')),

@@ -51,7 +51,7 @@ class DispatchRight(ty.NamedTuple):
     """
 
     deadline: cloud_api.Deadline
-    begun: list[lease_status.Lease]
+    begun: list[views.Lease]
     left: bool
 
 
@@ -99,7 +99,7 @@ class DispatchPermit:
                 self._clock.wait(threading.Event(), self._clock.now() + 1)
 
     def give(self, deadline: cloud_api.Deadline,
-             begun: ty.Sequence[lease_status.Lease] = (), left: bool = False,
+             begun: ty.Sequence[views.Lease] = (), left: bool = False,
              ) -> DispatchRight:
         """Return the right, which is valid once the transaction is committed.
         """
@@ -176,7 +176,7 @@ class Dispatch:
 
     def __init__(self, database: api.Database, clock: clocks.Clock,
                  cloud: cloud_api.Cloud, decrypt: ty.Callable[[str], str],
-                 notify: ty.Callable[[str, lease_status.Lease], None]) -> None:
+                 notify: views.Notify) -> None:
         self._database = database
         self._clock = clock
         self._cloud = cloud
@@ -195,7 +195,7 @@ class Dispatch:
             answer; nothing was sent
         """
         lease_id = lease.id
-        begun: list[lease_status.Lease] = []
+        begun: list[views.Lease] = []
         known, left = [lease], True
 
         def gate(server_ids: ty.Collection[str]) -> cloud_api.Deadline | None:
@@ -282,7 +282,7 @@ class Dispatch:
             deadline, [views.describe(lease)] if begins else [],
             bool(set(waiting).difference(server_ids)))
 
-    def send_own(self, lease: lease_status.Lease,
+    def send_own(self, lease: views.Lease,
                  cast: ty.Callable[[cloud_api.Gate], None]) -> None:
         """Send the build of a lease that starts now and was just reserved.
 
@@ -438,7 +438,7 @@ class Dispatch:
         self._notify('lease.update', described)
 
 
-def _show_started(lease: lease_status.Lease) -> None:
+def _show_started(lease: views.Lease) -> None:
     """Update a lease with what its permit has written."""
     lease['status'] = states.Lease.STARTING
     for event in lease['events']:

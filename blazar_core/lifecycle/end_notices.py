@@ -19,6 +19,7 @@ from blazar_core.common import model
 from blazar_core.db import api
 from blazar_core.db import clock_skew
 from blazar_core.db import models
+from blazar_core.leases import views
 from blazar_core.plugins import cloud_api
 
 __all__ = ['EndNotices', 'EVENT', 'KEEP', 'told']
@@ -53,8 +54,7 @@ class EndNotices:
     """
 
     def __init__(self, database: api.Database, clock: clocks.Clock,
-                 cloud: cloud_api.Cloud,
-                 notify: ty.Callable[[str, dict[str, ty.Any]], None]) -> None:
+                 cloud: cloud_api.Cloud, notify: views.Notify) -> None:
         self._database = database
         self._clock = clock
         self._cloud = cloud

@@ -31,6 +31,7 @@ from blazar_core.common import states
 from blazar_core.db import api
 from blazar_core.db import leader_election
 from blazar_core.db import models
+from blazar_core.leases import views
 from blazar_core.lifecycle import resumption
 from blazar_core.lifecycle import server_moves
 from blazar_core.plugins import cloud_api
@@ -82,8 +83,6 @@ _EVICT = sa.update(_SERVERS).where(
                 'shelved', type_=sa.Boolean)),
              sa.bindparam('now', type_=sa.BigInteger)), else_=sa.null()))
 
-_Notify: ty.TypeAlias = ty.Callable[[str, dict[str, ty.Any]], None]
-
 
 class Evictions:
     """Plans evictions, and carries them out.
@@ -96,7 +95,7 @@ class Evictions:
     """
 
     def __init__(self, database: api.Database, clock: clocks.Clock,
-                 cloud: cloud_api.Cloud, notify: _Notify,
+                 cloud: cloud_api.Cloud, notify: views.Notify,
                  credential: ty.Callable[[str], str | None],
                  actions: ty.Sequence[str],
                  resume: resumption.Resumption) -> None:

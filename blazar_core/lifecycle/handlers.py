@@ -20,6 +20,7 @@ from blazar_core.common import background
 from blazar_core.common import clocks
 from blazar_core.db import api
 from blazar_core.leases import updates
+from blazar_core.leases import views
 from blazar_core.lifecycle import admission_queue
 from blazar_core.lifecycle import auto_extension
 from blazar_core.lifecycle import best_effort
@@ -31,7 +32,6 @@ from blazar_core.lifecycle import kept_servers
 from blazar_core.lifecycle import lease_close
 from blazar_core.lifecycle import lease_end
 from blazar_core.lifecycle import lease_start
-from blazar_core.lifecycle import lease_status
 from blazar_core.lifecycle import lost_builds
 from blazar_core.lifecycle import no_show_check
 from blazar_core.lifecycle import notices
@@ -60,7 +60,7 @@ class Integration:
     types: resource_types.ResourceTypes
     policies: end_policies.Policies
     decrypt: ty.Callable[[str], str]
-    notify: ty.Callable[[str, lease_status.Lease], None]
+    notify: views.Notify
     granting: auto_extension.Granting
     budget: budget_events.Budget | None
     later: background.Later

@@ -70,8 +70,7 @@ class KeptServers:
     """
 
     def __init__(self, database: api.Database, clock: clocks.Clock,
-                 cloud: cloud_api.Cloud, notify: ty.Callable[[
-                     str, lease_status.Lease], None],
+                 cloud: cloud_api.Cloud, notify: views.Notify,
                  reconciler: reconciliation.Reconciliation,
                  closer: lease_close.LeaseClose) -> None:
         self._database = database
@@ -134,7 +133,7 @@ class KeptServers:
 
     def _take(self, lease_id: str, there: ty.Sequence[str], when_due: bool,
               ) -> tuple[retries.Result,
-                         tuple[str, lease_status.Lease] | None]:
+                         tuple[str, views.Lease] | None]:
         """Give servers the capacity that is booked for them.
 
         :param there: the servers that still exist

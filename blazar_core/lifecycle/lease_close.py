@@ -25,6 +25,7 @@ from blazar_core.common import words
 from blazar_core.db import api
 from blazar_core.db import models
 from blazar_core.leases import credentials
+from blazar_core.leases import views
 from blazar_core.lifecycle import fault_points
 from blazar_core.lifecycle import lease_conditions
 from blazar_core.lifecycle import lease_status
@@ -92,7 +93,7 @@ class LeaseClose:
 
     def __init__(self, database: api.Database, clock: clocks.Clock,
                  cloud: cloud_api.Cloud, decrypt: ty.Callable[[str], str],
-                 notify: ty.Callable[[str, lease_status.Lease], None],
+                 notify: views.Notify,
                  types: resource_types.ResourceTypes,
                  later: background.Later) -> None:
         self._types = types

@@ -274,7 +274,7 @@ class LeaseEnd:
     """
 
     def __init__(self, database: api.Database, clock: clocks.Clock,
-                 notify: ty.Callable[[str, lease_status.Lease], None],
+                 notify: views.Notify,
                  closer: lease_close.LeaseClose, server_ends: ServerEnds,
                  start_timeout: int, limit: int) -> None:
         self._database = database
@@ -324,7 +324,7 @@ class LeaseEnd:
                           'end', lease_id)
 
     def _delete(self, lease_id: str, project_id: str | None,
-                ) -> tuple[lease_status.Lease | None, bool]:
+                ) -> tuple[views.Lease | None, bool]:
         """Return the lease, unless it was deleted before, and whether servers
         or hosts have to be freed first.
         """

@@ -67,8 +67,7 @@ class LeaseOpening:
     """
 
     def __init__(self, database: api.Database, clock: clocks.Clock,
-                 notify: ty.Callable[[str, lease_status.Lease], None],
-                 closer: lease_close.LeaseClose,
+                 notify: views.Notify, closer: lease_close.LeaseClose,
                  types: resource_types.ResourceTypes) -> None:
         self._database = database
         self._clock = clock
@@ -136,7 +135,7 @@ class LeaseOpening:
             return True, None
 
     def _activate(self, lease_id: str,
-                  opened: _Hosts) -> lease_status.Lease | None:
+                  opened: _Hosts) -> views.Lease | None:
         """Record that a lease is opened.
 
         :returns: the lease; None: it was recorded before, or the lease ended

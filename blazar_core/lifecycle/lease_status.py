@@ -28,13 +28,13 @@ from blazar_core.common import states
 from blazar_core.db import models
 from blazar_core.leases import views
 
-__all__ = ['Count', 'Lease', 'apart', 'booking_of', 'comes_first',
-           'fail_waiting', 'finish', 'follow', 'free_capacity', 'free_hosts', 'has_servers',
+__all__ = ['Count', 'apart', 'booking_of', 'comes_first',
+           'fail_waiting', 'finish', 'follow', 'free_capacity', 'free_hosts',
+           'has_servers',
            'is_building', 'server_counts', 'servers',
            'update_status', 'waiting']
 
 LOG = logging.getLogger(__name__)
-Lease: ty.TypeAlias = dict[str, ty.Any]
 _OF_SERVER = sa.select(models.Booking).where(
     models.Booking.server_id == sa.bindparam('server'))
 _HAS_SERVERS = sa.select(sa.exists().where(
@@ -170,7 +170,7 @@ def update_status(session: orm.Session, lease: models.Lease, now: int) -> None:
 
 
 def finish(session: orm.Session, lease: models.Lease, now: int,
-           ) -> Lease:
+           ) -> views.Lease:
     """End a lease; only its record is left."""
     _unassign_hosts(session, lease.reservations, now)
     ledger.amend(session, now, [

@@ -55,8 +55,7 @@ class NoShows:
     """
 
     def __init__(self, database: api.Database, clock: clocks.Clock,
-                 notify: ty.Callable[[str, lease_status.Lease], None],
-                 types: resource_types.ResourceTypes,
+                 notify: views.Notify, types: resource_types.ResourceTypes,
                  after: int, notice: int, share: int, period: int,
                  ) -> None:
         self._database = database
@@ -200,7 +199,7 @@ class NoShows:
             LOG.info('Lease %s ends because it is unused', lease_id)
             self._notify('lease.update', described)
 
-    def _end(self, lease_id: str) -> lease_status.Lease | None:
+    def _end(self, lease_id: str) -> views.Lease | None:
         with self._database.writer() as session:
             lease = api.locked(session, lease_id)
             now = self._clock.now()

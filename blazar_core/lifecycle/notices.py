@@ -4,7 +4,6 @@
 
 import dataclasses
 import functools
-import typing as ty
 
 from oslo_utils import excutils
 
@@ -18,7 +17,6 @@ from blazar_core.db import models
 from blazar_core.leases import views
 from blazar_core.lifecycle import event_snapshots
 from blazar_core.lifecycle import lease_close
-from blazar_core.lifecycle import lease_status
 from blazar_core.lifecycle import retries
 from blazar_core.plugins import resource_types
 
@@ -35,8 +33,7 @@ class Notices:
     """
 
     def __init__(self, database: api.Database, clock: clocks.Clock,
-                 notify: ty.Callable[[str, lease_status.Lease], None],
-                 closer: lease_close.LeaseClose,
+                 notify: views.Notify, closer: lease_close.LeaseClose,
                  images: event_snapshots.EventSnapshots,
                  types: resource_types.ResourceTypes) -> None:
         self._database = database

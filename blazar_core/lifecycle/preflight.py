@@ -23,7 +23,6 @@ from blazar_core.common import states
 from blazar_core.db import api
 from blazar_core.db import models
 from blazar_core.leases import views
-from blazar_core.lifecycle import lease_status
 from blazar_core.plugins import cloud_api
 
 __all__ = ['AGAIN', 'EVENT', 'LASTS', 'PAUSE', 'Preflight']
@@ -61,8 +60,7 @@ class Preflight:
 
     def __init__(self, database: api.Database, clock: clocks.Clock,
                  cloud: cloud_api.Cloud, decrypt: ty.Callable[[str], str],
-                 notify: ty.Callable[[str, lease_status.Lease], None],
-                 times: ty.Sequence[int]) -> None:
+                 notify: views.Notify, times: ty.Sequence[int]) -> None:
         self._database = database
         self._clock = clock
         self._cloud = cloud

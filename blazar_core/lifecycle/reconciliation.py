@@ -3,7 +3,6 @@
 """Reconcile leases with what is observed of their servers."""
 
 import contextlib
-import typing as ty
 
 from oslo_log import log as logging
 import sqlalchemy as sa
@@ -70,8 +69,7 @@ class Reconciliation:
     """
 
     def __init__(self, database: api.Database, clock: clocks.Clock,
-                 cloud: cloud_api.Cloud, notify: ty.Callable[[
-                     str, lease_status.Lease], None],
+                 cloud: cloud_api.Cloud, notify: views.Notify,
                  closer: lease_close.LeaseClose,
                  removal: server_removal.ServerRemoval) -> None:
         self._database = database
@@ -135,7 +133,7 @@ class Reconciliation:
 
     def _stands(self, lease_id: str, server_id: str,
                 seen: cloud_api.ObservedServer,
-                ) -> tuple[list[str], lease_status.Lease | None]:
+                ) -> tuple[list[str], views.Lease | None]:
         """Move the booking of a server that has a host to that host.
 
         :returns: the service hosts that it came from or moved to; the lease,

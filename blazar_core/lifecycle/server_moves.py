@@ -32,7 +32,6 @@ from blazar_core.db import models
 from blazar_core.leases import views
 from blazar_core.leases import waiting
 from blazar_core.lifecycle import fault_points
-from blazar_core.lifecycle import lease_status
 from blazar_core.plugins import cloud_api
 
 __all__ = ['AGAIN', 'AWAY', 'LOST', 'Obstacle', 'ServerMoves', 'is_due',
@@ -80,7 +79,7 @@ class ServerMoves:
     """
 
     def __init__(self, database: api.Database, clock: clocks.Clock,
-                 notify: ty.Callable[[str, lease_status.Lease], None] = (
+                 notify: views.Notify = (
                      lambda *_what: None), ahead: int = 0) -> None:
         self._database = database
         self._clock = clock
@@ -208,7 +207,7 @@ class ServerMoves:
     def _write(self, lease_id: str, news: ty.Mapping[int, str],
                seen: int | None, attempts: int | None,
                values: ty.Mapping[str, ty.Any],
-               ) -> lease_status.Lease | None:
+               ) -> views.Lease | None:
         """Record the statuses of moves.
 
         :returns: the lease if its conditions have changed; empty: they have

@@ -42,8 +42,7 @@ class ServerRemoval:
     """
 
     def __init__(self, database: api.Database, clock: clocks.Clock,
-                 cloud: cloud_api.Cloud,
-                 notify: ty.Callable[[str, lease_status.Lease], None],
+                 cloud: cloud_api.Cloud, notify: views.Notify,
                  closer: lease_close.LeaseClose) -> None:
         self._database = database
         self._clock = clock
@@ -107,7 +106,7 @@ class ServerRemoval:
 
     @api.retried
     def _leave(self, lease_id: str, servers: ty.Mapping[str, bool],
-               tried: bool = False) -> lease_status.Lease:
+               tried: bool = False) -> views.Lease:
         """Remove servers from the reservation database.
 
         :param tried: only find out whether it is possible

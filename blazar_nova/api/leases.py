@@ -40,9 +40,6 @@ _AHEAD = 30 * 86400
 _STARTS = 100
 
 
-_Lease: ty.TypeAlias = dict[str, ty.Any]
-
-
 class LeaseController:
     """Request handlers, behind the authentication."""
 
@@ -97,13 +94,13 @@ class LeaseController:
         return self._answer(request, 200, self._lease(
             request, lease_id, 'blazar:leases:get'))
 
-    def _answer(self, request: webob.Request, code: int, lease: _Lease,
+    def _answer(self, request: webob.Request, code: int, lease: views.Lease,
                 ) -> web_requests.Answer:
         (shown,) = self._shown(web_requests.context(request), [lease])
         return code, {'lease': shown}
 
-    def _shown(self, context: ty.Any, leases: ty.Sequence[_Lease],
-               ) -> list[_Lease]:
+    def _shown(self, context: ty.Any, leases: ty.Sequence[views.Lease],
+               ) -> list[views.Lease]:
         """Return leases as every answer shows them.
 
         Costs one statement for the utilization of all that have started.
@@ -115,7 +112,7 @@ class LeaseController:
         started = {one['lease_id'] for lease in leases
                    if lease['start_date'] < now
                    for one in lease['reservations']}
-        used: ty.Mapping[str, _Lease] = {}
+        used: ty.Mapping[str, dict[str, ty.Any]] = {}
         if started:
             with self._parts.database.connection() as connection:
                 used = usage_schema.utilization(connection, started, now)

@@ -38,6 +38,7 @@ from blazar_core.db import clock_skew
 from blazar_core.db import leader_election
 from blazar_core.db import models
 from blazar_core.healing import host_status
+from blazar_core.leases import views
 from blazar_core.lifecycle import fault_points
 from blazar_core.plugins import cloud_api
 from blazar_nova.compat import power_services
@@ -101,7 +102,6 @@ _MINE = sa.update(models.Host.__table__).where(
 _LETTERS = 1000
 _State = states.Power
 _Point = fault_points.FaultPoint
-_Notify: ty.TypeAlias = ty.Callable[[str, dict[str, ty.Any]], None]
 
 
 class _Seen(ty.NamedTuple):
@@ -147,7 +147,7 @@ class Power:
 
     def __init__(self, parts: wiring.Parts, computes: power_services.Computes,
                  switches: power_hosts.PowerHosts,
-                 policy: power_planner.Policy, notify: _Notify,
+                 policy: power_planner.Policy, notify: views.Notify,
                  later: background.Later) -> None:
         self._database = parts.database
         self._clock = parts.clock

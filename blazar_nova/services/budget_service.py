@@ -22,6 +22,7 @@ from blazar_core.common import errors
 from blazar_core.common import model
 from blazar_core.common import opts
 from blazar_core.leases import limits
+from blazar_core.leases import views
 
 __all__ = ['External']
 
@@ -30,7 +31,6 @@ LOG = logging.getLogger(__name__)
 #: Resource classes that add up to each amount of a reservation.
 _AMOUNTS = {'vcpus': ('VCPU', 'PCPU'), 'memory_mb': ('MEMORY_MB',),
             'disk_gb': ('DISK_GB',)}
-_Lease: ty.TypeAlias = dict[str, ty.Any]
 _DENIED = 'The operator of this cloud does not allow this lease.'
 
 
@@ -46,7 +46,7 @@ class External:
 
     def __init__(self, conf: ty.Any,
                  place: ty.Callable[[], dict[str, str | None]],
-                 describe: ty.Callable[[_Lease], _Lease]) -> None:
+                 describe: ty.Callable[[views.Lease], views.Lease]) -> None:
         opts.register_opts(conf)
         group = conf.blazar_enforcement
         self._create = _url(group, 'check-create')
@@ -78,7 +78,7 @@ class External:
         self._ask(self._create if asked.lease_id is None else self._update,
                   asked.user_id, asked.project_id, body)
 
-    def on_end(self, lease: _Lease) -> None:
+    def on_end(self, lease: views.Lease) -> None:
         """Notify the service of the end of a lease; failures are logged."""
         try:
             self.refund(lease)
@@ -86,7 +86,7 @@ class External:
             LOG.warning('Lease %s: notifying the external service of its end '
                         'failed: %s', lease['id'], exc)
 
-    def commit(self, lease: _Lease) -> None:
+    def commit(self, lease: views.Lease) -> None:
         """Commit a new lease, once for each lease.
 
         :raises LimitExceeded: if the service refuses, with its message
@@ -94,7 +94,7 @@ class External:
         """
         self._send(self._commit_create, lease)
 
-    def charge(self, lease: _Lease) -> None:
+    def charge(self, lease: views.Lease) -> None:
         """Commit the current state of a lease, whatever was committed before.
 
         :raises LimitExceeded: if the service refuses, with its message
@@ -103,7 +103,7 @@ class External:
         if not self._send(self._commit_update, lease, 'current_lease'):
             self.commit(lease)
 
-    def refund(self, lease: _Lease) -> None:
+    def refund(self, lease: views.Lease) -> None:
         """Notify the service of a lease that has ended or was not created.
 
         A lease that the service does not know was not committed.
@@ -113,7 +113,7 @@ class External:
         """
         self._send(self._end, lease)
 
-    def _send(self, url: str | None, lease: _Lease, *more: str) -> bool:
+    def _send(self, url: str | None, lease: views.Lease, *more: str) -> bool:
         """Send a lease, under further keys too; see :meth:`_ask`."""
         described = self._lease(self._describe(lease))
         return self._ask(url, lease['user_id'], lease['project_id'],

@@ -14,6 +14,7 @@ from blazar_core.common import errors
 from blazar_core.common import states
 from blazar_core.common import words
 from blazar_core.leases import hosted_servers
+from blazar_core.leases import views
 from blazar_core.plugins import resource_types
 from blazar_nova.services import policy
 from blazar_nova.services import wiring
@@ -22,7 +23,6 @@ __all__ = ['HostLeases']
 
 LOG = logging.getLogger(__name__)
 
-_Lease: ty.TypeAlias = dict[str, ty.Any]
 _UNKNOWN = ('Nova does not say now which servers run on the hosts of this '
             'lease.')
 
@@ -34,8 +34,8 @@ class HostLeases:
         self._parts = parts
         self._policy = rules
 
-    def complete(self, context: ty.Any, leases: ty.Sequence[_Lease],
-                 ) -> list[_Lease]:
+    def complete(self, context: ty.Any, leases: ty.Sequence[views.Lease],
+                 ) -> list[views.Lease]:
         """Return leases with the ``hosts`` and ``servers`` of reservations of
         whole hosts, and with the hosts that other resource types show.
 
@@ -59,8 +59,8 @@ class HostLeases:
             for one, _kind in self._of_hosts(lease)}, unknown)
             for lease in leases]
 
-    def _naming_hosts(self, leases: ty.Sequence[_Lease],
-                      ) -> ty.Sequence[_Lease]:
+    def _naming_hosts(self, leases: ty.Sequence[views.Lease],
+                      ) -> ty.Sequence[views.Lease]:
         """Add the hosts of the resource types that show them."""
         names = {one['id']: kind.shows_hosts for lease in leases
                  for one in lease['reservations'] if (
@@ -76,7 +76,7 @@ class HostLeases:
             for one in lease['reservations']]} for lease in leases]
 
     @contextlib.contextmanager
-    def naming(self, context: ty.Any, lease: _Lease) -> ty.Iterator[None]:
+    def naming(self, context: ty.Any, lease: views.Lease) -> ty.Iterator[None]:
         """Name hosts in errors of this block, if the user may see them."""
         try:
             yield
@@ -85,11 +85,11 @@ class HostLeases:
                 raise
             raise errors.Conflict(exc.named) from exc
 
-    def _names(self, context: ty.Any, lease: _Lease) -> bool:
+    def _names(self, context: ty.Any, lease: views.Lease) -> bool:
         return self._policy.allows(context, 'blazar:leases:get_hosts', {
             'project_id': lease['project_id']})
 
-    def check_deletion(self, lease: _Lease) -> None:
+    def check_deletion(self, lease: views.Lease) -> None:
         """Check that no servers of other projects would be deleted.
 
         :raises Conflict: if there are any
@@ -115,8 +115,8 @@ class HostLeases:
                 f'the lease end at its end_date, or write ?force=true to '
                 f'delete all.')
 
-    def _of_hosts(self, lease: _Lease) -> ty.Iterator[
-            tuple[_Lease, resource_types.BaseResourceType]]:
+    def _of_hosts(self, lease: views.Lease) -> ty.Iterator[
+            tuple[views.Lease, resource_types.BaseResourceType]]:
         """Yield the reservations of whole hosts that are shown in full."""
         for one in lease['reservations']:
             kind = self._parts.types.named.get(one['resource_type'])
@@ -142,9 +142,10 @@ class HostLeases:
             return {}, True
         return found, False
 
-    def _completed(self, context: ty.Any, lease: _Lease,
-                   hosts: ty.Mapping[str, list[_Lease]], unknown: bool,
-                   ) -> _Lease:
+    def _completed(self, context: ty.Any, lease: views.Lease,
+                   hosts: ty.Mapping[str, list[dict[str, ty.Any]]],
+                   unknown: bool,
+                   ) -> views.Lease:
         if not hosts:
             return lease
         named = self._names(context, lease)
@@ -161,8 +162,7 @@ class HostLeases:
                 for one in lease['reservations']]}
 
 
-def _shown(
-        host: hosted_servers.Host, servers: ty.Mapping[str,
-                                                       list[str]]) -> _Lease:
+def _shown(host: hosted_servers.Host, servers: ty.Mapping[str, list[str]],
+           ) -> dict[str, ty.Any]:
     return {'name': host.name, 'failed': bool(host.failed),
             'servers': servers.get(host.service_host, [])}

@@ -22,6 +22,7 @@ from blazar_core.leases import exclusive
 from blazar_core.leases import hosted_servers
 from blazar_core.leases import new_leases
 from blazar_core.leases import requests
+from blazar_core.leases import views
 from blazar_core.lifecycle import dispatch
 from blazar_core.lifecycle import fault_points
 from blazar_nova.compat import bound_servers
@@ -43,8 +44,6 @@ from blazar_nova.services import wiring
 __all__ = ['LeaseAdmission']
 
 LOG = logging.getLogger(__name__)
-
-_Lease: ty.TypeAlias = dict[str, ty.Any]
 
 
 class LeaseAdmission:
@@ -208,10 +207,9 @@ class LeaseAdmission:
         return error_answers.Full(full, now if refusal is None
                                   else refusal.next_start)
 
-    def _admit(
-            self, request: requests.LeaseRequest,
-            call: build_calls.BuildCall) -> tuple[_Lease, ty.Callable[[],
-                                                                      None]]:
+    def _admit(self, request: requests.LeaseRequest,
+               call: build_calls.BuildCall,
+               ) -> tuple[views.Lease, ty.Callable[[], None]]:
         """Admit a lease for a boot.
 
         :returns: the lease, and what follows, after which nothing is undone
@@ -252,7 +250,7 @@ class LeaseAdmission:
         return self._hold(new, call)
 
     def _start(self, new: new_leases.NewLease, call: build_calls.BuildCall,
-               ) -> tuple[_Lease, ty.Callable[[], None]]:
+               ) -> tuple[views.Lease, ty.Callable[[], None]]:
         """Admit a lease that starts now; this process sends its build.
 
         The call is stored nevertheless, with the token of the user: if this
@@ -267,7 +265,7 @@ class LeaseAdmission:
         return lease, functools.partial(
             self._begin, lease, call, new.credential is None)
 
-    def _begin(self, lease: _Lease, call: build_calls.BuildCall,
+    def _begin(self, lease: views.Lease, call: build_calls.BuildCall,
                lacks_trust: bool) -> None:
         """Send the build of a lease that starts now; then do the rest."""
         self._parts.lifecycle.dispatch.send_own(
@@ -279,7 +277,7 @@ class LeaseAdmission:
             self._parts.publish('lease.event.start_lease', lease)
 
     def _hold(self, new: new_leases.NewLease, call: build_calls.BuildCall,
-              ) -> tuple[_Lease, ty.Callable[[], None]]:
+              ) -> tuple[views.Lease, ty.Callable[[], None]]:
         """Admit a lease that starts later or waits for capacity, and store
         its build.
 

@@ -32,9 +32,8 @@ from blazar_nova.services import wiring
 __all__ = ['LeaseChanges', 'actions_of', 'asking', 'is_owner', 'may_entrust']
 
 
-_Lease: ty.TypeAlias = dict[str, ty.Any]
 #: A lease, its change, and whether that resizes it.
-_Wanted: ty.TypeAlias = tuple[_Lease, updates.LeaseChange, bool]
+_Wanted: ty.TypeAlias = tuple[views.Lease, updates.LeaseChange, bool]
 
 
 class LeaseChanges:
@@ -43,7 +42,8 @@ class LeaseChanges:
     def __init__(self, parts: wiring.Parts) -> None:
         self._parts = parts
 
-    def make(self, context: ty.Any, body: object, lease: _Lease) -> _Lease:
+    def make(self, context: ty.Any, body: object, lease: views.Lease,
+             ) -> views.Lease:
         """Update a lease from the body of a request, and send a notification.
 
         :param lease: its current state
@@ -53,9 +53,9 @@ class LeaseChanges:
         return self.make_all(context, [(body, lease)])[0]
 
     def make_all(self, context: ty.Any,
-                 wanted: ty.Sequence[tuple[object, _Lease]],
+                 wanted: ty.Sequence[tuple[object, views.Lease]],
                  also: ty.Callable[[orm.Session], None] | None = None,
-                 ) -> list[_Lease]:
+                 ) -> list[views.Lease]:
         """Update one lease, or occurrences of a series: all, or none.
 
         :param wanted: bodies, each with its lease, in an order in which no
@@ -88,7 +88,8 @@ class LeaseChanges:
                 self._parts.notify('lease.event.before_end_lease.stop', lease)
         return changed
 
-    def _read(self, body: object, lease: _Lease) -> lease_schema.ChangeRequest:
+    def _read(self, body: object, lease: views.Lease,
+              ) -> lease_schema.ChangeRequest:
         """Parse the requested changes of a lease."""
         asked = lease_schema.change(body, self._parts.clock.now(), lease,
                                     hint_params.defaults(self._parts.conf))
@@ -100,7 +101,7 @@ class LeaseChanges:
         return asked
 
     def _asked(self, asks: registry.Asking, asked: lease_schema.ChangeRequest,
-               lease: _Lease) -> tuple[updates.LeaseChange, bool]:
+               lease: views.Lease) -> tuple[updates.LeaseChange, bool]:
         """Return the changes of a lease, and whether they resize it.
 
         :param asks: the request
@@ -121,7 +122,7 @@ class LeaseChanges:
             reservations = self._as_they_are(asks, lease, True) | reservations
         return dataclasses.replace(change, reservations=reservations), resized
 
-    def _lasts_longer(self, lease: _Lease,
+    def _lasts_longer(self, lease: views.Lease,
                       change: updates.LeaseChange) -> bool:
         """Return whether a lease ends later than before and so needs a trust
         that is valid longer, where trusts are configured.
@@ -129,7 +130,7 @@ class LeaseChanges:
         return self._parts.trusts.is_configured() and (
             _over(lease, change) > lease['end_date'] + lease['grace_period'])
 
-    def _trust(self, context: ty.Any, lease: _Lease,
+    def _trust(self, context: ty.Any, lease: views.Lease,
                change: updates.LeaseChange,
                ) -> ty.Callable[[], str | None] | None:
         """Return a function that creates the trust that an update requires;
@@ -172,7 +173,7 @@ class LeaseChanges:
                 lease_trusts.needed, self._parts, context, on_end, end, acts)
             if takes_one else None)
 
-    def _check_may_entrust(self, context: ty.Any, lease: _Lease) -> None:
+    def _check_may_entrust(self, context: ty.Any, lease: views.Lease) -> None:
         if not may_entrust(context, lease):
             raise errors.Forbidden(
                 f'What happens to the servers of lease {lease["id"]} is done '
@@ -182,7 +183,7 @@ class LeaseChanges:
                 f'token for project {lease["project_id"]} that has not the '
                 f'role of an administrator.')
 
-    def _trust_until(self, context: ty.Any, lease: _Lease,
+    def _trust_until(self, context: ty.Any, lease: views.Lease,
                      end: int, on_end: str,
                      needed: ty.Callable[[], str | None] | None) -> str:
         try:
@@ -193,7 +194,7 @@ class LeaseChanges:
         except errors.TrustUnavailable as exc:
             raise errors.Forbidden(str(exc)) from exc
 
-    def _changed(self, asking: registry.Asking, lease: _Lease,
+    def _changed(self, asking: registry.Asking, lease: views.Lease,
                  asked: lease_schema.Reservations,
                  ) -> dict[str, new_leases.NewReservation]:
         """Return the new reservations by id."""
@@ -217,7 +218,7 @@ class LeaseChanges:
                 one, reservation)
         return changed
 
-    def _smaller(self, lease: _Lease, asked: lease_schema.ChangeRequest,
+    def _smaller(self, lease: views.Lease, asked: lease_schema.ChangeRequest,
                  ) -> lease_schema.Reservations:
         """Return the reservations from which named hosts are removed.
 
@@ -261,7 +262,7 @@ class LeaseChanges:
             for its_id, amount in left.items())
 
     def _as_they_are(self, asking: registry.Asking,
-                     lease: _Lease, whole: bool,
+                     lease: views.Lease, whole: bool,
                      ) -> dict[str, new_leases.NewReservation]:
         """Return unchanged reservations with the hosts that may serve them in
         another window.
@@ -326,7 +327,7 @@ def asking(parts: wiring.Parts, context: ty.Any, start: int,
             functools.partial(enrollment.exists, parts.database)))
 
 
-def actions_of(lease: _Lease,
+def actions_of(lease: views.Lease,
                change: updates.LeaseChange | None = None) -> set[str]:
     """Return the actions of a lease's events that are still to come.
 
@@ -345,7 +346,7 @@ def actions_of(lease: _Lease,
     return own | before
 
 
-def _over(lease: _Lease, change: updates.LeaseChange) -> int:
+def _over(lease: views.Lease, change: updates.LeaseChange) -> int:
     """Return when a changed lease ends, with its grace period."""
     return ty.cast(int, (
         lease['end_date'] if change.end is None else change.end) + (
@@ -353,7 +354,7 @@ def _over(lease: _Lease, change: updates.LeaseChange) -> int:
         else change.grace_period))
 
 
-def may_entrust(context: ty.Any, lease: _Lease) -> bool:
+def may_entrust(context: ty.Any, lease: views.Lease) -> bool:
     """Return whether the servers of a lease may be built and ended by a trust
     of the user. With an administrator's trust the owner would get rights that
     are not theirs.
@@ -362,7 +363,7 @@ def may_entrust(context: ty.Any, lease: _Lease) -> bool:
         is_owner(context, lease) or not context.is_admin)
 
 
-def is_owner(context: ty.Any, lease: _Lease) -> bool:
+def is_owner(context: ty.Any, lease: views.Lease) -> bool:
     """Return whether the user owns a lease, in the project of the request."""
     return (context.user_id, context.project_id) == (
         lease['user_id'], lease['project_id'])

@@ -26,6 +26,7 @@ from blazar_core.leases import new_leases
 from blazar_core.leases import requests
 from blazar_core.leases import series
 from blazar_core.leases import updates
+from blazar_core.leases import views
 from blazar_core.lifecycle import fault_points
 from blazar_nova.compat import bound_servers
 from blazar_nova.compat import build_calls
@@ -41,8 +42,6 @@ from blazar_nova.services import wiring
 
 __all__ = ['LeaseSeries', 'shifted']
 
-_Lease: ty.TypeAlias = dict[str, ty.Any]
-
 
 class LeaseSeries:
     """Carries out requests for all occurrences of a lease."""
@@ -56,7 +55,7 @@ class LeaseSeries:
 
     def hold(self, request: requests.LeaseRequest,
              asked: requests.Recurrence, call: build_calls.BuildCall,
-             ) -> tuple[_Lease, ty.Callable[[], None]]:
+             ) -> tuple[views.Lease, ty.Callable[[], None]]:
         """Create a lease for a boot that has the servers of all occurrences.
 
         If the request accepts a part of the occurrences, the servers of
@@ -112,7 +111,7 @@ class LeaseSeries:
 
         return {**made[0], 'id': made[0]['recurrence_id']}, follow
 
-    def create(self, context: ty.Any, new: new_leases.NewLease) -> _Lease:
+    def create(self, context: ty.Any, new: new_leases.NewLease) -> views.Lease:
         """Create a lease whose reservations are used after its start."""
         asked = new.request.recurrence
         assert asked is not None
@@ -135,7 +134,8 @@ class LeaseSeries:
 
     def _fitting(self, new: new_leases.NewLease, asked: requests.Recurrence,
                  server_ids: tuple[str, ...] = (),
-                 ) -> tuple[list[new_leases.NewLease], list[_Lease]]:
+                 ) -> tuple[list[new_leases.NewLease],
+                            list[dict[str, ty.Any]]]:
         """Return the occurrences for which there is capacity, as leases that
         are within the limits, and those that are left out.
 
@@ -167,10 +167,11 @@ class LeaseSeries:
         return [dataclasses.replace(one, granted=granted) for one in leases]
 
     def _make(self, context: ty.Any, asked: requests.Recurrence,
-              leases: list[new_leases.NewLease], left_out: list[_Lease],
+              leases: list[new_leases.NewLease],
+              left_out: list[dict[str, ty.Any]],
               encrypted: ty.Sequence[str | None], ids: tuple[str, ...],
               as_owner: bool = False,
-              ) -> tuple[list[new_leases.NewLease], list[_Lease]]:
+              ) -> tuple[list[new_leases.NewLease], list[dict[str, ty.Any]]]:
         """Reserve the occurrences.
 
         :param ids: the servers of the boot; empty: they are booted later
@@ -191,7 +192,7 @@ class LeaseSeries:
         return leases, made
 
     def _follow(self, context: ty.Any, leases: list[new_leases.NewLease],
-                made: list[_Lease]) -> None:
+                made: list[views.Lease]) -> None:
         """Do what follows the reservation of occurrences; failures are logged.
         """
         for new, lease in zip(leases, made, strict=True):
@@ -213,7 +214,8 @@ class LeaseSeries:
 
     # -- updates -----------------------------------------------------------
 
-    def update(self, context: ty.Any, body: object, lease: _Lease) -> _Lease:
+    def update(self, context: ty.Any, body: object, lease: views.Lease,
+               ) -> views.Lease:
         """Rename and move all future occurrences: all, or none. They are moved
         by as much local time as the lease that represents them.
 
@@ -239,7 +241,7 @@ class LeaseSeries:
         return self._all.get(lease['id'])
 
     def _move(self, context: ty.Any, change: updates.LeaseChange,
-              lease: _Lease, unfinished: list[_Lease]) -> None:
+              lease: views.Lease, unfinished: list[views.Lease]) -> None:
         """Move and rename occurrences, in an order in which none conflicts
         with the next.
 
@@ -279,7 +281,7 @@ class LeaseSeries:
                 if one.absent is not None}))
 
     def _rename(self, recurrence_id: str, change: updates.LeaseChange,
-                first: _Lease) -> None:
+                first: views.Lease) -> None:
         """Rename all future occurrences.
 
         :param first: the one for which the limits are checked
@@ -301,11 +303,11 @@ class LeaseSeries:
                 self._parts.lifecycle.lease_end.delete(one['id'])
 
 
-def _window(lease: _Lease) -> model.Window:
+def _window(lease: views.Lease) -> model.Window:
     return model.Window(lease['start_date'], lease['end_date'])
 
 
-def _check_apart(leases: ty.Iterable[_Lease],
+def _check_apart(leases: ty.Iterable[views.Lease],
                  moved: ty.Iterable[recurrences.Occurrence]) -> None:
     """Check that occurrences do not overlap after they are moved."""
     series.check_apart([model.Window(
@@ -314,7 +316,7 @@ def _check_apart(leases: ty.Iterable[_Lease],
         for lease, to in zip(leases, moved, strict=True)])
 
 
-def shifted(asked: requests.Recurrence | None) -> list[_Lease]:
+def shifted(asked: requests.Recurrence | None) -> list[dict[str, ty.Any]]:
     """Return the occurrences whose local dates do not both exist (DST), for
     the answer.
     """

@@ -25,6 +25,7 @@ from blazar_core.healing import maintenance
 from blazar_core.leases import leases
 from blazar_core.leases import limits
 from blazar_core.leases import lookup
+from blazar_core.leases import views
 from blazar_core.lifecycle import end_notices
 from blazar_core.lifecycle import handlers
 from blazar_core.lifecycle import orphans
@@ -59,8 +60,6 @@ _MARGIN = 60
 #: Events of which the external service is notified as the end of a lease.
 _OVER = ('lease.event.end_lease', 'lease.event.expire_offer')
 
-_Notify: ty.TypeAlias = ty.Callable[[str, dict[str, ty.Any]], None]
-
 
 @dataclasses.dataclass(frozen=True)
 class Parts:
@@ -78,7 +77,7 @@ class Parts:
     admission: admissions.Admission
     types: resource_types.ResourceTypes
     answers: lease_views.LeaseViews
-    notify: _Notify
+    notify: views.Notify
     leases: leases.Leases
     cloud: nova_cloud.NovaCloud
     lifecycle: handlers.Handlers
@@ -121,7 +120,7 @@ class Parts:
         _publish(self.notify, event_type, lease)
 
 
-def _publish(notify: _Notify, event_type: str, lease: dict[str, ty.Any],
+def _publish(notify: views.Notify, event_type: str, lease: dict[str, ty.Any],
              ) -> None:
     try:
         notify(event_type, lease)
@@ -229,7 +228,8 @@ def _thresholds(conf: ty.Any) -> host_status.Thresholds:
         60 * conf.blazar.healing_interval)
 
 
-def _notifier(budget: budget_service.External, send: _Notify) -> _Notify:
+def _notifier(budget: budget_service.External, send: views.Notify,
+              ) -> views.Notify:
     """Return the function that publishes an event, and what follows from it.
     """
     def notify(event_type: str, lease: dict[str, ty.Any]) -> None:

@@ -39,11 +39,11 @@ from blazar_core.leases import limits
 from blazar_core.leases import new_leases
 from blazar_core.leases import server_growth
 from blazar_core.leases import updates
+from blazar_core.leases import views
 from blazar_core.lifecycle import admission_queue
 from blazar_core.lifecycle import demands
 from blazar_core.lifecycle import engine
 from blazar_core.lifecycle import handlers
-from blazar_core.lifecycle import lease_status
 from blazar_core.lifecycle import lost_builds
 from blazar_core.lifecycle import orphans
 from blazar_core.plugins import cloud_api
@@ -398,7 +398,7 @@ class World:
                     "SELECT 1 FROM leases WHERE status = 'ACTIVE' "
                     "AND used_at IS NULL LIMIT 1"))
 
-    def grant(self, lease: lease_status.Lease,
+    def grant(self, lease: views.Lease,
               change: updates.LeaseChange) -> None:
         """Limit automatic extensions.
 

@@ -149,7 +149,12 @@ GUARDS: dict[str, tuple[str, ty.Any]] = {
     'orphans': ('tests.simulation.world.World._delete_orphans',
                 lambda self, core: None),
     'close': ('blazar_core.lifecycle.lease_close.LeaseClose.close',
-              lambda self, lease_id, *how: lease_close.Closed([], [], [], [])),
+              lambda self, lease_id, *how, **which: lease_close.Closed(
+                  [], [], [], [])),
+    'released': ('blazar_nova.resource_types.neutron_objects.NeutronObjects.'
+                 'end', lambda self, reserved: None),
+    'unstacked': ('blazar_nova.resource_types.stacks.Stacks.end',
+                  lambda self, reserved: None),
     'lock': ('blazar_core.db.api.locked', racer.late_lock),
     'again': ('blazar_core.plugins.end_policies.Delete.ask', _ask_once),
     'check': racer.GUARDS['check'],
@@ -281,6 +286,10 @@ TESTS: dict[str, str] = {
              'test_two_workers_never_carry_out_the_same_event',
     'close': 'blazar_core.test_slot_builds.TestPlaces.'
              'test_they_are_opened_at_the_start_and_closed_at_the_end',
+    'released': 'blazar_nova.test_floating_ips.TestLife.'
+                'test_they_are_had_from_start_to_end',
+    'unstacked': 'blazar_nova.test_stacks.TestLife.'
+                 'test_a_lease_that_is_deleted_leaves_no_stack',
     'lost': 'blazar_core.test_dispatch.TestLostBuilds.'
             'test_two_who_miss_it_send_it_once',
     'generation': 'blazar_core.test_races.TestBooking.test_as_many_leases_'

@@ -167,9 +167,9 @@ class Owners:
 
     def hand_over(self, lease: dict[str, ty.Any]) -> None:
         """Transfer a lease with slots to the other project."""
-        if any(one['resource_type'] == whole.HOSTS
+        if any(one['resource_type'] in (whole.HOSTS, 'virtual:stack')
                for one in lease['reservations']):
-            raise errors.NotFound('no lease of places')
+            raise errors.NotFound('no lease that is transferred')
         looked = self._core.leases.transfer.look(lease['id'])
         project, = {*PROJECTS} - {looked.owner.project_id}
         self._baton.point('hand over')

@@ -81,6 +81,8 @@ class Run:
             world.process('tenants', lambda core: core.process.spawn(
                 'tenants', functools.partial(
                     world.services.ask, core, end)))
+            world.process('heat', lambda core: core.process.spawn(
+                'heat', functools.partial(world.services.heat.run, core)))
         if world.evicting is not None:
             world.process('borrowers', lambda core: core.process.spawn(
                 'borrowers', functools.partial(
@@ -194,7 +196,8 @@ class Run:
         if self.resizers is not None:
             power += f'resizes: {self.resizers.done}, '
         if world.services is not None:
-            power += f'{world.services.used} networks and volumes, '
+            power += (f'{world.services.used} uses of networks, volumes and '
+                      f'addresses, {world.services.heat.complete} stacks, ')
         return (f'{world.baton.points} points, {power}'
                 f'{len(world.cloud.servers)} servers, '
                 f'{world.copied} images before an end, {count}')

@@ -38,7 +38,8 @@ MISSED = {
     'generation': 1, 'servers': 1, 'room': 1, 'clean': 1, 'between': 1,
     'notice': 3, 'undo': 3, 'hosted': 4, 'judged': 4, 'used': 8, 'orphans': 5,
     'clock': 5, 'deadline': 7, 'evicted': 5, 'blocked': 11, 'again': 12,
-    'twice': 41, 'held': 138, 'own': 10, 'power_lead': 19, 'sized': 123}
+    'twice': 41, 'held': 138, 'own': 10, 'power_lead': 19, 'sized': 123,
+    'released': 6, 'unstacked': 6}
 #: The first seed that fails without ``clock`` if clocks drift and there are no
 #: other faults.
 DRIFTED = 110

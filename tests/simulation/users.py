@@ -28,7 +28,7 @@ from tests.simulation import owners
 from tests.simulation import whole
 from tests.simulation import world as worlds
 
-__all__ = ['Users']
+__all__ = ['ANSWERS', 'Users', 'boot_in']
 
 #: The requests and their weights.
 WEIGHTS = {
@@ -413,8 +413,8 @@ class Users:
 
     def _resize(self, lease: ty.Any) -> None:
         one = lease['reservations'][0]
-        if one['params'] is None or one['resource_type'].startswith(
-                ('virtual:network', 'virtual:volume')):
+        if one['params'] is None or one['resource_type'] not in (
+                new_leases.RESOURCE_TYPE, whole.HOSTS):
             raise errors.NotFound('servers of a boot, or no servers')
         amount = self._dice.choice([1, 2, 3])
         self._update(lease, reservations={
@@ -456,31 +456,11 @@ class Users:
 
     def _boot_in(self, lease: ty.Any) -> None:
         one = lease['reservations'][0]
-        if one['id'] not in self._cloud.open:
-            raise errors.NotFound('no flavor')
+        _check_open(self._cloud, one['id'])
         # Users of any project may try.
         project = self._dice.choice([lease['project_id'], self._project()])
-        server = self._cloud.new_server(
-            project, {'VCPU': one['params']['vcpus']}, clouds.State.READY,
-            reservation=one['id'], preemptible=self._dice.random() < 0.3)
-        slots = self._core.leases.slots
-        try:
-            server.pooled = slots.take(
-                one['id'], project, [server.id], worlds.call_of([server]))
-        except errors.OutcomeUnknown:
-            # A listener may be building it.
-            if not server.casts and server.state is clouds.State.READY:
-                server.state = clouds.State.HELD
-            raise
-        except Exception:
-            server.state = clouds.State.GONE
-            raise
-        server.leased = True
-        fault_points.fault_point(fault_points.FaultPoint.SLOT_TAKEN, server.id)
-        if slots.dispatch(server.id):
-            fault_points.fault_point(fault_points.FaultPoint.SLOT_DISPATCHED,
-                                     server.id)
-            self._cloud.cast([server.id])
+        boot_in(self._core, one['id'], project, one['params']['vcpus'],
+                self._dice.random() < 0.3)
 
     def boot_within(self) -> None:
         lease = self._lease('ACTIVE', of=whole.HOSTS)
@@ -528,3 +508,40 @@ class Users:
             server = self._dice.choice(there)
             self._baton.tell(f'{server.id} is deleted by its user')
             self._cloud.delete(server)
+
+
+def boot_in(core: worlds.Core, reservation_id: str, project: str, vcpus: int,
+            preemptible: bool = False) -> clouds.Server:
+    """Boot a server into a reservation, as nova-api does it."""
+    cloud, slots = core.world.cloud, core.leases.slots
+    _check_open(cloud, reservation_id)
+    server = cloud.new_server(
+        project, {'VCPU': vcpus}, clouds.State.READY,
+        reservation=reservation_id, preemptible=preemptible)
+    try:
+        server.pooled = slots.take(
+            reservation_id, project, [server.id], worlds.call_of([server]))
+    except errors.OutcomeUnknown:
+        # A listener may be building it.
+        if not server.casts and server.state is clouds.State.READY:
+            server.state = clouds.State.HELD
+        raise
+    except Exception:
+        server.state = clouds.State.GONE
+        raise
+    server.leased = True
+    fault_points.fault_point(fault_points.FaultPoint.SLOT_TAKEN, server.id)
+    if slots.dispatch(server.id):
+        fault_points.fault_point(fault_points.FaultPoint.SLOT_DISPATCHED,
+                                 server.id)
+        cloud.cast([server.id])
+    return server
+
+
+def _check_open(cloud: clouds.Cloud, reservation_id: str) -> None:
+    """Check that the flavor of a reservation exists.
+
+    :raises NotFound: if it does not
+    """
+    if reservation_id not in cloud.open:
+        raise errors.NotFound('no flavor')

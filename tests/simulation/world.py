@@ -246,7 +246,7 @@ class World:
     :param relocates: whether servers are evacuated from unavailable hosts
     :param drifts: whether clocks drift
     :param switches: whether idle hosts of the pool are switched off
-    :param serves: whether there are neutron and cinder
+    :param serves: whether there are neutron, cinder and Heat
     :param evicts: whether there are interruptible servers
     """
 

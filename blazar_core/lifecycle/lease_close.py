@@ -336,7 +336,9 @@ class LeaseClose:
     def finish_if_empty(self, lease_id: str, closed: bool = False) -> bool:
         """End a lease that has no servers; return whether it has ended.
 
-        :param closed: whether no server can use its reservations any longer
+        :param closed: whether no server can use its reservations any longer;
+            then it does not end while another worker opens them, who may still
+            create what has to be found by its bookings
         """
         with self._database.writer() as session:
             lease = api.locked(session, lease_id)
@@ -345,7 +347,7 @@ class LeaseClose:
             if lease_status.has_servers(session, lease_id) or (
                     lease_status.comes_first(lease) and not closed) or (
                     lease.status != states.Lease.TERMINATING and
-                    lease.bookings):
+                    lease.bookings) or closed and _is_opened(lease):
                 return False
             described = lease_status.finish(session, lease, self._clock.now())
         fault_points.fault_point(fault_points.FaultPoint.END_OVER, lease_id)
@@ -420,6 +422,15 @@ class LeaseClose:
                 sa.select(models.Credential))
                 for one in credentials.all_of(row)]
         return given - set(map(self._decrypt, kept)) if given else given
+
+
+def _is_opened(lease: models.Lease) -> bool:
+    """Return whether a worker opens reservations of a lease now, or has died
+    meanwhile and is not replaced yet.
+    """
+    return any(one.status == states.Event.IN_PROGRESS and one.event_type in (
+        states.EventType.START, states.EventType.CHANGED)
+        for one in lease.events)
 
 
 def _only(reserved: resource_types.ReservationContext,

@@ -303,8 +303,8 @@ class LeaseEnd:
     def delete(self, lease_id: str, project_id: str | None = None) -> None:
         """End a lease at the request of its owner.
 
-        It ends at once if it has neither servers nor hosts; else a worker
-        carries out its end. Safe to repeat.
+        It ends at once if it has neither servers nor hosts and is not being
+        opened; else a worker carries out its end. Safe to repeat.
 
         :param project_id: do nothing unless the lease is this project's; None:
             of any project
@@ -405,8 +405,8 @@ class LeaseEnd:
                 closed.vacated)
             return again
         if not self._closer.finish_if_empty(lease_id, closed=True):
-            return retries.RetryAfter(retries.AGAIN,
-                                      'a server was added')
+            return retries.RetryAfter(
+                retries.AGAIN, 'a server was added, or it is being opened')
         return None
 
     def _log_waiting(self, lease_id: str, waiting: ty.Mapping[str, str],

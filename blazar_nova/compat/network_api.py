@@ -6,10 +6,8 @@ import functools
 import typing as ty
 import urllib.parse
 
-from keystoneauth1 import exceptions
 from oslo_utils import timeutils
 
-from blazar_core.common import errors
 from blazar_nova.compat import rest_service
 
 __all__ = ['FloatingIP', 'Network', 'Neutron', 'Port', 'Segment', 'Subnet',
@@ -180,24 +178,13 @@ class Neutron(rest_service.RestService):
     @rest_service.reads
     def create_network(self, segment: Segment, name: str, project_id: str,
                        ) -> str:
-        """Create a network on a segment for a project; return its id.
-
-        :param name: the reservation, with which it is tagged at once by a
-            neutron with the extension tag-creation
-        """
+        """Create a network on a segment for a project; return its id."""
         physical = {} if segment.physical is None else {
             'provider:physical_network': segment.physical}
-        body = {
+        made = self._ask('POST', '/networks', json={'network': {
             'name': name, 'project_id': project_id,
             'provider:network_type': segment.type,
-            'provider:segmentation_id': segment.number, **physical}
-        try:
-            made = self._ask('POST', '/networks', json={
-                'network': body | {'tags': _tags(name)}})
-        except errors.CloudUnavailable as exc:
-            if not isinstance(exc.__cause__, exceptions.BadRequest):
-                raise
-            made = self._ask('POST', '/networks', json={'network': body})
+            'provider:segmentation_id': segment.number, **physical}})
         return rest_service.id_of(made, 'network')
 
     @rest_service.reads

@@ -151,6 +151,8 @@ GUARDS: dict[str, tuple[str, ty.Any]] = {
     'close': ('blazar_core.lifecycle.lease_close.LeaseClose.close',
               lambda self, lease_id, *how, **which: lease_close.Closed(
                   [], [], [], [])),
+    'opened': ('blazar_core.lifecycle.lease_close._is_opened',
+               lambda lease: False),
     'released': ('blazar_nova.resource_types.neutron_objects.NeutronObjects.'
                  'end', lambda self, reserved: None),
     'unstacked': ('blazar_nova.resource_types.stacks.Stacks.end',
@@ -286,6 +288,8 @@ TESTS: dict[str, str] = {
              'test_two_workers_never_carry_out_the_same_event',
     'close': 'blazar_core.test_slot_builds.TestPlaces.'
              'test_they_are_opened_at_the_start_and_closed_at_the_end',
+    'opened': 'blazar_nova.test_floating_ips.TestCrash.'
+              'test_one_that_is_created_after_the_end_is_released',
     'released': 'blazar_nova.test_floating_ips.TestLife.'
                 'test_they_are_had_from_start_to_end',
     'unstacked': 'blazar_nova.test_stacks.TestLife.'

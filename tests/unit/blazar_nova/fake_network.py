@@ -25,7 +25,6 @@ class FakeNetwork:
     :ivar made: the networks on segments, by id
     :ivar of_network: the ports of each of them
     :ivar disabled: the networks that forward nothing
-    :ivar tags_at_once: whether networks are tagged when they are created
     """
 
     def __init__(self, clock: ty.Any) -> None:
@@ -41,7 +40,6 @@ class FakeNetwork:
         self.made: dict[str, network_api.Network] = {}
         self.of_network: dict[str, list[network_api.Port]] = {}
         self.disabled: set[str] = set()
-        self.tags_at_once = False
         self.external = {NETWORK: [network_api.Subnet(
             'subnet', '203.0.113.0/24', '203.0.113.1',
             (('203.0.113.128', '203.0.113.254'),))]}
@@ -134,8 +132,7 @@ class FakeNetwork:
             raise errors.CloudUnavailable('Neutron refuses: in use.')
         made = network_api.Network(
             f'net{next(self._ids)}', name, project_id, segment,
-            self._clock.now(), frozenset([name])
-            if self.tags_at_once else frozenset())
+            self._clock.now())
         self.made[made.id] = made
         self._done('create_network')
         return made.id

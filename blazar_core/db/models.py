@@ -590,8 +590,8 @@ class RequestKey(Base):
 
 class Setting(Base):
     """The settings of a kind of process (``name``) at its last start that
-    must be equal in others (:mod:`blazar_core.db.settings`); and what was
-    purged (:mod:`blazar_core.leases.lease_purge`).
+    must be equal in others; and what was purged
+    (:mod:`blazar_core.leases.lease_purge`).
     """
 
     __tablename__ = 'settings'

@@ -18,7 +18,6 @@ from blazar_core.common import opts
 from blazar_core.db import api
 from blazar_core.db import encryption
 from blazar_core.db import leader_election
-from blazar_core.db import settings
 from blazar_nova.compat import configuration_checks
 from blazar_nova.compat import pool
 from blazar_nova.compat import process
@@ -28,6 +27,7 @@ from blazar_nova.listener import periodic_sync
 from blazar_nova.schemas import hint_params
 from blazar_nova.services import default_leases
 from blazar_nova.services import policy
+from blazar_nova.services import settings
 from blazar_nova.services import user_credentials
 from blazar_nova.services import wiring
 from blazar_nova.verify import verification

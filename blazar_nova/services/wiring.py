@@ -17,7 +17,6 @@ from blazar_core.common import opts
 from blazar_core.db import api
 from blazar_core.db import encryption
 from blazar_core.db import migration
-from blazar_core.db import settings
 from blazar_core.healing import alternatives
 from blazar_core.healing import evacuation
 from blazar_core.healing import host_status
@@ -47,6 +46,7 @@ from blazar_nova.services import keystone_identity
 from blazar_nova.services import limit_requests
 from blazar_nova.services import notifications
 from blazar_nova.services import policy
+from blazar_nova.services import settings
 from blazar_nova.services import user_credentials
 
 __all__ = ['Parts', 'assemble', 'compare_settings',

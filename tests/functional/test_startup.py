@@ -188,7 +188,7 @@ class ConfigurationTest(StartupTestCase):
         self.assertEqual([], self.started(self.new_listener))
 
     def test_prefilters_that_cannot_be_written_down(self):
-        with mock.patch('blazar_core.db.settings.write',
+        with mock.patch('blazar_nova.services.settings.write',
                         side_effect=db_exception.DBError):
             for start in self.everything():
                 start()

@@ -71,7 +71,6 @@ ASKING = (
     'blazar_core.test_evacuation.TestMaintenance',
     'blazar_core.test_idempotency.TestRepeats',
     'blazar_core.test_admission_queue.TestRetrying',
-    'blazar_core.test_settings.SettingsTest',
     'blazar_core.test_views.TestFilters',
     'blazar_core.test_views.TestOrder',
     'blazar_core.test_usage_records.TestRecords',
@@ -83,6 +82,7 @@ ASKING = (
     'blazar_nova.test_server_sync.TestLeases',
     'blazar_nova.test_server_sync.TestRecheck',
     'blazar_nova.test_server_sync.TestTwoListeners',
+    'blazar_nova.test_settings.SettingsTest',
 )
 
 #: Tables that do not grow with leases, but with the cloud or with operations,

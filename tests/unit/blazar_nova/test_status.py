@@ -13,7 +13,7 @@ from blazar_core.db import api
 from blazar_core.db import encryption
 from blazar_core.db import migration
 from blazar_core.db import models
-from blazar_core.db import settings
+from blazar_nova.services import settings
 from tests import databases
 from tests import samples
 from tests.unit import base

@@ -6,7 +6,7 @@ from oslo_db import exception as db_exception
 import sqlalchemy as sa
 
 from blazar_core.db import models
-from blazar_core.db import settings
+from blazar_nova.services import settings
 from tests import databases
 from tests.unit import base
 

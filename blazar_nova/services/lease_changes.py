@@ -19,7 +19,7 @@ from blazar_core.leases import new_leases
 from blazar_core.leases import updates
 from blazar_core.leases import views
 from blazar_nova.compat import server_demand
-from blazar_nova.resource_types import registry
+from blazar_nova.resource_types import reservation_requests
 from blazar_nova.schemas import hint_params
 from blazar_nova.schemas import lease_schema
 from blazar_nova.schemas import lease_types
@@ -100,8 +100,9 @@ class LeaseChanges:
             actions_of(lease, change))
         return asked
 
-    def _asked(self, asks: registry.Asking, asked: lease_schema.ChangeRequest,
-               lease: views.Lease) -> tuple[updates.LeaseChange, bool]:
+    def _asked(self, asks: reservation_requests.ReservationRequest,
+               asked: lease_schema.ChangeRequest, lease: views.Lease,
+               ) -> tuple[updates.LeaseChange, bool]:
         """Return the changes of a lease, and whether they resize it.
 
         :param asks: the request
@@ -194,8 +195,8 @@ class LeaseChanges:
         except errors.TrustUnavailable as exc:
             raise errors.Forbidden(str(exc)) from exc
 
-    def _changed(self, asking: registry.Asking, lease: views.Lease,
-                 asked: lease_schema.Reservations,
+    def _changed(self, asking: reservation_requests.ReservationRequest,
+                 lease: views.Lease, asked: lease_schema.Reservations,
                  ) -> dict[str, new_leases.NewReservation]:
         """Return the new reservations by id."""
         own = {one['id']: one for one in lease['reservations']}
@@ -261,7 +262,7 @@ class LeaseChanges:
             'min': min(own[its_id]['params']['min'], amount)}
             for its_id, amount in left.items())
 
-    def _as_they_are(self, asking: registry.Asking,
+    def _as_they_are(self, asking: reservation_requests.ReservationRequest,
                      lease: views.Lease, whole: bool,
                      ) -> dict[str, new_leases.NewReservation]:
         """Return unchanged reservations with the hosts that may serve them in
@@ -314,12 +315,12 @@ class LeaseChanges:
 
 
 def asking(parts: wiring.Parts, context: ty.Any, start: int,
-           ) -> registry.Asking:
+           ) -> reservation_requests.ReservationRequest:
     """Return the context in which a request asks for reservations.
 
     :param start: when the lease starts
     """
-    return registry.Asking(context, functools.partial(
+    return reservation_requests.ReservationRequest(context, functools.partial(
         enrollment.public, parts.database,
         parts.conf.blazar.public_properties), parts.types, functools.partial(
             parts.identity.check_exist, key='projects'),

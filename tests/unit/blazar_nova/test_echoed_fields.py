@@ -10,7 +10,7 @@ from oslotest import base
 from blazar_core.common import errors
 from blazar_core.plugins import resource_types
 from blazar_nova.resource_types import physical_hosts
-from blazar_nova.resource_types import registry
+from blazar_nova.resource_types import reservation_requests
 from blazar_nova.resource_types import server_slots
 from blazar_nova.schemas import echoed_fields
 from blazar_nova.schemas import event_schema
@@ -91,7 +91,8 @@ class TestPutBack(base.BaseTestCase):
 class TestWhatAsksForNothing(base.BaseTestCase):
 
     def drop(self, name, **given):
-        return registry._without_nothing(given, TYPES.named[name], name)
+        return reservation_requests._without_nothing(
+            given, TYPES.named[name], name)
 
     def test_is_left_out(self):
         self.assertEqual({'vcpus': 1}, self.drop(

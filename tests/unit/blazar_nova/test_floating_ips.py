@@ -21,7 +21,7 @@ from blazar_core.leases import views
 from blazar_nova.compat import network_api
 from blazar_nova.listener import host_sync
 from blazar_nova.resource_types import floating_ips
-from blazar_nova.resource_types import registry
+from blazar_nova.resource_types import reservation_requests
 from blazar_nova.schemas import floating_ip_schema
 from blazar_nova.services import address_enrollment
 from blazar_nova.services import host_leases
@@ -57,7 +57,7 @@ class FloatingIPTestCase(base.LeaseTestCase):
         self.engine = self.new_engine()
 
     def asking(self):
-        return registry.Asking(
+        return reservation_requests.ReservationRequest(
             types.SimpleNamespace(project_id='project', user_id='user',
                                   is_admin=False),
             lambda: (), self.types, lambda _projects: None)

@@ -15,7 +15,7 @@ from blazar_core.plugins import resource_types
 from blazar_nova.compat import network_api
 from blazar_nova.listener import host_sync
 from blazar_nova.resource_types import networks
-from blazar_nova.resource_types import registry
+from blazar_nova.resource_types import reservation_requests
 from tests import databases
 from tests import driven
 from tests.unit import base
@@ -52,7 +52,7 @@ class NetworkTestCase(base.LeaseTestCase):
             lambda _what, work, *args: work(*args))
 
     def wanted(self, **values):
-        asking = registry.Asking(
+        asking = reservation_requests.ReservationRequest(
             types.SimpleNamespace(project_id='project', user_id='user',
                                   is_admin=False),
             lambda: (), self.types, lambda _projects: None)

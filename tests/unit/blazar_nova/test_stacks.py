@@ -22,7 +22,7 @@ from blazar_core.plugins import resource_types
 from blazar_nova.compat import network_api
 from blazar_nova.compat import stack_api
 from blazar_nova.listener import host_sync
-from blazar_nova.resource_types import registry
+from blazar_nova.resource_types import reservation_requests
 from blazar_nova.resource_types import stack_templates
 from blazar_nova.resource_types import stacks
 from tests import databases
@@ -228,7 +228,7 @@ class StackTestCase(base.LeaseTestCase):
 
     def wanted(self, of=None, **values):
         """The reservations for a request."""
-        return registry.Asking(
+        return reservation_requests.ReservationRequest(
             self.context, lambda: (), self.types,
             lambda _projects: None).new_reservations({
                 'resource_type': NAME, 'stack_name': 'web',
@@ -442,10 +442,11 @@ class TestContents(StackTestCase):
             values = {'template': template(one=server()), **wrong}
             values = {key: one for key, one in values.items()
                       if one is not None}
+            asking = reservation_requests.ReservationRequest(
+                self.context, lambda: (), self.types, lambda _: None)
             said = str(self.assertRaises(
-                errors.InvalidLeaseParams, registry.Asking(
-                    self.context, lambda: (), self.types, lambda _: None,
-                ).new_reservations, {'resource_type': NAME, **values}))
+                errors.InvalidLeaseParams, asking.new_reservations,
+                {'resource_type': NAME, **values}))
             self.assertIn(part, said)
             self.assertTrue(said.endswith('.'), said)
 
@@ -504,7 +505,7 @@ class TestContents(StackTestCase):
 
     def test_it_is_not_changed(self):
         lease = self.stack(50)
-        asking = registry.Asking(
+        asking = reservation_requests.ReservationRequest(
             self.context, lambda: (), self.types, lambda _projects: None)
         for values in ({}, {'stack_name': 'other'},
                        {'template': template(one=server())}):

@@ -16,7 +16,7 @@ from blazar_core.plugins import resource_types
 from blazar_nova.compat import volume_api
 from blazar_nova.listener import host_sync
 from blazar_nova.resource_types import extensions
-from blazar_nova.resource_types import registry
+from blazar_nova.resource_types import reservation_requests
 from blazar_nova.resource_types import volumes
 from tests import databases
 from tests import driven
@@ -196,7 +196,7 @@ class VolumeTestCase(base.LeaseTestCase):
             lambda _what, work, *args: work(*args))
 
     def wanted(self, **values):
-        asking = registry.Asking(
+        asking = reservation_requests.ReservationRequest(
             types.SimpleNamespace(project_id='project', user_id='user',
                                   is_admin=False),
             lambda: (), self.types, lambda _projects: None)
@@ -270,7 +270,7 @@ class TestLife(VolumeTestCase):
         self.assertIsNone(refused.refusal.next_start)
 
     def test_the_type_may_be_any(self):
-        wanted = registry.Asking(
+        wanted = reservation_requests.ReservationRequest(
             types.SimpleNamespace(project_id='project', user_id='user',
                                   is_admin=False),
             lambda: (), self.types, lambda _projects: None).new_reservation(

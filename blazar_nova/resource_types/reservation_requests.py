@@ -13,11 +13,11 @@ from blazar_core.leases import new_leases
 from blazar_core.plugins import resource_types
 from blazar_nova.compat import server_demand
 
-__all__ = ['Asking']
+__all__ = ['ReservationRequest']
 
 
 @dataclasses.dataclass(frozen=True)
-class Asking:
+class ReservationRequest:
     """One request of a user, for one or more reservations.
 
     :ivar context: of the request

@@ -22,10 +22,10 @@ import typing as ty
 from blazar_core.common import host_properties
 
 __all__ = ['Affinity', 'COMPUTE', 'Demand', 'FLOATING_IP', 'FOREVER',
-           'Group', 'HOST', 'Host', 'HostFacts', 'LATEST', 'LEAVING',
-           'Providers', 'Resources', 'SEGMENT', 'STACK', 'Units', 'VOLUME_GB',
-           'WHOLE', 'Window', 'amounts_in_words', 'base_of', 'class_in_words',
-           'class_of_kind', 'plain', 'stay', 'summed', 'total']
+           'Group', 'HOST', 'Host', 'HostFacts', 'LATEST', 'Providers',
+           'Resources', 'SEGMENT', 'STACK', 'Units', 'VOLUME_GB', 'WHOLE',
+           'Window', 'amounts_in_words', 'base_of', 'class_in_words',
+           'class_of_kind', 'plain', 'summed', 'total']
 
 Resources: ty.TypeAlias = ty.Mapping[str, int]
 
@@ -359,17 +359,3 @@ def total(demands: ty.Iterable[Demand]) -> dict[str, int]:
     return summed({rc: amount * demand.count
                    for rc, amount in demand.resources.items()}
                   for demand in demands)
-
-
-#: Last parts of ``on_end`` with which a server leaves its host at the end.
-LEAVING = frozenset({'delete', 'shelve', 'recycle'})
-
-
-def stay(booked: Window, on_end: str) -> Window:
-    """Return the window in which a server is on its host, without an end if
-    it stays when its lease ends.
-
-    :param booked: the window of its booking
-    """
-    return booked if on_end.split(',')[-1] in LEAVING else Window(
-        booked.start, FOREVER)

@@ -288,7 +288,7 @@ class Lookup:
                 .join(models.Host, booking.host_id == models.Host.id)
                 .join(booking.reservation).join(models.Reservation.lease)
                 .where(booking.server_id.in_(server_ids))).all()
-        return {row.server_id: (row.uuid, model.stay(
+        return {row.server_id: (row.uuid, end_policies.stay(
             model.Window(row.start_date, row.end_date),
             '' if row.claimed_at is not None and row.end_date <= now
             else row.on_end)) for row in rows}

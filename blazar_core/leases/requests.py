@@ -158,7 +158,7 @@ class LeaseRequest:
 
 def stay_of(asked: ty.Sequence[LeaseRequest]) -> model.Window:
     """Return the window in which servers exist, over all their leases."""
-    return model.stay(model.Window(
+    return end_policies.stay(model.Window(
         min(one.window.start for one in asked),
         max(one.window.end + one.grace_period for one in asked),
     ), asked[-1].on_end)

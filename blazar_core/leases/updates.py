@@ -31,6 +31,7 @@ from blazar_core.leases import requests
 from blazar_core.leases import resize
 from blazar_core.leases import returned_hosts
 from blazar_core.leases import views
+from blazar_core.plugins import end_policies
 from blazar_core.plugins import resource_types
 
 __all__ = ['LeaseChange', 'LeaseUpdates']
@@ -355,7 +356,7 @@ def _check_window(database: api.Database, types: resource_types.ResourceTypes,
         return
     with database.reader() as session:
         lease = api.found(session, lease_id)
-        window = model.stay(lease.booked(
+        window = end_policies.stay(lease.booked(
             new_window(lease, change, now),
             change.grace_period), change.on_end or lease.on_end)
         having = types.reserved(session, lease)

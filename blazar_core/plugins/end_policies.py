@@ -15,18 +15,21 @@ import abc
 import typing as ty
 
 from blazar_core.common import errors
+from blazar_core.common import model
 from blazar_core.plugins import cloud_api
 
 __all__ = ['DELETE', 'Delete', 'EndPolicy', 'EndedServer', 'Policies',
            'Recycle', 'Release', 'SHELVE', 'Shelve', 'Snapshot',
            'Steps', 'Stop', 'Suspend', 'missing', 'moving', 'needs_owner',
-           'next_of', 'ordered', 'steps_of']
+           'next_of', 'ordered', 'stay', 'steps_of']
 
 #: Name of the default policy, and of the policy for the servers of a lease
 #: that is deleted.
 DELETE = 'delete'
 #: Name of the policy for a server that cannot stay on its host.
 SHELVE = 'shelve'
+#: Names of the policies with which a server leaves its host.
+_LEAVING = frozenset({DELETE, SHELVE, 'recycle'})
 
 
 class EndedServer(ty.NamedTuple):
@@ -65,7 +68,7 @@ class EndPolicy(abc.ABC):
     #: Whether the server then stays on its host, which needs its capacity
     #: indefinitely. Without that capacity it is shelved, which requires
     #: :attr:`needs_owner`. Policies of other packages count as if they stayed
-    #: where the window of a server is computed (``model.LEAVING``).
+    #: where the window of a server is computed (:func:`stay`).
     stays: ty.ClassVar[bool] = False
     #: Whether another policy has to follow it.
     goes_on: ty.ClassVar[bool] = False
@@ -199,6 +202,16 @@ class Release(EndPolicy):
 Policies: ty.TypeAlias = ty.Mapping[str, EndPolicy]
 #: The policies that are applied to a server, in this order.
 Steps: ty.TypeAlias = list[EndPolicy]
+
+
+def stay(booked: model.Window, on_end: str) -> model.Window:
+    """Return the window in which a server is on its host, without an end if
+    it stays when its lease ends.
+
+    :param booked: the window of its booking
+    """
+    return booked if on_end.split(',')[-1] in _LEAVING else model.Window(
+        booked.start, model.FOREVER)
 
 
 def missing(on_end: str, policies: Policies) -> list[str]:

@@ -501,7 +501,7 @@ def context_of(session: orm.Session, reservation: models.Reservation,
             if one.host_id in hosts), None,
         {host.uuid: host.service_host for host in hosts.values()},
         kept_for(session, reservation),
-        None if lease.status in states.SEEKING else model.stay(
+        None if lease.status in states.SEEKING else end_policies.stay(
             lease.booked(model.Window(lease.start_date, max(
                 # The lease may have been ended at its start.
                 lease.start_date + 1, lease.end_date))), lease.on_end),

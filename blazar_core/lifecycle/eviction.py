@@ -288,9 +288,11 @@ class Evictions:
         if seen.resized and status != states.Move.REQUESTED:
             # It has capacity of two hosts.
             status = states.Move.PLANNED
-        if status == states.Move.MOVED and seen.busy and (
-                seen.host is not None):
-            # Until its resize is finished it has capacity of two hosts.
+        if status == states.Move.MOVED and (
+                seen.busy if seen.host is not None else
+                seen.state is cloud_api.ServerState.LEAVING):
+            # Until its resize is finished it has capacity of two hosts; until
+            # its deletion is, of its host.
             self._moves.put_off(move, PAUSE)
             return
         if status == states.Move.MOVED:

@@ -670,6 +670,24 @@ class TestEvictions(EvictionTestCase):
                 eviction.COUNTER, {'action': 'delete'}, 1),
                 counters.read(connection, 'blazar_'))
 
+    def test_what_is_deleted_counts_until_its_capacity_is_free(self):
+        """Nova deletes the allocations of a server after its record."""
+        self.host('one', VCPU=4)
+        server_id = self.boot(vcpus=3, on_evict='delete')
+        _lease, start = self.needed()
+        self.until(start - 300)
+        self.cloud.stubborn.add(server_id)
+        self.evictions.carry_out()
+        self.cloud.servers[server_id] = cloud_api.ObservedServer(State.LEAVING)
+        self.run_until(start - 120)
+        self.assertEqual({server_id: states.Move.ACCEPTED}, self.moves())
+        self.assertIn(server_id, self.row('one').interruptible)
+        self.cloud.servers.pop(server_id)
+        self.run_until(start - 90)
+        self.assertEqual({server_id: states.Move.MOVED}, self.moves())
+        self.assertIsNone(self.row('one').interruptible)
+        self.assertEqual([server_id], self.cloud.deleted)
+
     def test_a_lease_that_is_given_up_evicts_nobody(self):
         self.host('one', VCPU=4)
         server_id = self.boot(vcpus=3)

@@ -63,6 +63,8 @@ _PAUSE = 120
 #: hosts whose masks are.
 _EXPRESSIONS = 100
 _MINUTE = 60
+#: The numbers of evicted servers for which it is known what others take.
+_EVICTED = (0, 1, 2, 3, 4, 6, 8, 12, 16, 32, 64)
 
 
 #: Amounts of a host over a window.
@@ -111,11 +113,12 @@ class Lent(ty.NamedTuple):
     """What interruptible servers take, by position.
 
     :ivar hosts: which hosts have any
-    :ivar taken: the amounts, as if they were never evicted
+    :ivar left: by a number of servers, ascending from 0: the amounts, as if so
+        many had been evicted from each host and the others never were
     """
 
     hosts: npt.NDArray[np.bool_]
-    taken: timelines.Tentative
+    left: dict[int, timelines.Tentative]
 
 
 class Index:
@@ -327,17 +330,15 @@ class Index:
         assert self._timeline is not None
         found, timeline = self._lent_at, self._timeline
         if found is None or len(found.hosts) != len(timeline):
-            taken = timelines.Tentative(len(timeline))
-            amounts: dict[str, npt.NDArray[np.int64]] = {}
-            for host_id, some in self._interruptible.items():
-                place = timeline.index(host_id)
-                taken.servers[place] = 1
-                for one in some.values():
-                    for rc, amount in one.items():
-                        amounts.setdefault(rc, np.zeros(
-                            len(timeline), np.int64))[place] += amount
-            taken.amounts.update(amounts)
-            found = self._lent_at = Lent(taken.servers > 0, taken)
+            left = {count: timelines.Tentative(len(timeline))
+                    for count in _EVICTED}
+            for host_id in self._interruptible:
+                host = self.hosts[host_id]
+                order = rule.eviction_order(host.interruptible, host.capacity)
+                for count, some in left.items():
+                    some.set(timeline.index(host_id), [
+                        host.interruptible[one][0] for one in order[count:]])
+            found = self._lent_at = Lent(left[0].servers > 0, left)
         return found
 
     def lent_until(self) -> int:
@@ -449,8 +450,9 @@ class Index:
                 self.judged = None
             self.hosts[host.id] = host
             self.ids_by_uuid[host.uuid] = host.id
-            if self._interruptible.pop(host.id, None) or host.interruptible:
+            if (known and known.interruptible or {}) != host.interruptible:
                 self._lent_at = None
+            self._interruptible.pop(host.id, None)
             if host.interruptible:
                 self._interruptible[host.id] = rule.by_lead_time(
                     host.interruptible)

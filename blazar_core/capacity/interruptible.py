@@ -31,7 +31,7 @@ from blazar_core.db import api
 from blazar_core.db import models
 
 __all__ = ['BACK', 'HostSafety', 'Server', 'among', 'conflicts',
-           'eviction_order', 'forget', 'hosts', 'make', 'make_ordinary',
+           'forget', 'hosts', 'make', 'make_ordinary',
            'register', 'safety', 'update', 'victims', 'window_of']
 
 #: Columns of a server that was evicted and has a host again.
@@ -198,19 +198,6 @@ def make_ordinary(index: booking_index.Index, database: api.Database,
     return True
 
 
-def eviction_order(servers: ty.Iterable[Server],
-                   capacity: model.Resources) -> list[Server]:
-    """Return servers in the order in which they are evicted: those with the
-    largest part of what the host has of a class first; of equal ones the
-    youngest.
-    """
-    def part(server: Server) -> float:
-        return max((amount / capacity[rc] for rc, amount in
-                    server.resources.items() if capacity.get(rc)), default=0)
-
-    return sorted(servers, key=lambda one: (-part(one), -one.since, one.id))
-
-
 def conflicts(capacity: model.Resources, usage: model.Resources,
               servers: ty.Sequence[Server], booked: ty.Iterable[rule.Taken],
               now: int) -> dict[str, int]:
@@ -294,8 +281,8 @@ def hosts(connection: sa.Connection, now: int,
                 one.resources), one.lease_id))
     return [HostSafety(
         row.id, row.uuid, row.name, row.generation, row.capacity, row.usage,
-        eviction_order((Server(server_id, *entry) for server_id, entry in
-                        row.interruptible.items()), row.capacity),
+        [Server(one, *row.interruptible[one]) for one in
+         rule.eviction_order(row.interruptible, row.capacity)],
         booked[row.id]) for row in rows]
 
 

@@ -22,7 +22,7 @@ import typing as ty
 from blazar_core.common import model
 
 __all__ = ['OVERDUE', 'SHARED', 'Taken', 'by_lead_time', 'evictable',
-           'lacking', 'levels', 'occupied', 'peaks']
+           'eviction_order', 'lacking', 'levels', 'occupied', 'peaks']
 
 #: Seconds for which a server past its end is expected to stay.
 OVERDUE = 60
@@ -56,6 +56,22 @@ def by_lead_time(servers: ty.Mapping[str, tuple[model.Resources, int, int]]
     for amounts, lead_time, _since in (servers or {}).values():
         found.setdefault(lead_time, collections.Counter()).update(amounts)
     return {lead_time: dict(amounts) for lead_time, amounts in found.items()}
+
+
+def eviction_order(servers: ty.Mapping[str, tuple[model.Resources, int, int]],
+                   capacity: model.Resources) -> list[str]:
+    """Return the ids of interruptible servers of a host in the order in which
+    they are evicted: those with the largest part of what the host has of a
+    class first; of equal ones the youngest.
+
+    :param servers: see :class:`blazar_core.db.models.Host`
+    """
+    def key(server_id: str) -> tuple[float, int, str]:
+        amounts, _lead_time, since = servers[server_id]
+        return -max((amount / capacity[rc] for rc, amount in amounts.items()
+                     if capacity.get(rc)), default=0), -since, server_id
+
+    return sorted(servers, key=key)
 
 
 def evictable(amounts: ty.Mapping[int, model.Resources], now: int,

@@ -10,6 +10,7 @@ strategy then decides between equal hosts.
 import contextlib
 import dataclasses
 import heapq
+import itertools
 import typing as ty
 
 import numpy as np
@@ -109,6 +110,9 @@ Picked: ty.TypeAlias = list[list[int]]
 
 #: More servers than any request has.
 MANY = 2 ** 31
+#: More servers than are counted that are evicted from a host; and the rank of
+#: hosts that are switched off, after all others.
+_MOST_EVICTED, _OFF = 128, 1024
 #: Of more hosts than this, so many are searched first.
 FIRST = 4096
 
@@ -178,25 +182,25 @@ class _Order(ty.NamedTuple):
     :ivar gather: whether a reserved host comes before an unreserved one even
         if others are deciding about it
     :ivar off: hosts that are switched off: last
-    :ivar evicting: hosts from which interruptible servers would be evicted;
-        None: there are none
+    :ivar evicted: how many interruptible servers would be evicted from each
+        host; None: none
     """
 
     reserved: npt.NDArray[np.bool_]
     lost: npt.NDArray[np.bool_]
     gather: bool
     off: npt.NDArray[np.bool_]
-    evicting: npt.NDArray[np.bool_] | None = None
+    evicted: npt.NDArray[np.int64] | None = None
 
     def groups(self, candidates: npt.NDArray[np.intp],
                ) -> list[npt.NDArray[np.intp]]:
         """Return the positions in groups, the most preferred group first."""
-        lost = self.lost[candidates].astype(np.int8)
-        new = (~self.reserved[candidates]).astype(np.int8)
+        lost = self.lost[candidates].astype(np.int64)
+        new = (~self.reserved[candidates]).astype(np.int64)
         rank = 2 * new + lost if self.gather else 2 * lost + new
-        if self.evicting is not None:
-            rank += 4 * self.evicting[candidates]
-        rank += 8 * self.off[candidates]
+        if self.evicted is not None:
+            rank += 4 * self.evicted[candidates]
+        rank += _OFF * self.off[candidates]
         return [candidates[rank == one] for one in np.unique(rank)]
 
 
@@ -287,7 +291,7 @@ class Selection:
         """
         order = _Order(self._reserved(timeline) | timeline.mask(own),
                        timeline.mask(last), gather, self._index.apart().off,
-                       self._evicting(timeline, demands, window))
+                       self._evicted(timeline, demands, window))
         fewest = [demand.fewest() for demand in demands]
         beside = timelines.Tentative(len(timeline))
         if len(demands) == 1 and not kept:
@@ -339,20 +343,30 @@ class Selection:
             self._index.lent_until(), model.FOREVER)))
         return timeline.reserved() & (~lent.hosts | later)
 
-    def _evicting(self, timeline: timelines.Timeline,
-                  demands: ty.Iterable[model.Demand], window: model.Window,
-                  ) -> npt.NDArray[np.bool_] | None:
-        """Return from which hosts interruptible servers would be evicted;
-        None: there are none, or the window starts too soon for that.
+    def _evicted(self, timeline: timelines.Timeline,
+                 demands: ty.Iterable[model.Demand], window: model.Window,
+                 ) -> npt.NDArray[np.int64] | None:
+        """Return how many interruptible servers would be evicted from each
+        host if it took all servers that fit there, rounded up if they are
+        many; None: there are none, or the window starts too soon for that.
+
+        Costs one search for each number of servers, of fewer hosts each time.
         """
         lent = self._index.lent()
         if lent is None or window.start < self._index.lent_until():
             return None
-        found = np.zeros(len(timeline), bool)
+        found = np.zeros(len(timeline), np.int64)
+        numbers = [*lent.left, _MOST_EVICTED]
         for demand in demands:
-            found |= timeline.fits(
-                demand, window, lent.hosts, lent.taken) < np.minimum(
-                    timeline.fits(demand, window, lent.hosts), demand.count)
+            hosts = lent.hosts
+            wanted = np.minimum(
+                timeline.fits(demand, window, hosts), demand.count)
+            for count, more in itertools.pairwise(numbers):
+                hosts = hosts & (timeline.fits(
+                    demand, window, hosts, lent.left[count]) < wanted)
+                if not hosts.any():
+                    break
+                np.maximum(found, more, out=found, where=hosts)
         return found
 
     def gathered(self, timeline: timelines.Timeline,

@@ -290,6 +290,13 @@ class Tentative:
         for rc, amount in amounts.items():
             self.amounts[rc] = self.amounts.get(rc, 0) + amount * servers
 
+    def set(self, place: int, servers: ty.Sequence[model.Resources]) -> None:
+        """Set the servers of one host, by its position."""
+        self.servers[place] = len(servers)
+        for rc, amount in model.summed(servers).items():
+            self.amounts.setdefault(rc, np.zeros_like(self.servers))[
+                place] = amount
+
 
 class Timeline(Calendar):
     """A calendar that answers when there is free capacity, and how much."""

@@ -56,8 +56,7 @@ def assign(session: orm.Session, now: int,
         if host.id in others or host.assigned_to not in (
                 None, bookings[host.id].reservation_id):
             raise HostInUse(f'host {host.name} still belongs to another lease')
-        if host.assigned_to is None and (
-                host.interruptible or any(host.usage.values())):
+        if host.assigned_to is None and _has_others(host):
             raise HostInUse(
                 f'host {host.name} has servers without a lease')
         if host.assigned_to is None and (
@@ -72,6 +71,11 @@ def assign(session: orm.Session, now: int,
                 updated_at=now, **_NOT_LEFT)
             bookings[host.id].claimed_at = now
             session.expire(host)
+
+
+def _has_others(host: models.Host) -> bool:
+    """Return whether a host has servers without a lease."""
+    return bool(host.interruptible) or any(host.usage.values())
 
 
 def absorb_servers(session: orm.Session, now: int,

@@ -77,10 +77,14 @@ class Host:
         """Whether its nova-compute reports."""
         return self.there and self.on and not self.down and now >= self.up_at
 
-    def admits(self, server: 'Server') -> bool:
-        """Return whether placement offers it to a server."""
+    def admits(self, server: 'Server', lent: bool = False) -> bool:
+        """Return whether placement offers it to a server.
+
+        :param lent: whether it is asked for enrolled hosts, as there is no
+            other for the server
+        """
         return self.enrolled == (
-            server.pooled or server.within is not None) and (
+            lent or server.pooled or server.within is not None) and (
                 server.within is None or server.within in self.opened)
 
     def free(self) -> collections.Counter[str]:
@@ -205,19 +209,33 @@ class Request:
     def is_wanted(self) -> bool:
         return self.server.state is self.state and not self.given_up
 
-    def admits(self, host: Host) -> bool:
-        """Return whether a host is a candidate according to placement."""
+    @property
+    def may_be_lent(self) -> bool:
+        """Return whether a scheduler asks placement for enrolled hosts if
+        there is no other.
+        """
+        server = self.server
+        return self.is_wanted and self.target is None and (
+            server.forced is None and server.within is None and (
+                not server.pooled))
+
+    def admits(self, host: Host, lent: bool = False) -> bool:
+        """Return whether a host is a candidate according to placement.
+
+        :param lent: see :meth:`Host.admits`
+        """
         server = self.server
         return not host.down and host.on and not host.disabled and (
             host.fits(self.amounts)) and (
             self.target is host if self.target is not None else
             server.forced == host.uuid if server.forced is not None else
-            host.admits(server))
+            host.admits(server, lent))
 
 
 class Cloud:
     """The cloud, as all processes see it.
 
+    :ivar lends: whether enrolled hosts are lent
     :ivar open: the reservations whose flavors exist, and their projects
     :ivar given: the credentials that users have given
     :ivar promised: the credentials that leases have
@@ -232,6 +250,7 @@ class Cloud:
     def __init__(self, baton: batons.Baton, faults: faults.Faults) -> None:
         self.baton = baton
         self.faults = faults
+        self.lends = False
         self.hosts: dict[str, Host] = {}
         self.servers: dict[str, Server] = {}
         self.open: dict[str, str] = {}

@@ -13,6 +13,7 @@ from unittest import mock
 from blazar_core.capacity import interruptible
 from blazar_core.common import background
 from blazar_core.common import errors
+from blazar_core.common import states
 from blazar_core.db import leader_election
 from blazar_core.lifecycle import eviction
 from blazar_core.lifecycle import resumption
@@ -108,7 +109,8 @@ class Evicting:
             interruptible.register(connection, [{
                 'server_id': server.id, 'project_id': server.project,
                 'user_id': 'user', 'lead_time': NOTICE + EVICTION,
-                'notice': NOTICE, 'cleaning_time': 0, 'credential_id': None,
+                'notice': NOTICE, 'credential_id': None,
+                'cleaning_time': self._world.cleaning_time,
                 'safe_for': self._dice.choice([0, 0, 600]),
                 'on_evict': self._dice.choice(ACTIONS[1:]),
                 'resume': self._dice.random() < 0.5, 'safe_until': 0,
@@ -168,7 +170,8 @@ class Evicting:
 
     def _reserved(self, host: clouds.Host, now: int) -> int:
         """Return the VCPUs of reservations that have started, and of which no
-        server is on its host yet.
+        server is on its host yet; on an enrolled host so much earlier as it
+        takes to clean it.
         """
         return sum(
             amount for amount, server_id in self._world.look(
@@ -180,7 +183,9 @@ class Evicting:
                 f"JOIN leases ON leases.id = reservations.lease_id "
                 f"WHERE hosts.uuid = '{host.uuid}' "
                 f"AND leases.status IN ('PENDING', 'STARTING', 'ACTIVE') "
-                f"AND bookings.start_date <= {now} "
+                f"AND bookings.start_date <= {now} + CASE hosts.enrollment "
+                f"WHEN '{states.Enrollment.ENROLLED}' "
+                f"THEN {self._world.cleaning_time} ELSE 0 END "
                 f"AND bookings.end_date > {now}")
             if server_id not in host.allocations)
 

@@ -22,8 +22,10 @@ from sqlalchemy.orm import attributes
 import testtools
 
 from blazar_core.capacity import assignments
+from blazar_core.capacity import booking_index
 from blazar_core.capacity import consolidation
 from blazar_core.capacity import host_generations
+from blazar_core.capacity import interruptible
 from blazar_core.capacity import inventory
 from blazar_core.capacity import outages
 from blazar_core.common import model
@@ -42,6 +44,8 @@ _claim = inventory.claim
 _along = assignments.convert_usage
 _read = consolidation.planner_input
 _plan = outages.plan
+_apart = booking_index._apart_of
+_window_of = interruptible.window_of
 _crowded = lease_start.LeaseStart._crowded
 
 _HOSTS = models.Host.__table__
@@ -110,6 +114,21 @@ def _plan_anyway(*args: ty.Any, force: bool = True) -> None:
     _plan(*args)
 
 
+def _lend_all(hosts: ty.Sequence[model.Host], lends: bool,
+              ) -> booking_index.DedicatedHosts:
+    """Lend all enrolled hosts, also those that are assigned."""
+    found = _apart(hosts, lends)
+    return found._replace(lendable=found.enrolled) if lends else found
+
+
+def _without_cleaning(connection: sa.Connection, server_id: str, now: int,
+                      _enrolled: bool = False) -> model.Window | None:
+    """Return what interruptible.window_of does for hosts that need not be
+    cleaned before a lease.
+    """
+    return _window_of(connection, server_id, now)
+
+
 def _never_boots(*args: ty.Any) -> tuple[set[int], set[int]]:
     """Return the hosts that a start waits for, but for those that boot."""
     return _crowded(*args)[0], set()
@@ -168,6 +187,11 @@ GUARDS: dict[str, tuple[str, ty.Any]] = {
                   lambda amounts, now: []),
     'notice': ('blazar_core.lifecycle.eviction._time_of',
                lambda row: row.lead_time),
+    'empty': ('blazar_core.capacity.assignments._has_others',
+              lambda host: False),
+    'lent': ('blazar_core.capacity.booking_index._apart_of', _lend_all),
+    'cleaned': ('blazar_core.capacity.interruptible.window_of',
+                _without_cleaning),
     'own': ('tests.simulation.cloud.Port.is_early', _is_early),
     'held': ('blazar_core.capacity.assignments.assign', _hand_over),
     'within': ('blazar_core.capacity.scheduler_claims.Claims.is_within',
@@ -315,6 +339,12 @@ TESTS: dict[str, str] = {
                  'test_a_lease_that_ends_before_that_is_refused',
     'notice': 'blazar_core.test_interruptible.TestEvictions.'
               'test_a_long_notice_is_kept',
+    'empty': 'blazar_core.test_lending.TestLeasesOfHosts.'
+             'test_it_is_not_assigned_while_a_server_is_there',
+    'lent': 'blazar_core.test_lending.TestWhere.'
+            'test_a_host_that_a_lease_has_is_not_lent',
+    'cleaned': 'blazar_core.test_lending.TestLeasesOfHosts.'
+               'test_the_scheduler_minds_it',
     'deadline': 'blazar_core.test_lease_start.TestStart.'
                 'test_one_of_two_clocks_is_enough_to_be_too_late',
     'within': 'blazar_core.test_parts_of_hosts.TestWhoGetsIn.'

@@ -104,14 +104,26 @@ class Held:
 
     def _who_is_there(self, host: clouds.Host, holder: str | None,
                       enrolled: bool) -> ty.Iterator[str]:
-        """Check that servers on an assigned or enrolled host may be there."""
+        """Check that servers on an assigned or enrolled host may be there.
+
+        On hosts that are lent, servers with a lease and interruptible ones
+        may be until a reservation gets all of it.
+        """
+        lends = self._world.cloud.lends
         if holder is not None or enrolled:
-            for server_id in host.allocations:
-                server = self._world.cloud.servers[server_id]
-                if not (server.unasked or server.within or
-                        holder is None and (
-                            server.pooled and server.leased or
-                            server.released and self._is_ending(server_id))):
+            for consumer in host.allocations:
+                server_id = self._world.port.migrations.get(consumer, consumer)
+                server = self._world.cloud.servers.get(server_id)
+                if server is None:
+                    # A migration, or a resize, of a server with a lease.
+                    if holder is not None:
+                        yield f'{consumer} still has {host.name}'
+                    continue
+                may = server.unasked or server.within or holder is None and (
+                    (server.pooled or lends) and server.leased or
+                    lends and server.interruptible or
+                    server.released and self._is_ending(server_id))
+                if not may:
                     yield (f'{server_id} is on {host.name}, and has no right '
                            f'to be there')
         for server in self._there(host):

@@ -45,11 +45,15 @@ class Port(clouds.Port):
 
     def needs(self, server_id: str, lent: bool = False) -> model.Demand:
         self.call('needs')
-        server = self._cloud.servers[server_id]
-        return model.Demand(server.amounts, hosts=frozenset(
-            host.uuid for host in self._cloud.hosts.values()
-            if host.there and host is not server.host and
-            host.admits(server)))
+        server, lent = self._cloud.servers[server_id], (
+            lent and self._cloud.lends)
+        return model.Demand(
+            server.amounts, among=model.HostPool.ALL if lent else (
+                model.HostPool.COMMON), hosts=frozenset(
+                    host.uuid for host in self._cloud.hosts.values()
+                    if host.there and host is not server.host and (
+                        host.admits(server) or
+                        lent and host.admits(server, lent))))
 
     def free(self, host: str) -> model.Resources:
         self.call('free')

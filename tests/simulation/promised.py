@@ -103,17 +103,20 @@ class Promised:
         """Check that planned migrations fit on their target.
 
         Together with its usage and bookings, at the time of the decision.
+        Interruptible servers count until they can be evicted.
         """
         planned = {tuple(row) for row in self._world.look(
             "SELECT lease_id, server_id, target FROM server_moves "
             "WHERE status = 'planned' AND reason = 'best_effort'")}
         new, self._planned = planned - self._planned, planned
         for host_id in sorted({target for _lease, _server, target in new}):
-            (uuid, capacity, consumers), = self._world.look(
-                f'SELECT uuid, capacity, consumers FROM hosts '
+            (uuid, capacity, consumers, lent), = self._world.look(
+                f'SELECT uuid, capacity, consumers, interruptible FROM hosts '
                 f'WHERE id = {host_id}')
             there = json.loads(consumers or '{}')
-            level = sum(_vcpus(takes) for takes, _told in there.values())
+            evictable = json.loads(lent or 'null') or {}
+            level = sum(_vcpus(takes) for one, (takes, _told) in there.items()
+                        if one not in evictable)
             for server_id, source, target, takes in self._world.look(
                     f"SELECT server_id, source, target, resources "
                     f"FROM server_moves "
@@ -121,19 +124,25 @@ class Promised:
                     f"WHERE leases.status = 'IN_PROGRESS' AND {OPEN}"):
                 if target == host_id and server_id not in there:
                     level += _vcpus(json.loads(takes))
-                if source == host_id:
+                if source == host_id and not evictable.pop(server_id, None):
                     level -= _vcpus(json.loads(takes))
-            level += self._peak(host_id)
+            level += self._peak(host_id, evictable)
             if level > _vcpus(json.loads(capacity)) and (
                     uuid not in self._cloud.against):
                 yield (f'{uuid} is promised to too many who are to move '
                        f'there: {level} of '
                        f'{_vcpus(json.loads(capacity))}')
 
-    def _peak(self, host_id: int) -> int:
-        """Return the most that is booked on a host at any instant."""
+    def _peak(self, host_id: int,
+              evictable: ty.Mapping[str, tuple[ty.Any, int, int]]) -> int:
+        """Return the most that bookings and interruptible servers take of a
+        host at any instant.
+        """
         level = peak = 0
         changes: list[tuple[int, int]] = []
+        for amounts, lead_time, _since in evictable.values():
+            changes += [(0, _vcpus(amounts)), (
+                int(self._world.baton.now) + lead_time, -_vcpus(amounts))]
         for start, end, takes in self._world.look(
                 f'SELECT start_date, end_date, resources FROM bookings '
                 f'WHERE host_id = {host_id} '

@@ -49,7 +49,7 @@ class Run:
             listeners=listeners, pool=POOL * (1 + switches),
             relocates=relocates, drifts=seed % 4 == 2, switches=switches,
             serves=seed % 7 == 6 and not switches and days < 1,
-            evicts=seed % 2 == 1)
+            evicts=seed % 2 == 1, lends=seed % 4 == 3)
         if self.world.switching and days >= 1:
             self.world.switching.look_rarely()
         self._days = days
@@ -193,6 +193,8 @@ class Run:
             f'{switching.on_time} on at a start, ')
         if world.evicting is not None:
             power += f'evicted: {world.evicting.evicted}, '
+        if world.cloud.lends:
+            power += f'lent {world.lent} times, '
         if self.resizers is not None:
             power += f'resizes: {self.resizers.done}, '
         if world.services is not None:

@@ -140,6 +140,10 @@ class Users:
         return {'VCPU': min(8, max(1, free + self._dice.choice([1, 2, 3])))
                 if large else self._dice.choice([1, 1, 2, 4])}
 
+    def _demand(self, amounts: Amounts, count: int) -> model.Demand:
+        """Return the demand of the servers of a boot."""
+        return model.Demand(amounts, count, among=self._world.among(count))
+
     def _booted(self, state: clouds.State, credential: str | None = None,
                 large: bool = False,
                 ) -> tuple[new_leases.NewLease, list[clouds.Server]]:
@@ -153,7 +157,7 @@ class Users:
             project, 'user', self._request(
                 self._window(now, 1200 if large else 86400), now),
             (new_leases.NewReservation(
-                model.Demand(amounts, count),
+                self._demand(amounts, count),
                 tuple(one.id for one in servers)),),
             credential=credential), servers
 
@@ -308,7 +312,7 @@ class Users:
         self._accepted(self._asking.recur(
             self._project(), self._request(
                 asked.windows[0], False, recurrence=asked, auto_extend=0),
-            new_leases.NewReservation(model.Demand(
+            new_leases.NewReservation(self._demand(
                 self._amounts(), self._dice.choice([1, 1, 2])))
             if booted else self._places(self._dice.choice([1, 2]))))
 

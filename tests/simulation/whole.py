@@ -101,7 +101,7 @@ class Hosts(base.WholeType):
                  if server.host in hosts and server.is_there}
         self._cloud.baton.point('hosted_servers in placement')
         found.update(*(host.allocations for host in hosts))
-        return sorted(one for one in found if
+        return sorted(one for one in found if one in self._cloud.servers and
                       self._cloud.servers[one].within == reserved.id)
 
     @property

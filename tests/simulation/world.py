@@ -137,8 +137,10 @@ class Boots(resource_types.BaseResourceType):
     def demand(self,
                reserved: resource_types.ReservationContext) -> model.Demand:
         self._world.port.call('demand')
-        call = json.loads(reserved.call or '{"amounts": {"VCPU": 1}}')
-        return model.Demand(call['amounts'])
+        call = json.loads(
+            reserved.call or '{"amounts": {"VCPU": 1}, "servers": []}')
+        return model.Demand(call['amounts'], among=self._world.among(
+            len(call['servers'])))
 
 
 class Pool:
@@ -202,9 +204,10 @@ def call_of(servers: ty.Sequence[clouds.Server]) -> str:
 class Claiming(scheduler_claims.Claims):
     """Record which servers were admitted without the reservation database."""
 
-    def __init__(self, cloud: clouds.Cloud, core: Core) -> None:
+    def __init__(self, cloud: clouds.Cloud, core: Core,
+                 index: booking_index.Index) -> None:
         super().__init__(
-            core.database, core.clock, core.admission.index,
+            core.database, core.clock, index,
             growth=functools.partial(server_growth.check, core.limits))
         self._cloud = cloud
         self._of = ''
@@ -248,6 +251,10 @@ class World:
     :param switches: whether idle hosts of the pool are switched off
     :param serves: whether there are neutron, cinder and Heat
     :param evicts: whether there are interruptible servers
+    :param lends: whether enrolled hosts are lent
+    :ivar lent: how often a server got a host that is lent
+    :ivar cleaning_time: seconds for which hosts are kept free after a lease,
+        and before one where they are lent
     """
 
     def __init__(self, seed: int, only: ty.Collection[str] | None = None,
@@ -255,16 +262,19 @@ class World:
                  vcpus: int = 8, compares: bool = True,
                  pool: int = 0, relocates: bool = False,
                  drifts: bool = False, switches: bool = False,
-                 serves: bool = False, evicts: bool = False) -> None:
+                 serves: bool = False, evicts: bool = False,
+                 lends: bool = False) -> None:
         self.stack = contextlib.ExitStack()
         self.baton = batons.Baton(seed)
         self.faults = faults.Faults(self.baton, only, drifts)
         self.cloud = clouds.Cloud(self.baton, self.faults)
+        self.cloud.lends, self.lent = lends, 0
         self.port = moving.Port(self.cloud)
+        self.cleaning_time = (
+            self.baton.dice.choice([0, 60, 600]) if pool else 0)
         self.types = resource_types.ResourceTypes(
             {new_leases.RESOURCE_TYPE: Places(self), whole.HOSTS: whole.Hosts(
-                self.cloud, self.port, self._current,
-                self.baton.dice.choice([0, 60, 600]) if pool else 0)},
+                self.cloud, self.port, self._current, self.cleaning_time)},
             Boots(self))
         folder = self.stack.enter_context(tempfile.TemporaryDirectory(
             dir=MEMORY if os.path.isdir(MEMORY) else None))
@@ -385,6 +395,12 @@ class World:
         # Wakes the process that carries out events.
         self.cloud.notify('', None)
 
+    def among(self, count: int) -> model.HostPool:
+        """Return the hosts that so many servers of a boot may be booked on.
+        """
+        return model.HostPool.ALL if self.cloud.lends and count == 1 else (
+            model.HostPool.COMMON)
+
     def version(self) -> int:
         """Return how often the database or the cloud has changed."""
         return self.books.version + self.cloud.version
@@ -434,9 +450,11 @@ class World:
     # -- schedulers --------------------------------------------------------
 
     def _schedule(self, core: Core) -> None:
+        index = core.admission.index if not self.cloud.lends else (
+            booking_index.Index(core.database, core.clock, lends=True))
         eligible_hosts = eligibility.Eligibility(
-            core.database, core.clock, core.admission.index)
-        claiming = Claiming(self.cloud, core)
+            core.database, core.clock, index)
+        claiming = Claiming(self.cloud, core, index)
 
         def loop() -> None:
             questions = self.cloud.questions
@@ -458,9 +476,20 @@ class World:
     def _select(self, question: clouds.Request,
                 eligible_hosts: eligibility.Eligibility,
                 claiming: Claiming) -> clouds.Host | None:
+        """Choose a host, or one that is lent if there is no other."""
+        host = self._choose(question, eligible_hosts, claiming)
+        if host is None and self.cloud.lends and question.may_be_lent and (
+                eligible_hosts.may_be_lent([question.server.id])):
+            host = self._choose(question, eligible_hosts, claiming, True)
+            self.lent += host is not None
+        return host
+
+    def _choose(self, question: clouds.Request,
+                eligible_hosts: eligibility.Eligibility,
+                claiming: Claiming, lent: bool = False) -> clouds.Host | None:
         server = question.server
         hosts = [host for host in self.cloud.hosts.values()
-                 if question.admits(host)]
+                 if question.admits(host, lent)]
         # Forcing a host is only for the first build.
         forced = server.forced is not None and not server.launched
         if not hosts:

@@ -17,6 +17,10 @@ filters.claim.* their claims; ratio is our time divided by that of Nova's
 filters, the median of all requests. cpu_p50_ms and cpu_ratio only count CPU
 time of this process, without the database and without waiting for other
 processes, which dominates on a busy machine.
+
+filters.interruptible.plain are requests without a lease, with our filter only,
+on hosts with an interruptible server each, and on the same hosts without them,
+in the order A B B A; ratio is the median of the pairs.
 """
 
 import datetime
@@ -54,6 +58,8 @@ from blazar_nova.scheduler import filters
 
 HOSTS, BOOKINGS, LEASES = 1_000, 1_000_000, 100_000
 REQUESTS = 100
+#: What each server that is booted meanwhile takes.
+TAKES = {'VCPU': 1, 'MEMORY_MB': 1024, 'DISK_GB': 1}
 #: (vcpus, GB of memory and disk)
 SIZES = ((1, 1, 1), (2, 4, 20), (4, 16, 80), (8, 32, 160))
 
@@ -111,7 +117,39 @@ def measure(url: str, requests: int) -> ty.Iterator[records.Record]:
                     took[name][-1].append(timed(ask, spec))
                 release(server_id)
         yield from told(kind, took)
+    yield from beside_interruptible(database, hosts, requests)
     database.engine.dispose()
+
+
+def beside_interruptible(
+        database: api.Database, hosts: list[host_manager.HostState],
+        requests: int) -> ty.Iterator[records.Record]:
+    """Run our filter for servers without a lease, with an interruptible
+    server on each host and without these.
+    """
+    boots = itertools.cycle(host.service['host'] for host in hosts)
+    took: dict[bool, list[list[tuple[float, float]]]] = {
+        some: [[] for _one in range(requests)] for some in (False, True)}
+    for some in (True, False, False, True):
+        set_interruptible(database, some)
+        # It loads the index.
+        ours = filters.LeaseFilter()
+        for number in range(requests):
+            for _round in range(records.ROUNDS):
+                boot(database, next(boots))
+                spec = request(uuidutils.generate_uuid(), number)
+                offer(hosts, spec)
+                took[some][number].append(timed(
+                    lambda spec: ours.filter_all(hosts, spec), spec))
+    name = 'filters.interruptible.plain'
+    yield from records.of_rounds(
+        name, [[wall for wall, _cpu in rounds] for rounds in took[True]])
+    for part, metric in enumerate(('ratio', 'cpu_ratio')):
+        yield records.Record(name, metric, statistics.median(
+            min(one[part] for one in with_some) /
+            min(one[part] for one in without)
+            for with_some, without in zip(
+                took[True], took[False], strict=True)))
 
 
 def told(kind: str, took: Times) -> ty.Iterator[records.Record]:
@@ -161,12 +199,23 @@ def lease_servers(database: api.Database, count: int) -> list[str]:
     return list(ids.values())
 
 
+def set_interruptible(database: api.Database, some: bool) -> None:
+    """Put an interruptible server on each host, or remove all of them."""
+    table, lead = models.Host.__table__, (600, 0)
+    with database.begin() as connection:
+        for host_id in connection.scalars(sa.select(table.c.id)).all():
+            consumers = {uuidutils.generate_uuid(): (TAKES, 0)} if some else {}
+            connection.execute(table.update().where(
+                table.c.id == host_id).values(
+                    consumers=consumers, **inventory.counted(
+                        consumers, dict.fromkeys(consumers, lead))))
+
+
 def boot(database: api.Database, host: str) -> None:
     """Record another server on a host."""
     with database.begin() as connection:
         inventory.record(connection, int(time.time()), host, host,
-                         uuidutils.generate_uuid(),
-                         {'VCPU': 1, 'MEMORY_MB': 1024, 'DISK_GB': 1})
+                         uuidutils.generate_uuid(), TAKES)
 
 
 # -- Nova --------------------------------------------------------------------

@@ -4,7 +4,6 @@
 
 import functools
 import typing as ty
-import urllib.parse
 
 from oslo_utils import timeutils
 
@@ -130,7 +129,7 @@ class Neutron(rest_service.RestService):
 
         :returns: its id
         """
-        made = self._ask('POST', '/floatingips', json={'floatingip': {
+        made = self._ask('POST', 'floatingips', json={'floatingip': {
             'floating_network_id': network_id,
             'floating_ip_address': address, 'project_id': project_id}})
         return rest_service.id_of(made, 'floatingip')
@@ -142,8 +141,8 @@ class Neutron(rest_service.RestService):
         """
         # Ranges cannot be filtered by these, and the extension is optional.
         kind = 'network_segment_ranges'
-        found = rest_service.list_of(self._ask('GET', f'/{kind}?' + '&'.join(
-            f'fields={name}' for name in _OF_RANGES), missing={kind: []}),
+        found = rest_service.list_of(self._ask('GET', kind, query=[
+            ('fields', name) for name in _OF_RANGES], missing={kind: []}),
             kind)
         mine = self._own_project() if found else ''
         return [Segment(one['network_type'], one['physical_network'] or None,
@@ -181,7 +180,7 @@ class Neutron(rest_service.RestService):
         """Create a network on a segment for a project; return its id."""
         physical = {} if segment.physical is None else {
             'provider:physical_network': segment.physical}
-        made = self._ask('POST', '/networks', json={'network': {
+        made = self._ask('POST', 'networks', json={'network': {
             'name': name, 'project_id': project_id,
             'provider:network_type': segment.type,
             'provider:segmentation_id': segment.number, **physical}})
@@ -195,12 +194,12 @@ class Neutron(rest_service.RestService):
 
     def remove_router_interface(self, port: Port) -> None:
         """Remove the interface of a router from a network."""
-        self._ask('PUT', f'/routers/{port.device_id}/remove_router_interface',
+        self._ask('PUT', 'routers', port.device_id, 'remove_router_interface',
                   json={'port_id': port.id}, missing={})
 
     def disable(self, network_id: str) -> None:
         """Set a network administratively down; ignores a missing one."""
-        self._ask('PUT', f'/networks/{network_id}', missing={}, json={
+        self._ask('PUT', 'networks', network_id, missing={}, json={
             'network': {'admin_state_up': False}})
 
     def tag(self, collection: str, its_id: str, reservation_id: str) -> None:
@@ -208,7 +207,7 @@ class Neutron(rest_service.RestService):
 
         :param collection: ``floatingips`` or ``networks``
         """
-        self._ask('PUT', f'/{collection}/{its_id}/tags', json={
+        self._ask('PUT', collection, its_id, 'tags', json={
             'tags': _tags(reservation_id)})
 
     def delete(self, collection: str, its_id: str) -> None:
@@ -217,11 +216,11 @@ class Neutron(rest_service.RestService):
 
         :param collection: ``floatingips``, ``networks`` or ``ports``
         """
-        self._ask('DELETE', f'/{collection}/{its_id}', missing={})
+        self._ask('DELETE', collection, its_id, missing={})
 
     def _list(self, kind: str, **limits: str) -> list[dict[str, ty.Any]]:
-        query = urllib.parse.urlencode(limits)
-        return rest_service.list_of(self._ask('GET', f'/{kind}?{query}'), kind)
+        return rest_service.list_of(
+            self._ask('GET', kind, query=limits), kind)
 
     def _sentence(self, answer: ty.Any) -> str:
         return ty.cast(str, answer['NeutronError']['message'])

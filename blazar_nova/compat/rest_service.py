@@ -9,6 +9,7 @@ Floating IPs, segments and volume types are not part of that.
 import abc
 import functools
 import typing as ty
+import urllib.parse
 
 from keystoneauth1 import adapter
 from keystoneauth1 import exceptions
@@ -17,7 +18,7 @@ from keystoneauth1 import loading
 from blazar_core.common import errors
 from blazar_nova.compat import process
 
-__all__ = ['RestService', 'id_of', 'list_of', 'reads']
+__all__ = ['RestService', 'id_of', 'list_of', 'path_of', 'reads']
 
 _P = ty.ParamSpec('_P')
 _T = ty.TypeVar('_T')
@@ -68,6 +69,18 @@ def id_of(answer: ty.Mapping[str, ty.Any], key: str) -> str:
     return found
 
 
+def path_of(*parts: str) -> str:
+    """Return the path of an object; each part may be a text of users.
+
+    :raises CloudUnavailable: if a part has a slash, which services decode, or
+        only dots, which HTTP clients resolve
+    """
+    for part in parts:
+        if '/' in part or not part.strip('.'):
+            raise errors.CloudUnavailable(f'"{part}" is not an ID.')
+    return ''.join(f'/{urllib.parse.quote(part, safe="")}' for part in parts)
+
+
 class RestService(abc.ABC):
     """A service, with the credentials of a group of nova.conf; connects when
     it is first used, after WSGI servers have forked.
@@ -105,19 +118,25 @@ class RestService(abc.ABC):
     def _sentence(self, answer: ty.Any) -> str:
         """Return the sentence of a refusal, of its decoded body."""
 
-    def _ask(self, method: str, path: str,
+    def _ask(self, method: str, *parts: str, base: str | None = None,
+             query: ty.Mapping[str, ty.Any] | ty.Sequence[ty.Any] = (),
              missing: dict[str, ty.Any] | None = None,
              **more: ty.Any) -> dict[str, ty.Any]:
         """
+        :param parts: of the path, see :func:`path_of`
+        :param base: what precedes them; None: the prefix of the service
         :param missing: the answer if the object does not exist; None: an error
         """
+        url = (self.prefix if base is None else base) + path_of(*parts)
+        if query:
+            url += f'?{urllib.parse.urlencode(query)}'
         if not self.is_configured():
             raise errors.CloudUnavailable(
                 f'{self.name} cannot be asked: [{self.group}] of nova.conf '
                 'has no auth_type.')
         try:
             answer = self._adapter.request(
-                f'{self.prefix}{path}', method, timeout=_SECONDS, **more)
+                url, method, timeout=_SECONDS, **more)
             return ty.cast(dict[str, ty.Any],
                            answer.json() if answer.content else {})
         except exceptions.HttpError as exc:

@@ -82,7 +82,7 @@ class Heat(rest_service.RestService):
         :raises InvalidLeaseParams: if Heat refuses it
         """
         found = rest_service.list_of(self._of_user(
-            token, project_id, '/stacks/preview', body)['stack'], 'resources')
+            token, project_id, body, 'preview')['stack'], 'resources')
         _check(found)
         return found
 
@@ -93,7 +93,7 @@ class Heat(rest_service.RestService):
         :raises InvalidLeaseParams: if Heat refuses it
         """
         return rest_service.id_of(self._of_user(
-            token, project_id, '/stacks', body), 'stack')
+            token, project_id, body), 'stack')
 
     @rest_service.reads
     def find(self, token: str, project_id: str, path: str) -> Stack | None:
@@ -101,7 +101,7 @@ class Heat(rest_service.RestService):
 
         :param path: its name and its id, with a slash between them
         """
-        found = self._call(token, project_id, 'GET', f'/stacks/{path}',
+        found = self._call(token, project_id, 'GET', *_parts(path),
                            missing={'stack': None})['stack']
         return None if found is None or (
             found['stack_status'] == 'DELETE_COMPLETE') else Stack(
@@ -111,21 +111,21 @@ class Heat(rest_service.RestService):
     def update(self, token: str, project_id: str, path: str, body: _Body,
                ) -> None:
         """Have Heat replace the resources of a stack."""
-        self._call(token, project_id, 'PUT', f'/stacks/{path}', json=body)
+        self._call(token, project_id, 'PUT', *_parts(path), json=body)
 
     def suspend(self, token: str, project_id: str, path: str) -> None:
         """Have Heat suspend the resources of a stack."""
-        self._call(token, project_id, 'POST', f'/stacks/{path}/actions',
+        self._call(token, project_id, 'POST', *_parts(path), 'actions',
                    json={'suspend': None}, missing={})
 
     def delete(self, token: str, project_id: str, path: str) -> None:
         """Have Heat delete a stack; nothing if it is gone."""
-        self._call(token, project_id, 'DELETE', f'/stacks/{path}', missing={})
+        self._call(token, project_id, 'DELETE', *_parts(path), missing={})
 
-    def _of_user(self, token: str, project_id: str, path: str, body: _Body,
+    def _of_user(self, token: str, project_id: str, body: _Body, *parts: str,
                  ) -> _Body:
         try:
-            return self._call(token, project_id, 'POST', path, json=body)
+            return self._call(token, project_id, 'POST', *parts, json=body)
         except errors.CloudUnavailable as exc:
             if isinstance(exc.__cause__, exceptions.HTTPClientError) and (
                     exc.__cause__.http_status in (400, 403, 404, 409)):
@@ -134,15 +134,16 @@ class Heat(rest_service.RestService):
             raise errors.CloudUnavailable(
                 'Heat does not answer; try again in a minute.') from exc
 
-    def _call(self, token: str, project_id: str, method: str, path: str,
+    def _call(self, token: str, project_id: str, method: str, *parts: str,
               **more: ty.Any) -> _Body:
         return self._ask(
-            method, f'{self._url(project_id)}{path}', authenticated=False,
+            method, project_id, 'stacks', *parts, base=self._url(),
+            authenticated=False,
             headers={'X-Auth-Token': token, 'Accept': 'application/json'},
             **more)
 
-    def _url(self, project_id: str) -> str:
-        """Return Heat's URL for a project; the catalog has that of the
+    def _url(self) -> str:
+        """Return Heat's URL without a project; the catalog has that of the
         service's own.
         """
         own = self._own_project()
@@ -154,11 +155,15 @@ class Heat(rest_service.RestService):
         if self.is_configured() and not found:
             raise errors.CloudUnavailable(
                 'Heat is not in the catalog of keystone.')
-        return f'{(found or "").rstrip("/").removesuffix(own or "")}' + (
-            project_id)
+        return (found or '').rstrip('/').removesuffix(own or '').rstrip('/')
 
     def _sentence(self, answer: ty.Any) -> str:
         return ty.cast(str, answer['error']['message'])
+
+
+def _parts(path: str) -> list[str]:
+    """Return the name and the id of a stack."""
+    return path.rsplit('/', 1)
 
 
 def _check(resources: list[ty.Any]) -> None:

@@ -4,7 +4,6 @@
 
 import functools
 import typing as ty
-import urllib.parse
 
 from keystoneauth1 import adapter
 from oslo_utils import timeutils
@@ -66,13 +65,14 @@ class Cinder(rest_service.RestService):
         return [VolumeType(one['id'], one['name'], one['is_public'],
                            one.get('extra_specs', {}))
                 for one in rest_service.list_of(self._ask(
-                    'GET', '/types?is_public=None'), 'volume_types')]
+                    'GET', 'types', query={'is_public': None}),
+                    'volume_types')]
 
     @rest_service.reads
     def create_type(self, name: str, description: str,
                     extra_specs: ty.Mapping[str, str]) -> str:
         """Create a private volume type; returns its id."""
-        made = self._ask('POST', '/types', json={'volume_type': {
+        made = self._ask('POST', 'types', json={'volume_type': {
             'name': name, 'description': description,
             'os-volume-type-access:is_public': False,
             'extra_specs': dict(extra_specs)}})
@@ -80,13 +80,13 @@ class Cinder(rest_service.RestService):
 
     def delete_type(self, type_id: str) -> None:
         """Delete a volume type without volumes; nothing when it is gone."""
-        self._ask('DELETE', f'/types/{type_id}', missing={})
+        self._ask('DELETE', 'types', type_id, missing={})
 
     @rest_service.reads
     def projects_of(self, type_id: str) -> set[str]:
         """Return the projects that may use a private volume type."""
         return {one['project_id'] for one in rest_service.list_of(self._ask(
-            'GET', f'/types/{type_id}/os-volume-type-access',
+            'GET', 'types', type_id, 'os-volume-type-access',
             missing={'volume_type_access': []}), 'volume_type_access')}
 
     def allow(self, type_id: str, project_id: str) -> None:
@@ -99,12 +99,12 @@ class Cinder(rest_service.RestService):
 
     def _access(self, type_id: str, action: str, project_id: str,
                 **more: ty.Any) -> None:
-        self._ask('POST', f'/types/{type_id}/action', json={
+        self._ask('POST', 'types', type_id, 'action', json={
             action: {'project': project_id}}, **more)
 
     def limit(self, project_id: str, type_name: str, gigabytes: int) -> None:
         """Set how many GiB a project may have in volumes of a type."""
-        self._ask('PUT', f'/os-quota-sets/{project_id}', json={
+        self._ask('PUT', 'os-quota-sets', project_id, json={
             'quota_set': {f'gigabytes_{type_name}': gigabytes}})
 
     @rest_service.reads
@@ -113,8 +113,8 @@ class Cinder(rest_service.RestService):
         cinder refuses a quota below that.
         """
         key = f'gigabytes_{type_name}'
-        usage = self._ask('GET', f'/os-quota-sets/{project_id}?usage=True')[
-            'quota_set'].get(key, {'in_use': 0, 'reserved': 0})
+        usage = self._ask('GET', 'os-quota-sets', project_id, query={
+            'usage': True})['quota_set'].get(key, {'in_use': 0, 'reserved': 0})
         self.limit(project_id, type_name, usage['in_use'] + usage['reserved'])
 
     @rest_service.reads
@@ -127,8 +127,8 @@ class Cinder(rest_service.RestService):
             if found:
                 query['marker'] = found[-1].id
             page = rest_service.list_of(self._ask(
-                'GET', f'/volumes/detail?{urllib.parse.urlencode(query)}',
-                **_GROUPS), 'volumes')
+                'GET', 'volumes', 'detail', query=query, **_GROUPS),
+                'volumes')
             found += [Volume(
                 one['id'], one['os-vol-tenant-attr:tenant_id'], one['status'],
                 tuple(attached['server_id'] for attached
@@ -141,7 +141,7 @@ class Cinder(rest_service.RestService):
 
     def remove_from_group(self, group_id: str, volume_id: str) -> None:
         """Let a volume belong to a group no longer."""
-        self._ask('PUT', f'/groups/{group_id}', missing={}, json={
+        self._ask('PUT', 'groups', group_id, missing={}, json={
             'group': {'remove_volumes': volume_id}}, **_GROUPS)
 
     def reset(self, volume_id: str, status: str = 'available',
@@ -150,7 +150,7 @@ class Cinder(rest_service.RestService):
 
         :param detached: end its attachments, which no server uses
         """
-        self._ask('POST', f'/volumes/{volume_id}/action', missing={}, json={
+        self._ask('POST', 'volumes', volume_id, 'action', missing={}, json={
             'os-reset_status': {'status': status, **(
                 {'attach_status': 'detached'} if detached else {})}})
 
@@ -158,7 +158,7 @@ class Cinder(rest_service.RestService):
         """Have cinder change the type of a volume, and move the volume if the
         new type needs that.
         """
-        self._ask('POST', f'/volumes/{volume_id}/action', json={
+        self._ask('POST', 'volumes', volume_id, 'action', json={
             'os-retype': {'new_type': type_name,
                           'migration_policy': 'on-demand'}})
 
@@ -166,7 +166,8 @@ class Cinder(rest_service.RestService):
         """Have cinder delete a volume with its snapshots; nothing when it is
         gone.
         """
-        self._ask('DELETE', f'/volumes/{volume_id}?cascade=True', missing={})
+        self._ask('DELETE', 'volumes', volume_id, missing={},
+                  query={'cascade': True})
 
     def _sentence(self, answer: ty.Any) -> str:
         return ty.cast(str, next(iter(answer.values()))['message'])

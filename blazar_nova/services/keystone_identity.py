@@ -4,13 +4,13 @@
 """Queries of keystone's projects and users."""
 
 import typing as ty
-import urllib.parse
 
 from oslo_log import log as logging
 
 from blazar_core.common import errors
 from blazar_core.common import inputs
 from blazar_core.plugins import cloud_api
+from blazar_nova.compat import rest_service
 from blazar_nova.services import user_credentials
 
 __all__ = ['KeystoneIdentity']
@@ -18,7 +18,7 @@ __all__ = ['KeystoneIdentity']
 LOG = logging.getLogger(__name__)
 
 #: Paths of keystone's API.
-_PATHS = {'project': '/projects', 'user': '/users'}
+_PATHS = {'project': 'projects', 'user': 'users'}
 
 
 class KeystoneIdentity:
@@ -85,5 +85,8 @@ class KeystoneIdentity:
 
     def _exists(self, kind: str, its_id: str) -> bool | None:
         """Return whether it exists; None: keystone does not say."""
-        return self._trusts.exists(
-            f'{_PATHS[kind]}/{urllib.parse.quote(its_id, safe="")}')
+        try:
+            path = rest_service.path_of(_PATHS[kind], its_id)
+        except errors.CloudUnavailable:
+            return False
+        return self._trusts.exists(path)

@@ -12,11 +12,11 @@ and the action is done with the token of the service user.
 import dataclasses
 import json
 import typing as ty
-import urllib.parse
 
 from keystoneauth1 import exceptions
 
 from blazar_core.common import errors
+from blazar_nova.compat import rest_service
 
 __all__ = ['Access', 'ServiceUser']
 
@@ -120,8 +120,7 @@ class ServiceUser:
         """
         try:
             found = keystone.get(
-                f'/{kind}s/{urllib.parse.quote(its_id, safe="")}',
-            ).json()[kind]
+                rest_service.path_of(f'{kind}s', its_id)).json()[kind]
         except exceptions.NotFound as exc:
             raise errors.TrustUnavailable(
                 f'The {kind} {its_id} no longer exists') from exc

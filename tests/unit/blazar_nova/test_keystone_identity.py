@@ -32,6 +32,12 @@ class TestIdentity(test_user_credentials.CredentialsTestCase):
             (frozenset({'gone'}), frozenset({'gone'}), frozenset()),
             self.identity.absent(['project', 'gone'], ['one', 'gone']))
 
+    def test_what_would_be_another_path_does_not_exist(self):
+        self.there('projects/', '', 'users')
+        wrong = ['..', '.', '../users', '']
+        self.assertEqual(frozenset(wrong),
+                         self.identity.absent(wrong, []).projects)
+
     def test_who_is_disabled_exists(self):
         self.there('projects/one', json={'project': {'enabled': False}})
         self.assertEqual(frozenset(),

@@ -2,8 +2,12 @@
 
 """What neutron, cinder and Heat may answer."""
 
+import contextlib
 import itertools
 from unittest import mock
+import urllib.parse
+
+import requests
 
 from blazar_core.common import errors
 from blazar_nova.compat import network_api
@@ -35,11 +39,63 @@ READ = (
     (stack_api.Heat, 'preview', (*USER, {}), ['stack', 'resources']),
     (stack_api.Heat, 'create', (*USER, {}), ['stack', 'id']),
     (stack_api.Heat, 'find', (*USER, 'a/7'), ['stack']))
+#: Texts that users may write where services expect ids.
+TEXTS = ('victim/add_router_interface?x=', '../networks/victim/tags/text?',
+         'victim/add_router_interface', '..', '.', '', 'a?b=c', 'a#b', 'a;b',
+         'a b', 'a%2Fb', '%2e%2e', 'caf\u00e9')
 #: JSON that is neither a list of objects nor an object with the right keys.
 WRONG = (None, 7, 'text', True, [None], [7], ['text'], [[None]], {'a': 1})
 #: Those of them that are right: there is no such stack, or quota.
 RIGHT = (('find', {'stack': None}), ('freeze', {'quota_set': {'a': 1}}),
          ('create', {'stack': {'id': 'text'}}))
+
+
+class TestPaths(base.TestCase):
+    """What users write does not choose the object of a request."""
+
+    def check(self, kind, method, *args, **answers):
+        """Call a method with each text in place of ID."""
+        for text in TEXTS:
+            service, adapter = kind(), mock.Mock()
+            adapter.get_project_id.return_value = 'service'
+            adapter.get_endpoint.return_value = 'http://heat/v1/service'
+            adapter.request.return_value = mock.Mock(
+                content=b'x', json=lambda: answers)
+            service.__dict__['_adapter'] = adapter
+            with contextlib.suppress(errors.CloudUnavailable):
+                getattr(service, method)(*(
+                    one(text) if callable(one) else one for one in args))
+            for call in adapter.request.mock_calls:
+                yield text, self.arriving(call.args[0])
+
+    def arriving(self, url):
+        """Return the parts of a path as a service sees them."""
+        base = '' if url.startswith('http') else 'http://service'
+        path = requests.Request('GET', base + url).prepare().path_url
+        return urllib.parse.unquote(path.partition('?')[0]).split('/')[1:]
+
+    def test_of_a_router(self):
+        for text, parts in self.check(
+                network_api.Neutron, 'remove_router_interface',
+                lambda text: network_api.Port('p', 'owner', text)):
+            self.assertEqual(['v2.0', 'routers', text,
+                              'remove_router_interface'], parts)
+
+    def test_of_an_object_of_neutron(self):
+        for text, parts in self.check(
+                network_api.Neutron, 'delete', 'ports', str):
+            self.assertEqual(['v2.0', 'ports', text], parts)
+
+    def test_of_a_group_of_volumes(self):
+        for text, parts in self.check(
+                volume_api.Cinder, 'remove_from_group', str, 'volume'):
+            self.assertEqual(['groups', text], parts)
+
+    def test_of_a_stack(self):
+        for text, parts in self.check(
+                stack_api.Heat, 'suspend', *USER, lambda text: f'{text}/7'):
+            self.assertEqual(
+                ['v1', 'project', 'stacks', text, '7', 'actions'], parts)
 
 
 class TestWrongAnswers(base.TestCase):

@@ -7,6 +7,7 @@ import typing as ty
 
 from oslo_utils import timeutils
 
+from blazar_core.common import errors
 from blazar_nova.compat import rest_service
 
 __all__ = ['FloatingIP', 'Network', 'Neutron', 'Port', 'Segment', 'Subnet',
@@ -192,6 +193,36 @@ class Neutron(rest_service.RestService):
         return [Port(one['id'], one['device_owner'], one['device_id'])
                 for one in self._list('ports', network_id=network_id)]
 
+    def force_delete_port(self, port_id: str) -> None:
+        """Delete a port, whatever uses it; ignores a missing one."""
+        # Neutron deletes no port whose owner claims that it is of a router.
+        self._ask('PUT', 'ports', port_id, missing={}, json={
+            'port': {'device_owner': '', 'device_id': ''}})
+        try:
+            self.delete('ports', port_id)
+        except errors.CloudUnavailable:
+            self._free_port(port_id)
+            self.delete('ports', port_id)
+
+    @rest_service.reads
+    def _free_port(self, port_id: str) -> None:
+        """Remove what keeps neutron from deleting a port without a device."""
+        for trunk in self._found('trunks'):
+            subports = {one['port_id'] for one in trunk['sub_ports']}
+            if port_id == trunk['port_id'] or port_id in subports:
+                # Neutron changes no trunk that its owner has set down.
+                self._ask('PUT', 'trunks', trunk['id'], json={
+                    'trunk': {'admin_state_up': True}})
+            if port_id == trunk['port_id']:
+                self.delete('trunks', trunk['id'])
+            elif port_id in subports:
+                self._ask('PUT', 'trunks', trunk['id'], 'remove_subports',
+                          json={'sub_ports': [{'port_id': port_id}]})
+        for local in self._found('local_ips', local_port_id=port_id):
+            self._delete_all('local_ips', local['id'], 'port_associations',
+                             key='fixed_port_id')
+            self.delete('local_ips', local['id'])
+
     def remove_router_interface(self, port: Port) -> None:
         """Remove the interface of a router from a network."""
         self._ask('PUT', 'routers', port.device_id, 'remove_router_interface',
@@ -211,16 +242,34 @@ class Neutron(rest_service.RestService):
             'tags': _tags(reservation_id)})
 
     def delete(self, collection: str, its_id: str) -> None:
-        """Delete an object, a floating IP even if it is in use, a network with
-        its subnets; ignores a missing one.
+        """Delete an object, a network with its subnets; ignores a missing one.
 
-        :param collection: ``floatingips``, ``networks`` or ``ports``
+        :param collection: such as ``networks``
         """
         self._ask('DELETE', collection, its_id, missing={})
+
+    @rest_service.reads
+    def release(self, its_id: str) -> None:
+        """Delete a floating IP, whatever uses it; ignores a missing one."""
+        self._delete_all('floatingips', its_id, 'port_forwardings')
+        self.delete('floatingips', its_id)
+
+    def _delete_all(self, *parts: str, key: str = 'id') -> None:
+        """Delete all objects of a collection."""
+        for one in self._found(*parts):
+            self._ask('DELETE', *parts, one[key], missing={})
 
     def _list(self, kind: str, **limits: str) -> list[dict[str, ty.Any]]:
         return rest_service.list_of(
             self._ask('GET', kind, query=limits), kind)
+
+    def _found(self, *parts: str, **limits: str) -> list[dict[str, ty.Any]]:
+        """Return the objects of a collection; none if a neutron does not have
+        the extension.
+        """
+        kind = parts[-1]
+        return rest_service.list_of(self._ask(
+            'GET', *parts, query=limits, missing={kind: []}), kind)
 
     def _sentence(self, answer: ty.Any) -> str:
         return ty.cast(str, answer['NeutronError']['message'])

@@ -10,14 +10,24 @@ host. Volumes need no check, as cinder reserves them for a server at its boot.
 import ipaddress
 import typing as ty
 
+from nova.compute import api as compute_api
+from nova import context as nova_context
+from nova import exception
 from nova.network import neutron
+from nova import objects
+from oslo_log import log as logging
 
 from blazar_core.common import errors
 
-__all__ = ['Address', 'InUse', 'in_use', 'named', 'of_instance', 'wanted']
+__all__ = ['Address', 'InUse', 'detach', 'in_use', 'named', 'of_instance',
+           'wanted']
+
+LOG = logging.getLogger(__name__)
 
 _FIELDS = ['id', 'device_id', 'device_owner', 'tenant_id']
 _OF_SERVERS = 'compute:'
+#: The prefix of the ids of requests that detach a port.
+_DETACH = 'req-detach-'
 
 
 class Address(ty.NamedTuple):
@@ -114,3 +124,31 @@ def _ports(context: ty.Any, **limits: ty.Any) -> list[dict[str, ty.Any]]:
         # neutronclient lets some errors of its own libraries through.
         raise errors.CloudUnavailable(
             f'Neutron does not say whether ports are in use: {exc}') from exc
+
+
+def detach(server_id: str, port_id: str) -> bool:
+    """Have Nova detach a port from a server, once.
+
+    :returns: whether it is requested now. Otherwise the server does not have
+        the port, it was requested before, or Nova refuses.
+    """
+    context = nova_context.get_admin_context()
+    context.request_id = f'{_DETACH}{port_id}'
+    api = compute_api.API()
+    try:
+        instance = api.get(context, server_id)
+        if context.cell_uuid is None or all(
+                vif['id'] != port_id for vif in instance.get_network_info()):
+            return False
+        if any(action.request_id == context.request_id for action in
+               objects.InstanceActionList.get_by_instance_uuid(
+                   context, instance.uuid)):
+            return False
+        api.detach_interface(context, instance, port_id)
+    except exception.InstanceNotFound:
+        return False
+    except Exception as exc:
+        LOG.info('Port %s is not detached from server %s by Nova: %s',
+                 port_id, server_id, exc)
+        return False
+    return True

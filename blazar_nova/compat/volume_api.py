@@ -16,7 +16,8 @@ __all__ = ['Cinder', 'Volume', 'VolumeType', 'cinder']
 #: Volumes in one answer.
 _PAGE = 1000
 #: The first version with groups of volumes.
-_GROUPS = {'headers': {'OpenStack-API-Version': 'volume 3.13'}}
+_GROUPS: dict[str, ty.Any] = {
+    'headers': {'OpenStack-API-Version': 'volume 3.13'}}
 
 
 class VolumeType(ty.NamedTuple):

@@ -127,6 +127,9 @@ class FloatingIPs(neutron_objects.NeutronObjects[network_api.FloatingIP]):
         return self.network.allocate(
             reserved.params['network_id'], host, reserved.project_id)
 
+    def _remove(self, one: network_api.FloatingIP, forced: bool) -> None:
+        self.network.release(one.id)
+
     # -- the pool ----------------------------------------------------------
 
     def refreshed(self, known: ty.Sequence[model.HostFacts],

@@ -11,6 +11,9 @@ import functools
 import typing as ty
 import uuid
 
+from oslo_log import log as logging
+from oslo_utils import uuidutils
+
 from blazar_core.common import errors
 from blazar_core.common import host_properties
 from blazar_core.common import inputs
@@ -18,28 +21,42 @@ from blazar_core.common import model
 from blazar_core.common import words
 from blazar_core.plugins import resource_types
 from blazar_nova.compat import network_api
+from blazar_nova.compat import server_ports
 from blazar_nova.resource_types import neutron_objects
 
 __all__ = ['Networks']
 
+LOG = logging.getLogger(__name__)
+
 Values: ty.TypeAlias = resource_types.Values
 
 _IDS = uuid.UUID('5f0c6c8e-6a3d-4a57-8f1e-2f6f0d8b7a11')
-#: Device owners of ports of routers, of any kind.
-_ROUTER = 'network:router_interface', 'network:ha_router_replicated_interface'
-#: Device owners of ports that neutron deletes with the network.
-_OWN = ('network:dhcp', 'network:distributed')
+#: Device owners of interfaces of routers, of the ports that neutron deletes
+#: with these, of those that it deletes with the network, and of servers.
+_INTERFACES = frozenset({
+    'network:router_interface', 'network:ha_router_replicated_interface',
+    'network:router_interface_distributed'})
+_WITH_INTERFACES = 'network:router_centralized_snat'
+_OWN = frozenset({'network:dhcp', 'network:distributed',
+                  'network:floatingip_agent_gateway'})
+_OF_SERVERS = 'compute:'
 
 
 class Networks(neutron_objects.NeutronObjects[network_api.Network]):
     """A network that the project of a lease owns from its start to its end;
     its name is the id of the reservation.
+
+    :ivar detach: see :func:`.server_ports.detach`
     """
 
     collection, noun, host_noun = 'networks', 'network', 'Segment'
     parameters: ty.ClassVar[ty.Mapping[str, str]] = {
         'amount': '1', 'network_type': '"vlan"',
         'physical_network': '"physnet1"'}
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.detach: ty.Callable[[str, str], bool] = server_ports.detach
 
     # -- requests ----------------------------------------------------------
 
@@ -77,27 +94,41 @@ class Networks(neutron_objects.NeutronObjects[network_api.Network]):
         return self.network.create_network(
             _segment_of(host), reserved.id, reserved.project_id)
 
-    def _clear(self, one: network_api.Network) -> None:
-        """Delete the ports of a network: first those without a device, then
-        the interfaces of routers.
-        """
-        ports = [port for port in self.network.ports(one.id)
-                 if not port.device_owner.startswith(_OWN)]
-        used = [port for port in ports if port.device_id and
-                not port.device_owner.startswith(_ROUTER)]
-        if used:
-            # The lease has ended, even if its ports are in use.
-            self.network.disable(one.id)
+    def _remove(self, one: network_api.Network, forced: bool) -> None:
+        # The lease has ended, whatever keeps the network.
+        self.network.disable(one.id)
+        ports = sorted((port for port in self.network.ports(one.id)
+                        if port.device_owner not in _OWN), key=_order)
+        used = [port for port in ports if port.device_id and not _order(port)]
+        if used and not forced:
             raise errors.CloudUnavailable(
                 f'Network {one.id} has {words.count(len(used), "port")} in '
                 f'use: delete the servers, or detach port '
                 f'{", ".join(port.id for port in used[:5])}.')
-        for port in ports:
-            if not port.device_id:
-                self.network.delete('ports', port.id)
-        for port in ports:
-            if port.device_id:
-                self.network.remove_router_interface(port)
+        remove = self._force if forced else self._remove_port
+        neutron_objects.carry_out(
+            functools.partial(remove, port) for port in ports)
+        self.network.delete('networks', one.id)
+
+    def _remove_port(self, port: network_api.Port) -> None:
+        """Delete a port without a device, or the interface of a router."""
+        if not port.device_id:
+            self.network.delete('ports', port.id)
+        elif port.device_owner in _INTERFACES:
+            self.network.remove_router_interface(port)
+
+    def _force(self, port: network_api.Port) -> None:
+        """Delete a port, whatever uses it."""
+        if port.device_owner.startswith(_OF_SERVERS) and (
+                self.detach(port.device_id, port.id)):
+            raise errors.CloudUnavailable(
+                f'Port {port.id} is being detached from server '
+                f'{port.device_id}.')
+        try:
+            self._remove_port(port)
+        except errors.CloudUnavailable as exc:
+            LOG.info('Port %s is deleted by force: %s', port.id, exc)
+        self.network.force_delete_port(port.id)
 
     # -- the pool ----------------------------------------------------------
 
@@ -114,6 +145,17 @@ def _host_of(segment: network_api.Segment) -> model.HostFacts:
             'network_type': segment.type,
             'physical_network': segment.physical or '',
             'segmentation_id': segment.number})
+
+
+def _order(port: network_api.Port) -> int:
+    """Return when a port is deleted: with 1, interfaces of routers, and with
+    2, what neutron deletes with these. What their owners wrote counts only if
+    it names a router.
+    """
+    if not uuidutils.is_uuid_like(port.device_id):
+        return 0
+    return 2 if port.device_owner == _WITH_INTERFACES else int(
+        port.device_owner in _INTERFACES)
 
 
 def _name_of(segment: network_api.Segment) -> str:

@@ -5,6 +5,7 @@ floating IPs and networks.
 """
 
 import abc
+import functools
 import typing as ty
 
 from oslo_log import log as logging
@@ -13,7 +14,7 @@ from blazar_core.common import errors
 from blazar_core.plugins import resource_types
 from blazar_nova.compat import network_api
 
-__all__ = ['NeutronObjects']
+__all__ = ['NeutronObjects', 'carry_out']
 
 LOG = logging.getLogger(__name__)
 
@@ -38,11 +39,12 @@ class NeutronObjects(resource_types.ResourceType, ty.Generic[_Object]):
 
     def start(self, reserved: resource_types.ReservationContext) -> None:
         wanted = set(reserved.services.values())
-        for one in self._tagged(reserved):
-            if self._host_of(one) not in wanted:
-                self._delete(one, reserved)
-        for host in sorted(wanted):
-            self._ensure(host, reserved)
+        carry_out([
+            *(functools.partial(self._delete, one, reserved)
+              for one in self._tagged(reserved)
+              if self._host_of(one) not in wanted),
+            *(functools.partial(self._ensure, host, reserved)
+              for host in sorted(wanted))])
 
     bookings_changed = transferred = start
 
@@ -53,8 +55,8 @@ class NeutronObjects(resource_types.ResourceType, ty.Generic[_Object]):
             found |= {one.id: one for one in self._on(host, reserved)
                       if one.project_id == reserved.project_id and
                       not _is_next(one, reserved)}
-        for one in found.values():
-            self._delete(one, reserved)
+        carry_out(functools.partial(self._delete, one, reserved)
+                  for one in found.values())
 
     def open_reservations(self) -> ty.Collection[str] | None:
         if not self.network.is_configured():
@@ -90,8 +92,7 @@ class NeutronObjects(resource_types.ResourceType, ty.Generic[_Object]):
 
     def _delete(self, one: _Object,
                 reserved: resource_types.ReservationContext) -> None:
-        self._clear(one)
-        self.network.delete(self.collection, one.id)
+        self._remove(one, reserved.forced)
         LOG.info('Lease %s: %s %s of reservation %s is deleted: %s',
                  reserved.lease_id, self.noun, one.id, reserved.id,
                  self._host_of(one))
@@ -119,11 +120,29 @@ class NeutronObjects(resource_types.ResourceType, ty.Generic[_Object]):
         :returns: its id
         """
 
-    def _clear(self, one: _Object) -> None:
-        """Remove what keeps an object from being deleted; idempotent.
+    @abc.abstractmethod
+    def _remove(self, one: _Object, forced: bool) -> None:
+        """Delete an object with all that depends on it; idempotent.
 
+        :param forced: whatever uses it
         :raises CloudUnavailable: if it is in use
         """
+
+
+def carry_out(works: ty.Iterable[ty.Callable[[], None]]) -> None:
+    """Do something with each of some objects. A failure does not keep the
+    others.
+
+    :raises CloudUnavailable: the first one
+    """
+    failed = []
+    for work in works:
+        try:
+            work()
+        except errors.CloudUnavailable as exc:
+            failed.append(exc)
+    if failed:
+        raise failed[0]
 
 
 def _is_next(one: network_api.FloatingIP | network_api.Network,

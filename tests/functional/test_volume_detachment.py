@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Volumes of a lease that has ended, on the servers of their users."""
+"""Volumes and ports of a lease that has ended, on servers of their users."""
 
 from nova.tests import fixtures as nova_fixtures
 from oslo_utils.fixture import uuidsentinel
 
+from blazar_nova.compat import server_ports
 from blazar_nova.compat import volume_detachment
 from tests.functional import leased
 
@@ -47,3 +48,45 @@ class DetachTest(leased.LeasedTestCase):
     def test_of_a_server_that_nova_does_not_have(self):
         self.assertFalse(volume_detachment.detach(
             uuidsentinel.server, VOLUME))
+
+
+class PortTest(leased.LeasedTestCase):
+    """Ports of leased networks."""
+
+    def setUp(self):
+        super().setUp()
+        self.port = self.neutron.port_1['id']
+        self.server_id = self.boot_active('vm1')['id']
+
+    def attach(self):
+        self.alice.api_post(
+            f'/servers/{self.server_id}/os-interface',
+            {'interfaceAttachment': {'port_id': self.port}})
+        self.wait_for(self.ports, what='an attached port')
+
+    def ports(self):
+        return [one['port_id'] for one in self.alice.api_get(
+            f'/servers/{self.server_id}/os-interface').body[
+                'interfaceAttachments']]
+
+    def test_one_is_detached_though_its_server_is_locked(self):
+        self.attach()
+        self.alice.post_server_action(self.server_id, {'lock': None})
+        self.assertTrue(server_ports.detach(self.server_id, self.port))
+        self.wait_for(lambda: not self.ports(),
+                      what='a server without it')
+        self.assertFalse(server_ports.detach(self.server_id, self.port))
+        # Attached again, it is deleted instead.
+        self.alice.post_server_action(self.server_id, {'unlock': None})
+        self.attach()
+        self.assertFalse(server_ports.detach(self.server_id, self.port))
+
+    def test_nova_refuses_in_some_states(self):
+        self.attach()
+        self.alice.post_server_action(self.server_id, {'suspend': None})
+        self.wait_for_status(self.server_id, 'SUSPENDED')
+        self.assertFalse(server_ports.detach(self.server_id, self.port))
+
+    def test_of_what_has_no_such_port(self):
+        for server_id in (self.server_id, uuidsentinel.server, 'x', '../x'):
+            self.assertFalse(server_ports.detach(server_id, self.port))

@@ -249,6 +249,9 @@ _ACTIONS = entry.subject(
         entry.called(
             'suspend(self, context, instance)', 'keep a server at the end'),
         entry.called(
+            'detach_interface(self, context, instance, port_id)',
+            'take a leased network apart'),
+        entry.called(
             'shelve(self, context, instance, clean_shutdown=)',
             'keep a server at the end'),
         entry.called(

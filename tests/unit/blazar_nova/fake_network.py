@@ -25,6 +25,9 @@ class FakeNetwork:
     :ivar made: the networks on segments, by id
     :ivar of_network: the ports of each of them
     :ivar disabled: the networks that forward nothing
+    :ivar trunks: the ports that are in trunks
+    :ivar follow: the port that is deleted with an interface of a router
+    :ivar forged: the ports that are interfaces of no router
     """
 
     def __init__(self, clock: ty.Any) -> None:
@@ -40,6 +43,9 @@ class FakeNetwork:
         self.made: dict[str, network_api.Network] = {}
         self.of_network: dict[str, list[network_api.Port]] = {}
         self.disabled: set[str] = set()
+        self.trunks: set[str] = set()
+        self.follow: dict[str, str] = {}
+        self.forged: set[str] = set()
         self.external = {NETWORK: [network_api.Subnet(
             'subnet', '203.0.113.0/24', '203.0.113.1',
             (('203.0.113.128', '203.0.113.254'),))]}
@@ -98,9 +104,9 @@ class FakeNetwork:
 
     def delete(self, collection: str, its_id: str) -> None:
         self._calls(f'delete {collection}')
-        if collection == 'floatingips':
-            self.found.pop(its_id, None)
-        elif collection == 'ports':
+        if collection == 'ports':
+            if its_id in self.trunks:
+                raise errors.CloudUnavailable('Neutron refuses: in a trunk.')
             self._gone(its_id)
         else:
             left = [one for one in self.ports(its_id)
@@ -110,6 +116,11 @@ class FakeNetwork:
                     f'Neutron refuses: {left} in use.')
             self.made.pop(its_id, None)
         self._done(f'delete {collection}')
+
+    def release(self, its_id: str) -> None:
+        self._calls('release')
+        self.found.pop(its_id, None)
+        self._done('release')
 
     # -- networks ----------------------------------------------------------
 
@@ -141,8 +152,16 @@ class FakeNetwork:
         return self.of_network.get(network_id, [])
 
     def remove_router_interface(self, port: network_api.Port) -> None:
-        self._gone(port.id)
+        self._calls('remove_router_interface')
+        if port.id not in self.forged:
+            self._gone(port.id)
+            self._gone(self.follow.get(port.id, ''))
         self._done('remove_router_interface')
+
+    def force_delete_port(self, port_id: str) -> None:
+        self._calls('force_delete_port')
+        self._gone(port_id)
+        self._done('force_delete_port')
 
     def disable(self, network_id: str) -> None:
         self.disabled.add(network_id)

@@ -201,7 +201,7 @@ class TestCrash(FloatingIPTestCase):
             self.assertEqual(self.allocated(lease), self.network.addresses())
             self.assertEqual(2, len(self.network.floating_ips(
                 tags=network_api.TAG)))
-            self.dies('delete floatingips')
+            self.dies('release')
             self.lifecycle.lease_end.delete(lease['id'])
             self.run_for(400)
             self.assertEqual([], self.network.addresses())
@@ -215,7 +215,7 @@ class TestCrash(FloatingIPTestCase):
         self.network.broken.clear()
         self.run_for(300)
         self.assertEqual('ACTIVE', self.status(lease))
-        self.network.broken['delete floatingips'] = (
+        self.network.broken['release'] = (
             errors.CloudUnavailable('away'))
         self.run_for(1000)
         self.assertEqual('TERMINATING', self.status(lease))
@@ -225,6 +225,36 @@ class TestCrash(FloatingIPTestCase):
         self.network.broken.clear()
         self.run_for(1000)
         self.assertEqual(('TERMINATED', []), (
+            self.status(lease), self.network.addresses()))
+
+    def refuse(self, *addresses):
+        """Let neutron refuse to delete these floating IPs."""
+        release = self.network.release
+        kept = {one.id for one in self.network.found.values()
+                if one.address in addresses}
+
+        def refused(its_id):
+            if its_id in kept:
+                raise errors.CloudUnavailable(f'Neutron refuses: {its_id}')
+            release(its_id)
+
+        return mock.patch.object(self.network, 'release', refused)
+
+    def test_one_that_neutron_refuses_keeps_no_other(self):
+        lease = self.started(3)
+        with self.refuse(FIRST, SECOND):
+            self.run_for(1000)
+            self.assertEqual(('TERMINATING', [FIRST, SECOND]), (
+                self.status(lease), self.network.addresses()))
+            self.assertIn('Neutron refuses: fip1', self.reason(lease))
+        self.run_for(300)
+        self.assertEqual('TERMINATED', self.status(lease))
+
+    def test_one_that_others_have_keeps_no_other(self):
+        lease = self.reserve(50, 1000, self.ips(3))
+        self.network.allocate(NETWORK, FIRST, 'other')
+        self.run_for(50)
+        self.assertEqual(('STARTING', [SECOND, THIRD]), (
             self.status(lease), self.network.addresses()))
 
     def test_what_is_left_of_an_ended_lease_is_released(self):
@@ -643,6 +673,72 @@ class TestNeutron(base.TestCase):
                 errors.CloudUnavailable, self.neutron.allocate, NETWORK,
                 FIRST, 'p')))
 
+    def requests(self, work, answers):
+        """Return the requests of some work.
+
+        :param answers: bodies, or exceptions, by method and path
+        """
+        made = []
+
+        def request(path, method, timeout, json=None):
+            made.append((method, path) if json is None else (
+                method, path, json))
+            answer = answers.get((method, path), {})
+            if isinstance(answer, list):
+                answer = answer.pop(0)
+            if isinstance(answer, Exception):
+                raise answer
+            return mock.Mock(content=b'x', json=lambda: answer)
+
+        self.adapter.request.side_effect = request
+        work()
+        return made
+
+    def test_one_with_port_forwardings_is_released(self):
+        path = '/v2.0/floatingips/1'
+        self.assertEqual(
+            [('GET', f'{path}/port_forwardings'),
+             ('DELETE', f'{path}/port_forwardings/a'),
+             ('DELETE', f'{path}/port_forwardings/b'), ('DELETE', path)],
+            self.requests(lambda: self.neutron.release('1'), {
+                ('GET', f'{path}/port_forwardings'): {
+                    'port_forwardings': [{'id': 'a'}, {'id': 'b'}]}}))
+
+    def test_a_port_is_deleted_whatever_uses_it(self):
+        clear = ('PUT', '/v2.0/ports/p', {
+            'port': {'device_owner': '', 'device_id': ''}})
+        delete = 'DELETE', '/v2.0/ports/p'
+        self.assertEqual([clear, delete], self.requests(
+            lambda: self.neutron.force_delete_port('p'), {}))
+        up = {'trunk': {'admin_state_up': True}}
+        answers = {
+            delete: [exceptions.Conflict(), {}],
+            ('GET', '/v2.0/trunks'): {'trunks': [
+                {'id': '1', 'port_id': 'p', 'sub_ports': [{'port_id': 'q'}]},
+                {'id': '2', 'port_id': 'q', 'sub_ports': [{'port_id': 'p'}]},
+                {'id': '3', 'port_id': 'q', 'sub_ports': []}]},
+            ('GET', '/v2.0/local_ips?local_port_id=p'): {
+                'local_ips': [{'id': 'l'}]},
+            ('GET', '/v2.0/local_ips/l/port_associations'): {
+                'port_associations': [{'fixed_port_id': 'q'}]}}
+        self.assertEqual([
+            clear, delete, ('GET', '/v2.0/trunks'),
+            ('PUT', '/v2.0/trunks/1', up), ('DELETE', '/v2.0/trunks/1'),
+            ('PUT', '/v2.0/trunks/2', up),
+            ('PUT', '/v2.0/trunks/2/remove_subports',
+             {'sub_ports': [{'port_id': 'p'}]}),
+            ('GET', '/v2.0/local_ips?local_port_id=p'),
+            ('GET', '/v2.0/local_ips/l/port_associations'),
+            ('DELETE', '/v2.0/local_ips/l/port_associations/q'),
+            ('DELETE', '/v2.0/local_ips/l'), delete],
+            self.requests(lambda: self.neutron.force_delete_port('p'),
+                          answers))
+        missing = exceptions.NotFound()
+        self.requests(lambda: self.neutron.force_delete_port('p'), {
+            delete: [exceptions.Conflict(), missing],
+            ('GET', '/v2.0/trunks'): missing,
+            ('GET', '/v2.0/local_ips?local_port_id=p'): missing})
+
     def test_what_is_gone_is_released(self):
         self.adapter.request.side_effect = exceptions.NotFound()
-        self.neutron.delete('floatingips', '1')
+        self.neutron.release('1')

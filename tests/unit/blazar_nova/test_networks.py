@@ -6,6 +6,7 @@ import dataclasses
 import types
 
 import fixtures
+from oslo_utils.fixture import uuidsentinel
 
 from blazar_core.common import errors
 from blazar_core.db import api
@@ -23,7 +24,10 @@ from tests.unit.blazar_nova import fake_network
 
 NAME = 'virtual:network'
 SERVER = network_api.Port('of a server', 'compute:nova', 'server')
-ROUTER = network_api.Port('of a router', 'network:router_interface', 'router')
+ROUTER = network_api.Port('of a router', 'network:router_interface',
+                          uuidsentinel.router)
+SNAT = network_api.Port('of SNAT', 'network:router_centralized_snat',
+                        uuidsentinel.router)
 DHCP = network_api.Port('of dhcp', 'network:dhcp', 'dhcp1')
 UNUSED = network_api.Port('unused', '', '')
 
@@ -37,6 +41,8 @@ class NetworkTestCase(base.LeaseTestCase):
         self.network = fake_network.FakeNetwork(self.clock)
         self.kind = networks.Networks()
         self.kind.network = self.network
+        self.detached = []
+        self.kind.detach = self.detach
         return {NAME: self.kind}
 
     def setUp(self):
@@ -46,6 +52,13 @@ class NetworkTestCase(base.LeaseTestCase):
             database=self.database, clock=self.clock, types=self.types)
         self.sync()
         self.engine = self.new_engine()
+
+    def detach(self, server_id, port_id):
+        """Have Nova detach a port: once, and it may fail."""
+        if server_id != 'server' or port_id in self.detached:
+            return False
+        self.detached.append(port_id)
+        return True
 
     def sync(self):
         host_sync.HostSync(self.parts).compare_pools(
@@ -65,7 +78,8 @@ class NetworkTestCase(base.LeaseTestCase):
             self.clock.advance(1)
 
     def started(self, **values):
-        lease = self.reserve(0, 1000, self.wanted(**values))
+        start = self.clock.now() - base.NOW
+        lease = self.reserve(start, start + 1000, self.wanted(**values))
         driven.run_due(self.engine)
         return lease
 
@@ -168,6 +182,80 @@ class TestEnd(NetworkTestCase):
             self.run_for(300)
         self.assertEqual(('TERMINATED', {}), (
             self.status(lease), self.network.made))
+
+    def held(self, *ports):
+        """Lease a network, and hold it by ports; return the lease."""
+        lease = self.started()
+        self.network.of_network[self.only().id] = [*ports]
+        self.run_for(1000)
+        self.assertEqual('TERMINATING', self.status(lease))
+        self.assertIn(self.only().id, self.network.disabled)
+        return lease
+
+    def check_taken(self, *ports):
+        """Check that ports keep a network for ten minutes, and set DOWN."""
+        lease = self.held(*ports)
+        self.network.disabled.clear()
+        self.run_for(300)
+        self.assertEqual(('TERMINATING', {self.only().id}), (
+            self.status(lease), self.network.disabled))
+        for _time in range(4):
+            self.run_for(300)
+        self.assertEqual(('TERMINATED', {}), (
+            self.status(lease), self.network.made))
+
+    def test_a_port_of_no_server_does_not_keep_it(self):
+        for port in (('', 'x'), ('compute:nova', 'x'), ('network:dhcp2', 'x'),
+                     ('network:router_interface', 'x'),
+                     ('network:router_interface', '../routers/x')):
+            self.check_taken(network_api.Port('forged', *port))
+        self.assertEqual([], self.detached)
+
+    def test_neither_does_one_that_claims_to_be_of_a_router(self):
+        for owner in ('network:router_interface', SNAT.device_owner,
+                      'network:router_gateway', 'network:floatingip'):
+            self.network.forged = {'forged'}
+            self.check_taken(network_api.Port(
+                'forged', owner, uuidsentinel.router))
+
+    def test_nor_does_a_server(self):
+        self.check_taken(SERVER, UNUSED)
+        self.assertEqual([SERVER.id], self.detached)
+
+    def test_nor_does_an_interface_that_a_router_needs(self):
+        self.network.broken['remove_router_interface'] = (
+            errors.CloudUnavailable('Neutron refuses: routes need it.'))
+        self.check_taken(ROUTER)
+
+    def test_nor_does_a_trunk(self):
+        self.network.trunks = {UNUSED.id}
+        other = network_api.Port('other', '', '')
+        lease = self.held(UNUSED, other, ROUTER)
+        self.assertIn('in a trunk', self.reason(lease))
+        # It does not keep the others.
+        self.assertEqual([UNUSED], self.network.ports(self.only().id))
+        for _time in range(4):
+            self.run_for(300)
+        self.assertEqual('TERMINATED', self.status(lease))
+
+    def test_ports_that_neutron_deletes_do_not_keep_it(self):
+        lease = self.started()
+        self.network.of_network[self.only().id] = [ROUTER, SNAT, DHCP]
+        self.network.follow[ROUTER.id] = SNAT.id
+        self.run_for(1000)
+        self.assertEqual(('TERMINATED', {}), (
+            self.status(lease), self.network.made))
+
+    def test_one_that_is_left_open_is_taken_apart_at_once(self):
+        lease = self.started()
+        made = self.only()
+        self.run_for(1000)
+        self.assertEqual('TERMINATED', self.status(lease))
+        self.network.made[made.id] = made
+        self.network.of_network[made.id] = [
+            network_api.Port('forged', '', 'x')]
+        self.lifecycle.lease_close.close_left()
+        self.assertEqual({}, self.network.made)
 
     def with_server(self, **request):
         """Lease a network and a server; return the lease and the server."""

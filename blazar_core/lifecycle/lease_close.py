@@ -83,6 +83,22 @@ class Closed(ty.NamedTuple):
                    key=lambda one: (one.seconds, one.most))
 
 
+class _Found(ty.NamedTuple):
+    """A reservation that a resource type has found open.
+
+    :ivar projects: the owners of its objects; None: users cannot mark any
+    """
+
+    kind: resource_types.BaseResourceType
+    projects: ty.Collection[str] | None
+
+    def is_of(self, kind: resource_types.BaseResourceType,
+              reserved: resource_types.ReservationContext) -> bool:
+        """Return whether it may be a reservation with that id."""
+        return self.kind is kind and (self.projects is None or any(
+            map(reserved.may_own, self.projects)))
+
+
 class LeaseClose:
     """Closes leases that are over.
 
@@ -276,9 +292,13 @@ class LeaseClose:
         :param kinds: of these types; None: of all
         :raises CloudUnavailable: when they cannot be determined now
         """
-        there: dict[str, resource_types.BaseResourceType] = {}
+        there: dict[str, list[_Found]] = {}
         for kind in self._types.named.values() if kinds is None else kinds:
-            there |= dict.fromkeys(kind.open_reservations() or (), kind)
+            found = kind.open_reservations() or ()
+            for its_id in found:
+                there.setdefault(its_id, []).append(_Found(
+                    kind, found[its_id] if isinstance(found, ty.Mapping)
+                    else None))
         if not there:
             return []
         with self._database.reader() as session:
@@ -292,8 +312,11 @@ class LeaseClose:
                      for row in session.scalars(
                          sa.select(models.Reservation).where(
                              models.Reservation.id.in_(left)))}
-        return [known.get(one, (there[one], resource_types.unknown(one)))
-                for one in sorted(left)]
+        return [(kind, dataclasses.replace(reserved, forced=True))
+                for its_id in sorted(left) for kind, reserved in [known.get(
+                    its_id, (there[its_id][0].kind,
+                             resource_types.unknown(its_id)))]
+                if any(one.is_of(kind, reserved) for one in there[its_id])]
 
     def close_left(self) -> None:
         """Close the open reservations of leases that are over, which a stalled
@@ -306,9 +329,14 @@ class LeaseClose:
         for name, of in self._types.named.items():
             try:
                 left += self.left_open([of])
+            except errors.DatabaseUnavailable:
+                raise
             except errors.CloudUnavailable as exc:
                 LOG.warning('Reservations of %s that can still be used are '
                             'not known: %s', name, exc)
+            except Exception:
+                LOG.exception('Reservations of %s that can still be used are '
+                              'not known', name)
         for kind, reserved in left:
             if reserved.lease_id:
                 with lease_status.apart(reserved.lease_id,
@@ -316,8 +344,7 @@ class LeaseClose:
                     LOG.warning('Lease %s: reservation %s can still be used; '
                                 'closing it', reserved.lease_id,
                                 reserved.id)
-                    self.shut(kind, dataclasses.replace(
-                        reserved, forced=True))
+                    self.shut(kind, reserved)
 
     def _let_leave(self, reserved: resource_types.ReservationContext) -> None:
         with self._database.writer() as session:

@@ -385,6 +385,9 @@ class ResourceType(BaseResourceType):
     def open_reservations(self) -> ty.Collection[str] | None:
         """Return the ids of all reservations that are usable in the cloud now;
         None: the cloud does not represent them.
+
+        If users can mark their objects as those of a reservation, it is a
+        mapping with the projects of the objects.
         """
         return None
 

@@ -10,12 +10,15 @@ from oslo_utils import timeutils
 from blazar_core.common import errors
 from blazar_nova.compat import rest_service
 
-__all__ = ['FloatingIP', 'Network', 'Neutron', 'Port', 'Segment', 'Subnet',
-           'TAG', 'neutron', 'tag_of']
+__all__ = ['FloatingIP', 'LEASED', 'Network', 'Neutron', 'Port', 'Segment',
+           'Subnet', 'TAG', 'neutron', 'tag_of']
 
 #: The tag of the objects of all reservations, and how those of one begin, as
 #: in Blazar.
 TAG, _RESERVATION = 'blazar', 'reservation:'
+#: The description of the networks of reservations. It is there from their
+#: creation on, when neutron tags nothing but ports.
+LEASED = 'The network of a lease'
 #: The fields of ranges that are read, without the many segments in use.
 _OF_RANGES = ('shared', 'project_id', 'network_type', 'physical_network',
               'minimum', 'maximum')
@@ -62,8 +65,11 @@ class Segment(ty.NamedTuple):
 class Network(ty.NamedTuple):
     """A network of any project.
 
+    :ivar name: of one that was created for a reservation: its id
     :ivar created_at: seconds since the epoch
     :ivar reservations: see :class:`FloatingIP`
+    :ivar leased: whether it was created for a reservation, as its description
+        says, which its owner can change
     """
 
     id: str
@@ -72,6 +78,7 @@ class Network(ty.NamedTuple):
     segment: Segment
     created_at: int
     reservations: frozenset[str] = frozenset()
+    leased: bool = False
 
 
 class Port(ty.NamedTuple):
@@ -163,7 +170,8 @@ class Neutron(rest_service.RestService):
                 one['provider:network_type'],
                 one['provider:physical_network'] or None,
                 one['provider:segmentation_id']),
-            _created(one), _reservations(one))
+            _created(one), _reservations(one),
+            one.get('description') == LEASED)
             for one in self._list('networks', **limits)
             if one.get('provider:network_type')]
 
@@ -178,14 +186,18 @@ class Neutron(rest_service.RestService):
     @rest_service.reads
     def create_network(self, segment: Segment, name: str, project_id: str,
                        ) -> str:
-        """Create a network on a segment for a project; return its id."""
+        """Create a network on a segment for a project; return its id.
+
+        :param name: the reservation
+        """
         physical = {} if segment.physical is None else {
             'provider:physical_network': segment.physical}
-        made = self._ask('POST', 'networks', json={'network': {
-            'name': name, 'project_id': project_id,
-            'provider:network_type': segment.type,
-            'provider:segmentation_id': segment.number, **physical}})
-        return rest_service.id_of(made, 'network')
+        return rest_service.id_of(self._ask('POST', 'networks', json={
+            'network': {
+                'name': name, 'description': LEASED, 'project_id': project_id,
+                'provider:network_type': segment.type,
+                'provider:segmentation_id': segment.number, **physical}}),
+            'network')
 
     @rest_service.reads
     def ports(self, network_id: str) -> list[Port]:
@@ -285,9 +297,10 @@ def _reservations(found: ty.Mapping[str, ty.Any]) -> frozenset[str]:
                      if tag.startswith(_RESERVATION))
 
 
-def tag_of(reservation_id: str) -> str:
-    """Return the tag of the objects of a reservation."""
-    return f'{_RESERVATION}{reservation_id}'
+def tag_of(reservation_id: str | None) -> str:
+    """Return the tag of the objects of a reservation; None: of all."""
+    return TAG if reservation_id is None else (
+        f'{_RESERVATION}{reservation_id}')
 
 
 def _tags(reservation_id: str) -> list[str]:

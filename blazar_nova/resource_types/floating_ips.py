@@ -110,8 +110,10 @@ class FloatingIPs(neutron_objects.NeutronObjects[network_api.FloatingIP]):
 
     # -- neutron -----------------------------------------------------------
 
-    def _find(self, **limits: str) -> list[network_api.FloatingIP]:
-        return self.network.floating_ips(**limits)
+    def _marked(self, reservation_id: str | None,
+                ) -> list[network_api.FloatingIP]:
+        return self.network.floating_ips(
+            tags=network_api.tag_of(reservation_id))
 
     def _host_of(self, one: network_api.FloatingIP) -> str:
         return one.address

@@ -79,8 +79,16 @@ class Networks(neutron_objects.NeutronObjects[network_api.Network]):
 
     # -- neutron -----------------------------------------------------------
 
-    def _find(self, **limits: str) -> list[network_api.Network]:
-        return self.network.networks(**limits)
+    def _marked(self, reservation_id: str | None) -> list[network_api.Network]:
+        # One that was created a moment ago has no tags.
+        return [*self.network.networks(
+            tags=network_api.tag_of(reservation_id)),
+            *self.network.networks(description=network_api.LEASED, **(
+                {} if reservation_id is None else {'name': reservation_id}))]
+
+    def _reservations_of(self, one: network_api.Network,
+                         ) -> ty.Collection[str]:
+        return one.reservations | ({one.name} if one.leased else set())
 
     def _host_of(self, one: network_api.Network) -> str:
         return _name_of(one.segment)

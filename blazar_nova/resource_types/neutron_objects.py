@@ -38,10 +38,10 @@ class NeutronObjects(resource_types.ResourceType, ty.Generic[_Object]):
         self.network = network_api.neutron()
 
     def start(self, reserved: resource_types.ReservationContext) -> None:
-        wanted = set(reserved.services.values())
+        wanted: set[str] = set(reserved.services.values())
         carry_out([
             *(functools.partial(self._delete, one, reserved)
-              for one in self._tagged(reserved)
+              for one in self._own(reserved).values()
               if self._host_of(one) not in wanted),
             *(functools.partial(self._ensure, host, reserved)
               for host in sorted(wanted))])
@@ -49,26 +49,39 @@ class NeutronObjects(resource_types.ResourceType, ty.Generic[_Object]):
     bookings_changed = transferred = start
 
     def end(self, reserved: resource_types.ReservationContext) -> None:
-        found = {one.id: one for one in self._tagged(reserved)}
+        found = self._own(reserved)
         for host in sorted(reserved.services.values()):
             # Users may have changed the tags of their objects.
             found |= {one.id: one for one in self._on(host, reserved)
                       if one.project_id == reserved.project_id and
-                      not _is_next(one, reserved)}
+                      not self._is_next(one, reserved)}
         carry_out(functools.partial(self._delete, one, reserved)
                   for one in found.values())
 
-    def open_reservations(self) -> ty.Collection[str] | None:
+    def open_reservations(self) -> ty.Mapping[str, ty.Collection[str]] | None:
         if not self.network.is_configured():
             return None
-        return {its_id for one in self._find(tags=network_api.TAG)
-                for its_id in one.reservations}
+        found: dict[str, set[str]] = {}
+        for one in self._marked(None):
+            for its_id in self._reservations_of(one):
+                found.setdefault(its_id, set()).add(one.project_id)
+        return found
 
-    def _tagged(self, reserved: resource_types.ReservationContext,
-                ) -> list[_Object]:
-        # Users of other projects may set the same tag.
-        return [one for one in self._find(tags=network_api.tag_of(reserved.id))
-                if reserved.may_own(one.project_id)]
+    def _own(self, reserved: resource_types.ReservationContext,
+             ) -> dict[str, _Object]:
+        """Return the objects of a reservation by its mark, by id."""
+        # Users of other projects may set the same mark.
+        return {one.id: one for one in self._marked(reserved.id)
+                if reserved.may_own(one.project_id)}
+
+    def _is_next(self, one: _Object,
+                 reserved: resource_types.ReservationContext) -> bool:
+        """Return whether an object is already that of the project's next
+        lease, as another process has completed the end of this one.
+        """
+        its = self._reservations_of(one)
+        return reserved.window is not None and bool(its) and (
+            reserved.id not in its) and one.created_at >= reserved.window.end
 
     def _ensure(self, host: str, reserved: resource_types.ReservationContext,
                 ) -> None:
@@ -79,7 +92,7 @@ class NeutronObjects(resource_types.ResourceType, ty.Generic[_Object]):
                     # A process died before tagging it.
                     self.network.tag(self.collection, one.id, reserved.id)
                 return
-            if reserved.id not in one.reservations:
+            if reserved.id not in self._reservations_of(one):
                 raise errors.CloudUnavailable(
                     f'{self.host_noun} {host} is used by another project; an '
                     f'operator has to delete {self.noun} {one.id} there.')
@@ -100,8 +113,14 @@ class NeutronObjects(resource_types.ResourceType, ty.Generic[_Object]):
     # -- the object --------------------------------------------------------
 
     @abc.abstractmethod
-    def _find(self, **limits: str) -> list[_Object]:
-        """Return the objects of all projects that a query of neutron finds."""
+    def _marked(self, reservation_id: str | None) -> list[_Object]:
+        """Return the objects of all projects that are marked with a
+        reservation; None: with any.
+        """
+
+    def _reservations_of(self, one: _Object) -> ty.Collection[str]:
+        """Return the reservations with which an object is marked."""
+        return one.reservations
 
     @abc.abstractmethod
     def _host_of(self, one: _Object) -> str:
@@ -143,13 +162,3 @@ def carry_out(works: ty.Iterable[ty.Callable[[], None]]) -> None:
             failed.append(exc)
     if failed:
         raise failed[0]
-
-
-def _is_next(one: network_api.FloatingIP | network_api.Network,
-             reserved: resource_types.ReservationContext) -> bool:
-    """Return whether an object is already that of the project's next lease,
-    as another process has completed the end of this one.
-    """
-    return reserved.window is not None and bool(one.reservations) and (
-        reserved.id not in one.reservations) and (
-        one.created_at >= reserved.window.end)

@@ -5,6 +5,7 @@
 import json
 import time
 import typing as ty
+from urllib import parse
 
 from tests.integration import base
 from tests.integration import test_lease_api as lease_api
@@ -216,6 +217,10 @@ class NeutronTest(lease_api.LeaseApiTestCase):
         segment = self.neutron(
             'GET', f'/networks/{shown["id"]}', None, self.admin)['network']
         self.assertEqual(300, segment['provider:segmentation_id'])
+        for text, count in ((segment['description'], 1), ('another', 0)):
+            self.assertEqual(count, len(self.neutron(
+                'GET', f'/networks?description={parse.quote(text)}', None,
+                self.admin)['networks']))
         self.neutron('POST', '/subnets', {'subnet': {
             'network_id': shown['id'], 'ip_version': 4,
             'cidr': '10.0.0.0/24'}})

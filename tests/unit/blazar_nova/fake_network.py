@@ -143,7 +143,7 @@ class FakeNetwork:
             raise errors.CloudUnavailable('Neutron refuses: in use.')
         made = network_api.Network(
             f'net{next(self._ids)}', name, project_id, segment,
-            self._clock.now())
+            self._clock.now(), leased=True)
         self.made[made.id] = made
         self._done('create_network')
         return made.id
@@ -174,7 +174,12 @@ class FakeNetwork:
 
 def _has(one: network_api.FloatingIP | network_api.Network,
          limits: ty.Mapping[str, str]) -> bool:
-    """Return whether an object has the tag of a query, if it has one."""
+    """Return whether an object is what a query of networks, or for a tag,
+    finds.
+    """
+    if 'description' in limits:
+        return isinstance(one, network_api.Network) and one.leased and (
+            limits.get('name') in (None, one.name))
     tags = {network_api.TAG, *map(network_api.tag_of, one.reservations)} if (
         one.reservations) else set()
     return 'tags' not in limits or limits['tags'] in tags

@@ -628,15 +628,15 @@ class TestNeutron(base.TestCase):
         self.adapter.request.side_effect = exceptions.NotFound()
         self.assertEqual([], self.neutron.segments())
 
-    def test_a_network_is_created_on_a_segment(self):
+    def test_a_network_is_marked_when_it_is_created(self):
         self.answer({'network': {'id': '1'}})
         self.assertEqual('1', self.neutron.create_network(
             network_api.Segment('vlan', 'p1', 7), 'r', 'p'))
-        # Neutron accepts tags afterwards only.
+        # Neutron refuses "tags" here.
         self.adapter.request.assert_called_once_with(
             '/v2.0/networks', 'POST', timeout=30, json={'network': {
-                'name': 'r', 'project_id': 'p',
-                'provider:network_type': 'vlan',
+                'name': 'r', 'description': network_api.LEASED,
+                'project_id': 'p', 'provider:network_type': 'vlan',
                 'provider:segmentation_id': 7,
                 'provider:physical_network': 'p1'}})
 

@@ -106,7 +106,8 @@ class TestLife(NetworkTestCase):
              network_api.Segment('vxlan', None, 7), {reservation_id}),
             (self.only().name, self.only().project_id, self.only().segment,
              self.only().reservations))
-        self.assertEqual({reservation_id}, self.kind.open_reservations())
+        self.assertEqual({reservation_id: {'project'}},
+                         self.kind.open_reservations())
         self.run_for(100)
         self.assertEqual(('TERMINATED', {}), (
             self.status(lease), self.network.made))
@@ -377,6 +378,62 @@ class TestFailures(NetworkTestCase):
         (its_id,) = self.kind.open_reservations()
         self.kind.end(resource_types.unknown(its_id))
         self.assertEqual({}, self.network.made)
+
+    def ended(self, *reservations):
+        """Return the id of a reservation of a lease that is over."""
+        lease = self.reserve(0, 10, *reservations)
+        driven.run_due(self.engine)
+        self.run_for(10)
+        self.assertEqual('TERMINATED', self.status(lease))
+        return lease['reservations'][0]['id']
+
+    def left_open(self):
+        return [reserved.id for _kind, reserved in
+                self.lifecycle.lease_close.left_open()]
+
+    def tagged(self, project_id, reservation_id):
+        """Create a network that no lease has, and tag it."""
+        made = self.network.create_network(network_api.Segment(
+            'vxlan', None, 1000 + len(self.network.made)), '', project_id)
+        self.network.made[made] = self.network.made[made]._replace(
+            leased=False, reservations=frozenset([reservation_id]))
+        return made
+
+    def test_a_tag_counts_for_networks_of_its_project(self):
+        its_id = self.ended(self.wanted())
+        self.tagged('other', its_id)
+        self.assertEqual([], self.left_open())
+        self.tagged('project', its_id)
+        self.assertEqual([its_id], self.left_open())
+        self.lifecycle.lease_close.close_left()
+        one, = self.network.made.values()
+        self.assertEqual('other', one.project_id)
+
+    def test_a_tag_does_not_name_what_is_no_network(self):
+        self.tagged('project', self.ended(self.places()))
+        log = self.useFixture(fixtures.FakeLogger())
+        self.lifecycle.lease_close.close_left()
+        self.assertNotIn('can still be used', log.output)
+        self.assertEqual([], self.left_open())
+
+    def test_a_type_that_fails_keeps_no_other_open(self):
+        self.tagged('project', self.ended(self.wanted()))
+        for name, kind in self.types.named.items():
+            if name != NAME:
+                self.useFixture(fixtures.MockPatchObject(
+                    kind, 'open_reservations', side_effect=RuntimeError))
+        self.lifecycle.lease_close.close_left()
+        self.assertEqual({}, self.network.made)
+
+    def test_one_that_is_not_tagged_yet_is_that_of_the_next_lease(self):
+        first = self.started()
+        reserved = self.reserved(first)
+        self.run_for(1000)
+        self.assertEqual('TERMINATED', self.status(first))
+        self.network.create_network(
+            network_api.Segment('vlan', 'physnet1', 300), 'next', 'project')
+        self.kind.end(reserved)
+        self.assertEqual('next', self.only().name)
 
     def test_it_goes_to_another_project_with_the_lease(self):
         lease = self.started()

@@ -13,7 +13,7 @@ from blazar_nova.compat import rest_service
 
 __all__ = ['Cinder', 'Volume', 'VolumeType', 'cinder']
 
-#: Volumes in one answer.
+#: Objects in one answer; cinder may have a lower limit.
 _PAGE = 1000
 #: The first version with groups of volumes.
 _GROUPS: dict[str, ty.Any] = {
@@ -21,12 +21,16 @@ _GROUPS: dict[str, ty.Any] = {
 
 
 class VolumeType(ty.NamedTuple):
-    """A public or private volume type."""
+    """A public or private volume type.
+
+    :ivar qos_id: the QoS specs that are associated with it
+    """
 
     id: str
     name: str
     is_public: bool
     extra_specs: ty.Mapping[str, str]
+    qos_id: str | None = None
 
 
 class Volume(ty.NamedTuple):
@@ -64,10 +68,21 @@ class Cinder(rest_service.RestService):
     def types(self) -> list[VolumeType]:
         """Return all volume types, private ones too."""
         return [VolumeType(one['id'], one['name'], one['is_public'],
-                           one.get('extra_specs', {}))
-                for one in rest_service.list_of(self._ask(
-                    'GET', 'types', query={'is_public': None}),
-                    'volume_types')]
+                           one.get('extra_specs', {}), one.get('qos_specs_id'))
+                for one in self._all('types', key='volume_types',
+                                     is_public=None)]
+
+    def _all(self, *parts: str, key: str, **query: ty.Any,
+             ) -> ty.Iterator[dict[str, ty.Any]]:
+        """Yield the objects of all pages of a list."""
+        query |= {'limit': _PAGE, 'sort': 'id:asc'}
+        while True:
+            answer = self._ask('GET', *parts, query=query, **_GROUPS)
+            page = rest_service.list_of(answer, key)
+            yield from page
+            if not any(name.endswith('_links') for name in answer):
+                return
+            query['marker'] = page[-1]['id']
 
     @rest_service.reads
     def create_type(self, name: str, description: str,
@@ -78,6 +93,17 @@ class Cinder(rest_service.RestService):
             'os-volume-type-access:is_public': False,
             'extra_specs': dict(extra_specs)}})
         return rest_service.id_of(made, 'volume_type')
+
+    def associate(self, qos_id: str, type_id: str) -> None:
+        """Associate QoS specs with a volume type that has none."""
+        self._ask('GET', 'qos-specs', qos_id, 'associate',
+                  query={'vol_type_id': type_id})
+
+    @rest_service.reads
+    def is_encrypted(self, type_id: str) -> bool:
+        """Return whether the volumes of a type are encrypted."""
+        return bool(self._ask('GET', 'types', type_id, 'encryption',
+                              missing={}).get('encryption_id'))
 
     def delete_type(self, type_id: str) -> None:
         """Delete a volume type without volumes; nothing when it is gone."""
@@ -121,24 +147,14 @@ class Cinder(rest_service.RestService):
     @rest_service.reads
     def volumes_of(self, type_id: str) -> list[Volume]:
         """Return the volumes of a type, of all projects."""
-        found: list[Volume] = []
-        while True:
-            query = {'all_tenants': 1, 'volume_type_id': type_id,
-                     'limit': _PAGE, 'sort': 'id:asc'}
-            if found:
-                query['marker'] = found[-1].id
-            page = rest_service.list_of(self._ask(
-                'GET', 'volumes', 'detail', query=query, **_GROUPS),
-                'volumes')
-            found += [Volume(
-                one['id'], one['os-vol-tenant-attr:tenant_id'], one['status'],
-                tuple(attached['server_id'] for attached
-                      in one['attachments'] if attached['server_id']),
-                one.get('group_id'), int(timeutils.parse_isotime(
-                    one.get('updated_at') or one['created_at']).timestamp()))
-                for one in page]
-            if len(page) < _PAGE:
-                return found
+        return [Volume(
+            one['id'], one['os-vol-tenant-attr:tenant_id'], one['status'],
+            tuple(attached['server_id'] for attached in one['attachments']
+                  if attached['server_id']),
+            one.get('group_id'), int(timeutils.parse_isotime(
+                one.get('updated_at') or one['created_at']).timestamp()))
+            for one in self._all('volumes', 'detail', key='volumes',
+                                 all_tenants=1, volume_type_id=type_id)]
 
     def remove_from_group(self, group_id: str, volume_id: str) -> None:
         """Let a volume belong to a group no longer."""

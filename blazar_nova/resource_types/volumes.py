@@ -134,6 +134,8 @@ class Volumes(resource_types.ResourceType):
                 'previous project: delete them.')
         self.cinder.limit(
             reserved.project_id, reserved.id, reserved.params['size'])
+        if enrolled[0].qos_id and (mine is None or mine.qos_id is None):
+            self.cinder.associate(enrolled[0].qos_id, type_id)
         if reserved.project_id not in projects:
             self.cinder.allow(type_id, reserved.project_id)
         LOG.info('Lease %s: project %s may use %s GiB by volume type %s',
@@ -259,6 +261,8 @@ class Volumes(resource_types.ResourceType):
             f'its extra spec {CAPACITY} is {text}, and no number of GiB')
         if kind.is_public:
             why = 'it is public: every project would use its capacity'
+        elif not why and self.cinder.is_encrypted(kind.id):
+            why = 'it is encrypted, and volumes of leases would not be'
         elif not why and (projects := self.cinder.projects_of(kind.id)):
             why = (f'{words.count(len(projects), "project")} may use its '
                    f'capacity: {", ".join(sorted(projects)[:5])}')

@@ -151,11 +151,17 @@ class CinderTest(lease_api.LeaseApiTestCase):
 
     def test_from_the_lease_to_the_deletion_of_volumes(self) -> None:
         self.wait_for_types()
+        self.volumes('qos', 'create', 'slow', '--property',
+                     'total_iops_sec=100', user='admin')
+        self.run_client('openstack', 'volume', 'qos', 'associate', 'slow',
+                        'reserved-ssd', user='admin')
         lease = self.reserve(3600, {
             'resource_type': 'virtual:volume', 'size': 60,
             'volume_type': 'reserved-ssd'})
         self.wait_for_lease(lease['id'], 'ACTIVE')
         kind = lease['reservations'][0]['id']
+        self.assertEqual({'reserved-ssd', kind}, set(self.volumes(
+            'qos', 'show', 'slow', user='admin')['associations']))
         # Others see nothing of it, and 40 GiB are left.
         self.assertIn(kind, {one['Name'] for one in self.volumes(
             'type', 'list')})
@@ -177,7 +183,7 @@ class CinderTest(lease_api.LeaseApiTestCase):
             'create', 'more', '--size', '21', '--type', kind, code=1).lower())
         # Other projects cannot accept its transfer; one is left open.
         given = self.volumes('transfer', 'request', 'create', made['id'])
-        self.assertIn('404', self.volumes(
+        self.assertIn('volume type', self.volumes(
             'transfer', 'request', 'accept', given['id'], '--auth-key',
             given['auth_key'], user='other', code=1).lower())
         self.volumes('transfer', 'request', 'delete', given['id'])
@@ -201,6 +207,9 @@ class CinderTest(lease_api.LeaseApiTestCase):
         self.assertEqual('ACTIVE', self.server(server)['status'])
         self.assertEqual([], self.volumes('list', '--all-projects',
                                           user='admin'))
+        self.run_client('openstack', 'volume', 'qos', 'disassociate', 'slow',
+                        '--all', user='admin')
+        self.volumes('qos', 'delete', 'slow', user='admin')
         self.assertEqual(
             {'reserved-ssd', 'reserved-disk', '__DEFAULT__'},
             {one['Name'] for one in self.volumes(

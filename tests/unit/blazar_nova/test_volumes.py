@@ -38,6 +38,8 @@ class FakeCinder:
     :ivar volumes: by id, with their type and size
     :ivar servers: those that Nova has
     :ivar full: the projects whose quota of other types is used up
+    :ivar associated: the QoS specs of volume types
+    :ivar encrypted: the volume types that are
     :ivar dies_after: by method, raised when it is done
     """
 
@@ -45,7 +47,7 @@ class FakeCinder:
         self._ids = itertools.count(1)
         self.kinds, self.access, self.limits = {}, {}, {}
         self.volumes, self.dies_after, self.servers = {}, {}, set()
-        self.full = set()
+        self.full, self.associated, self.encrypted = set(), {}, set()
 
     def enroll(self, type_id, name, capacity, **values):
         self.kinds[type_id] = volume_api.VolumeType(
@@ -93,6 +95,13 @@ class FakeCinder:
         self.access[type_id] = set()
         self._done('create_type')
         return type_id
+
+    def associate(self, qos_id, type_id):
+        self.associated[type_id] = qos_id
+        self._done('associate')
+
+    def is_encrypted(self, type_id):
+        return type_id in self.encrypted
 
     def delete_type(self, type_id):
         if any(of == type_id for _one, of, _size in self.volumes.values()):
@@ -553,6 +562,27 @@ class TestFailures(VolumeTestCase):
         self.assertFalse(self.cinder.create('project', its_id, 1))
         self.assertTrue(self.cinder.create('other', its_id, 60))
 
+    def test_it_is_as_fast_as_the_enrolled_type(self):
+        self.cinder.kinds[SSD] = self.cinder.kinds[SSD]._replace(qos_id='slow')
+        self.cinder.dies_after['create_type'] = RuntimeError('killed')
+        its_id = self.started()
+        # Nothing can be created meanwhile.
+        self.assertFalse(self.cinder.create('project', its_id, 1))
+        self.run_for(60)
+        self.assertTrue(self.cinder.create('project', its_id, 1))
+        type_id, = self.cinder.kinds.keys() - {SSD, DISK}
+        self.assertEqual({type_id: 'slow'}, self.cinder.associated)
+        # Another one later does not keep the lease from changes.
+        self.cinder.kinds[type_id] = self.cinder.kinds[type_id]._replace(
+            qos_id='slow')
+        self.cinder.kinds[SSD] = self.cinder.kinds[SSD]._replace(qos_id='fast')
+        self.kind.bookings_changed(self.reserved())
+        self.assertEqual({type_id: 'slow'}, self.cinder.associated)
+
+    def test_an_encrypted_type_is_not_enrolled(self):
+        self.cinder.encrypted.add(SSD)
+        self.assertEqual(['disk'], [one.name for one in self.kind.hosts()])
+
     def test_a_type_that_is_deleted_is_named(self):
         self.lease = self.reserve(50, 100, self.wanted())
         del self.cinder.kinds[SSD]
@@ -576,20 +606,35 @@ class TestCinder(base.TestCase):
             for body in bodies]
 
     def test_all_pages_of_volumes(self):
-        def page(count, start):
+        def page(start, **more):
             return {'volumes': [{
                 'id': str(number), 'status': 'in-use',
-                'os-vol-tenant-attr:tenant_id': 'p',
+                'os-vol-tenant-attr:tenant_id': 'p', 'group_id': None,
                 'created_at': '1970-01-01T00:00:07.000000', 'updated_at': None,
-                'group_id': None, 'attachments': [
-                    {'server_id': 's'}, {'server_id': None}]}
-                for number in range(start, start + count)]}
+                'attachments': [{'server_id': 's'}, {'server_id': None}]}
+                for number in range(start, start + 7)], **more}
 
-        self.answer(page(1000, 0), page(1, 1000))
+        # Operators may have a lower limit than ours.
+        self.answer(page(0, volumes_links=[{}]), page(7))
         self.assertEqual(
-            volume_api.Volume('1000', 'p', 'in-use', ('s',), None, 7),
-            self.cinder.volumes_of('ssd')[1000])
-        self.assertIn('marker=999', str(self.adapter.request.mock_calls[1]))
+            volume_api.Volume('13', 'p', 'in-use', ('s',), None, 7),
+            self.cinder.volumes_of('ssd')[13])
+        self.assertIn('marker=6', str(self.adapter.request.mock_calls[1]))
+
+    def test_all_pages_of_volume_types(self):
+        def page(name, **more):
+            return {'volume_types': [{
+                'id': name, 'name': name, 'is_public': False,
+                'qos_specs_id': None}], **more}
+
+        self.answer(page('a', volume_type_links=[{}]), page('b'))
+        self.assertEqual(['a', 'b'], [one.id for one in self.cinder.types()])
+        self.assertIn('marker=a', str(self.adapter.request.mock_calls[1]))
+
+    def test_encryption(self):
+        self.answer({}, {'encryption_id': 'e'})
+        self.assertEqual([False, True], [
+            self.cinder.is_encrypted('a'), self.cinder.is_encrypted('b')])
 
     def test_a_quota_is_not_lowered_below_what_is_used(self):
         self.answer({'quota_set': {'gigabytes_ssd': {

@@ -86,9 +86,9 @@ class RestService(abc.ABC):
     it is first used, after WSGI servers have forked.
 
     Every method of the classes that derive from it raises
-    :class:`.errors.CloudUnavailable` if the service does not answer, refuses
-    for a reason that may pass, or gives an answer that cannot be read
-    (:func:`reads`).
+    :class:`.errors.CloudUnavailable` if the service does not answer, or gives
+    an answer that cannot be read (:func:`reads`), and
+    :class:`.errors.CloudRefusal` if it refuses.
 
     :cvar name: the service, as messages name it
     :cvar group: the group of nova.conf
@@ -142,7 +142,7 @@ class RestService(abc.ABC):
         except exceptions.HttpError as exc:
             if missing is not None and isinstance(exc, exceptions.NotFound):
                 return missing
-            raise errors.CloudUnavailable(
+            raise errors.CloudRefusal(
                 f'{self.name} refuses: {self._refusal(exc).rstrip(".")}.',
             ) from exc
         except (exceptions.ClientException, KeyError, TypeError,

@@ -6,7 +6,6 @@ import functools
 import typing as ty
 
 from keystoneauth1 import adapter
-from oslo_utils import timeutils
 
 from blazar_nova.compat import process
 from blazar_nova.compat import rest_service
@@ -15,9 +14,11 @@ __all__ = ['Cinder', 'Volume', 'VolumeType', 'cinder']
 
 #: Objects in one answer; cinder may have a lower limit.
 _PAGE = 1000
-#: The first version with groups of volumes.
-_GROUPS: dict[str, ty.Any] = {
-    'headers': {'OpenStack-API-Version': 'volume 3.13'}}
+#: A version with groups of volumes, their snapshots and forced deletions.
+_NEWER: dict[str, ty.Any] = {
+    'headers': {'OpenStack-API-Version': 'volume 3.23'}}
+#: The migration statuses of a volume that cinder is moving to another backend.
+_MOVING = 'starting', 'migrating', 'completing'
 
 
 class VolumeType(ty.NamedTuple):
@@ -39,7 +40,7 @@ class Volume(ty.NamedTuple):
     :ivar servers: the ids of the servers to which it is attached, as its
         users say
     :ivar group_id: the group of volumes to which it belongs
-    :ivar changed_at: when cinder changed it last, in seconds since the epoch
+    :ivar moving: whether cinder is moving it to another backend
     """
 
     id: str
@@ -47,7 +48,7 @@ class Volume(ty.NamedTuple):
     status: str
     servers: tuple[str, ...] = ()
     group_id: str | None = None
-    changed_at: int = 0
+    moving: bool = False
 
 
 class Cinder(rest_service.RestService):
@@ -77,7 +78,7 @@ class Cinder(rest_service.RestService):
         """Yield the objects of all pages of a list."""
         query |= {'limit': _PAGE, 'sort': 'id:asc'}
         while True:
-            answer = self._ask('GET', *parts, query=query, **_GROUPS)
+            answer = self._ask('GET', *parts, query=query, **_NEWER)
             page = rest_service.list_of(answer, key)
             yield from page
             if not any(name.endswith('_links') for name in answer):
@@ -104,6 +105,10 @@ class Cinder(rest_service.RestService):
         """Return whether the volumes of a type are encrypted."""
         return bool(self._ask('GET', 'types', type_id, 'encryption',
                               missing={}).get('encryption_id'))
+
+    def remove_extra_spec(self, type_id: str, key: str) -> None:
+        """Remove an extra spec of a volume type."""
+        self._ask('DELETE', 'types', type_id, 'extra_specs', key, missing={})
 
     def delete_type(self, type_id: str) -> None:
         """Delete a volume type without volumes; nothing when it is gone."""
@@ -147,29 +152,46 @@ class Cinder(rest_service.RestService):
     @rest_service.reads
     def volumes_of(self, type_id: str) -> list[Volume]:
         """Return the volumes of a type, of all projects."""
-        return [Volume(
-            one['id'], one['os-vol-tenant-attr:tenant_id'], one['status'],
-            tuple(attached['server_id'] for attached in one['attachments']
-                  if attached['server_id']),
-            one.get('group_id'), int(timeutils.parse_isotime(
-                one.get('updated_at') or one['created_at']).timestamp()))
-            for one in self._all('volumes', 'detail', key='volumes',
-                                 all_tenants=1, volume_type_id=type_id)]
+        return [_volume(one) for one in self._all(
+            'volumes', 'detail', key='volumes', all_tenants=1,
+            volume_type_id=type_id)]
 
-    def remove_from_group(self, group_id: str, volume_id: str) -> None:
-        """Let a volume belong to a group no longer."""
-        self._ask('PUT', 'groups', group_id, missing={}, json={
-            'group': {'remove_volumes': volume_id}}, **_GROUPS)
+    def remove_from_group(self, group_id: str, volume_id: str,
+                          forced: bool) -> None:
+        """Let a volume belong to a group no longer.
 
-    def reset(self, volume_id: str, status: str = 'available',
-              detached: bool = True) -> None:
-        """Set the status of a volume, whatever its users have done to it.
-
-        :param detached: end its attachments, which no server uses
+        :param forced: whatever state its users have put the group into
         """
+        if forced:
+            self._ask('POST', 'groups', group_id, 'action', missing={}, json={
+                'reset_status': {'status': 'available'}}, **_NEWER)
+        self._ask('PUT', 'groups', group_id, missing={}, json={
+            'group': {'remove_volumes': volume_id}}, **_NEWER)
+
+    def reset(self, volume_id: str, status: str) -> None:
+        """Set the status of a volume, whatever its users have done to it."""
+        self._reset(volume_id, status, 'none')
+
+    def lock(self, volume_id: str) -> None:
+        """Keep users from attaching a volume again, or anything else, when
+        Nova has detached it.
+
+        Nova may detach it, as cinder takes it for being migrated; then its
+        status stays.
+        """
+        self._reset(volume_id, 'error', 'migrating')
+
+    def take(self, volume_id: str) -> None:
+        """Undo what users have done to a volume, so that it can be deleted,
+        and keep them from doing anything else. No server has it.
+        """
+        self._reset(volume_id, 'error', 'none', attach_status='detached')
+
+    def _reset(self, volume_id: str, status: str, migration: str,
+               **more: str) -> None:
         self._ask('POST', 'volumes', volume_id, 'action', missing={}, json={
-            'os-reset_status': {'status': status, **(
-                {'attach_status': 'detached'} if detached else {})}})
+            'os-reset_status': {'status': status,
+                                'migration_status': migration, **more}})
 
     def retype(self, volume_id: str, type_name: str) -> None:
         """Have cinder change the type of a volume, and move the volume if the
@@ -179,15 +201,40 @@ class Cinder(rest_service.RestService):
             'os-retype': {'new_type': type_name,
                           'migration_policy': 'on-demand'}})
 
-    def delete_volume(self, volume_id: str) -> None:
+    def delete_volume(self, volume_id: str, forced: bool) -> None:
         """Have cinder delete a volume with its snapshots; nothing when it is
         gone.
+
+        :param forced: whatever is done with its snapshots
         """
-        self._ask('DELETE', 'volumes', volume_id, missing={},
-                  query={'cascade': True})
+        self._ask('DELETE', 'volumes', volume_id, query={'cascade': True} | (
+            {'force': True} if forced else {}), missing={}, **_NEWER)
+
+    @rest_service.reads
+    def delete_group_snapshots(self, volume_id: str) -> None:
+        """Delete the snapshots of groups that a volume is in: cinder deletes
+        none of their parts alone.
+        """
+        for group_snapshot_id in {
+                one['group_snapshot_id'] for one in self._all(
+                    'snapshots', 'detail', key='snapshots', all_tenants=1,
+                    volume_id=volume_id) if one['group_snapshot_id']}:
+            self._ask('DELETE', 'group_snapshots', group_snapshot_id,
+                      missing={}, **_NEWER)
 
     def _sentence(self, answer: ty.Any) -> str:
         return ty.cast(str, next(iter(answer.values()))['message'])
+
+
+def _volume(one: ty.Mapping[str, ty.Any]) -> Volume:
+    migration = one.get('os-vol-mig-status-attr:migstat') or ''
+    return Volume(
+        one['id'], one['os-vol-tenant-attr:tenant_id'], one['status'],
+        tuple(attached['server_id'] for attached in one['attachments']
+              if attached['server_id']), one.get('group_id'),
+        # One in "error" is locked.
+        one['status'] != 'error' and (
+            migration in _MOVING or migration.startswith('target:')))
 
 
 @functools.cache

@@ -12,7 +12,6 @@ one for that.
 """
 
 import functools
-import time
 import typing as ty
 
 from oslo_log import log as logging
@@ -41,17 +40,11 @@ KEPT = 'blazar:kept_volume_type'
 #: and that of the enrolled type.
 _RESERVATION, _ENROLLED = 'blazar:reservation', 'blazar:volume_type'
 _LARGEST = 2 ** 31 - 1
-#: Statuses in which cinder deletes a volume.
-_DELETABLE = frozenset({
-    'available', 'error', 'error_restoring', 'error_extending',
-    'error_managing', 'error_deleting'})
-#: Statuses that last as long as the users of a volume like.
-_HELD = frozenset({'awaiting-transfer', 'reserved', 'in-use', 'maintenance'})
-#: Statuses that cinder leaves within seconds, unless users have requested them
-#: and nothing else, and the seconds after which that is assumed.
-_PASSING = frozenset({
-    'attaching', 'detaching', 'error_attaching', 'error_detaching'})
-_STUCK = 600
+#: Statuses, with those of errors, that last until something is requested.
+_LASTING = frozenset({
+    'available', 'in-use', 'reserved', 'awaiting-transfer', 'maintenance'})
+#: Statuses that users cannot renew: cinder leaves them.
+_PASSING = frozenset({'creating', 'deleting'})
 #: Statuses in which cinder changes the type of a volume, and those of volumes
 #: that have nothing to keep unless a server has them.
 _KEEPABLE = 'available', 'in-use'
@@ -64,7 +57,6 @@ class Volumes(resource_types.ResourceType):
 
     :ivar cinder: the service
     :ivar detach: see :func:`.volume_detachment.detach`
-    :ivar time: returns the current time
     """
 
     parameters: ty.ClassVar[ty.Mapping[str, str]] = {
@@ -73,8 +65,8 @@ class Volumes(resource_types.ResourceType):
 
     def __init__(self) -> None:
         self.cinder = volume_api.cinder()
-        self.detach: ty.Callable[[str, str], bool] = volume_detachment.detach
-        self.time: ty.Callable[[], float] = time.time
+        self.detach: ty.Callable[[str, str, str], bool] = (
+            volume_detachment.detach)
 
     # -- what is asked for -------------------------------------------------
 
@@ -178,68 +170,98 @@ class Volumes(resource_types.ResourceType):
         if volumes:
             said = f'Reservation {reserved.id} has {_listed(volumes)}'
             if kept_type is not None:
-                raise errors.CloudUnavailable(
-                    f'{said}: {self._keep_all(volumes, kept_type)}')
-            for one in volumes:
-                self._delete(one)
+                raise errors.CloudUnavailable(f'{said}: ' + self._keep_all(
+                    volumes, kept_type, reserved))
+            failed = self._each(volumes, self._delete, reserved)
             servers = {server for one in volumes for server in one.servers}
             attached = f', attached to {", ".join(sorted(servers)[:5])}' if (
                 servers) else ''
             raise errors.CloudUnavailable(
-                f'{said}{attached}: being detached and deleted.')
-        self.cinder.delete_type(mine.id)
+                f'{said}{attached}: being detached and deleted.'
+                f'{_first(failed)}')
+        try:
+            self.cinder.delete_type(mine.id)
+        except errors.CloudRefusal as exc:
+            # Users have groups for volumes of this type.
+            if not reserved.forced:
+                raise
+            LOG.warning('Lease %s: volume type %s has no volumes any longer, '
+                        'and is left to the operator: %s', reserved.lease_id,
+                        reserved.id, exc)
+            self.cinder.remove_extra_spec(mine.id, _RESERVATION)
+            return
         LOG.info('Lease %s: volume type %s is deleted', reserved.lease_id,
                  reserved.id)
 
+    def _each(self, volumes: ty.Iterable[volume_api.Volume],
+              work: ty.Callable[..., None], *args: ty.Any) -> list[str]:
+        """Go one step further with each volume.
+
+        :returns: the refusals of cinder, which keep no other volumes
+        :raises CloudUnavailable: if cinder does not answer
+        """
+        failed = []
+        for one in volumes:
+            try:
+                work(one, *args)
+            except errors.CloudRefusal as exc:
+                failed.append(f'{one.id}: {exc}')
+        return failed
+
     def _keep_all(self, volumes: ty.Iterable[volume_api.Volume],
-                  kept_type: '_KeptType') -> str:
+                  kept_type: '_KeptType',
+                  reserved: resource_types.ReservationContext) -> str:
         """Go one step further in giving volumes of a reservation another type.
 
         :returns: a clause about it, with the first reason why not
         """
-        failed = [kept_type.fault] if kept_type.fault else []
-        for one in () if failed else volumes:
-            try:
-                self._keep(one, kept_type.name)
-            except errors.CloudUnavailable as exc:
-                failed.append(f'{one.id}: {exc}')
+        failed = [kept_type.fault] if kept_type.fault else self._each(
+            volumes, self._keep, kept_type.name, reserved)
         return f'being given volume type {kept_type.name}.' if (
             not failed) else (f'they are not given volume type '
-                              f'{kept_type.name}: {failed[0]}')
+                              f'{kept_type.name}:{_first(failed)}')
 
-    def _keep(self, one: volume_api.Volume, target: str) -> None:
+    def _keep(self, one: volume_api.Volume, target: str,
+              reserved: resource_types.ReservationContext) -> None:
         if one.status in _EMPTY and not one.servers:
-            self._delete(one)
-        elif one.group_id is not None:
-            self.cinder.remove_from_group(one.group_id, one.id)
-        elif one.status in _KEEPABLE:
-            self.cinder.retype(one.id, target)
-        elif self._is_held(one) or one.status in _DELETABLE:
+            self._delete(one, reserved)
+            return
+        if one.status == 'retyping' or _is_at_work(one, reserved.forced):
+            return
+        if one.status not in _KEEPABLE:
             # A shelved server keeps its attachment.
             self.cinder.reset(
-                one.id, 'in-use' if one.servers else 'available',
-                detached=False)
+                one.id, 'in-use' if one.servers else 'available')
+        if one.group_id is not None:
+            self.cinder.remove_from_group(
+                one.group_id, one.id, reserved.forced)
+        else:
+            self.cinder.retype(one.id, target)
 
-    def _is_held(self, one: volume_api.Volume) -> bool:
-        """Return whether the users of a volume keep it in its status."""
-        return one.status in _HELD or one.status in _PASSING and (
-            one.changed_at < self.time() - _STUCK)
-
-    def _delete(self, one: volume_api.Volume) -> None:
+    def _delete(self, one: volume_api.Volume,
+                reserved: resource_types.ReservationContext) -> None:
         """Go one step further in deleting a volume, whatever state its users
         have put it into.
         """
-        if any([self.detach(server_id, one.id) for server_id in one.servers]):
+        if _is_at_work(one, reserved.forced):
             return
+        if one.servers:
+            self.cinder.lock(one.id)
+            if any([self.detach(server_id, one.id, reserved.id)
+                    for server_id in one.servers]):
+                return
+        if one.status != 'available' or one.group_id is not None or (
+                reserved.forced):
+            self.cinder.take(one.id)
         if one.group_id is not None:
-            self.cinder.remove_from_group(one.group_id, one.id)
+            self.cinder.remove_from_group(
+                one.group_id, one.id, reserved.forced)
             return
-        if self._is_held(one):
-            self.cinder.reset(one.id)
-        elif one.status not in _DELETABLE:
-            # Cinder is at work.
-            return
-        self.cinder.delete_volume(one.id)
+        try:
+            self.cinder.delete_volume(one.id, reserved.forced)
+        except errors.CloudRefusal:
+            self.cinder.delete_group_snapshots(one.id)
+            raise
 
     # -- the pool ----------------------------------------------------------
 
@@ -314,6 +336,19 @@ def _extra_specs(enrolled: volume_api.VolumeType, reservation_id: str,
     return {key: value for key, value in enrolled.extra_specs.items()
             if key != CAPACITY} | {
                 _RESERVATION: reservation_id, _ENROLLED: enrolled.id}
+
+
+def _is_at_work(one: volume_api.Volume, forced: bool) -> bool:
+    """Return whether cinder is at work on a volume.
+
+    :param forced: except on what its users may request again and again
+    """
+    return one.moving or one.status in _PASSING or not forced and not (
+        one.status in _LASTING or one.status.startswith('error'))
+
+
+def _first(failed: ty.Sequence[str]) -> str:
+    return f' {failed[0]}' if failed else ''
 
 
 def _listed(volumes: ty.Sequence[volume_api.Volume]) -> str:

@@ -2,6 +2,9 @@
 
 """Volumes and ports of a lease that has ended, on servers of their users."""
 
+import fixtures
+from nova import context as nova_context
+from nova import objects
 from nova.tests import fixtures as nova_fixtures
 from oslo_utils.fixture import uuidsentinel
 
@@ -11,6 +14,8 @@ from tests.functional import leased
 
 VOLUME = nova_fixtures.CinderFixture.IMAGE_BACKED_VOL
 OTHER = nova_fixtures.CinderFixture.IMAGE_WITH_TRAITS_BACKED_VOL
+#: The reservation of the volumes.
+ITS = uuidsentinel.reservation
 
 
 class DetachTest(leased.LeasedTestCase):
@@ -20,19 +25,97 @@ class DetachTest(leased.LeasedTestCase):
             f'/servers/{server_id}/os-volume_attachments').body[
                 'volumeAttachments']]
 
-    def test_a_disk_is_detached_though_its_server_is_locked(self):
+    def server(self):
+        """Boot a server that has the volume."""
         server_id = self.boot_active('vm1')['id']
         self.alice.api_post(
             f'/servers/{server_id}/os-volume_attachments',
             {'volumeAttachment': {'volumeId': OTHER}})
         self.wait_for(lambda: self.cinder.attachment_ids_for_instance(
             server_id), what='an attachment')
+        return server_id
+
+    def give_task(self, server_id):
+        """Let a server have a task that does not end."""
+        context = nova_context.get_admin_context()
+        with nova_context.target_cell(context, self.cell_mappings[
+                'cell1']) as in_cell:
+            instance = objects.Instance.get_by_uuid(in_cell, server_id)
+            instance.task_state = 'image_snapshot'
+            instance.save()
+        return instance.host
+
+    def after(self, seconds):
+        """Let all requests be that old."""
+        for name in '_PAUSE', '_LAST':
+            self.useFixture(fixtures.MockPatchObject(
+                volume_detachment, name,
+                getattr(volume_detachment, name) - seconds))
+
+    def actions(self, server_id):
+        return [one['action'] for one in self.admin.api_get(
+            f'/servers/{server_id}/os-instance-actions').body[
+                'instanceActions'] if one['request_id'].startswith('req-vol')]
+
+    def test_a_server_leaves_states_in_which_nova_refuses(self):
+        for action, body, status, leave in (
+                ('rescue', {}, 'RESCUE', 'unrescue'),
+                ('suspend', None, 'SUSPENDED', 'resume')):
+            server_id = self.server()
+            self.alice.post_server_action(server_id, {action: body})
+            self.wait_for_status(server_id, status)
+            for _time in range(2):
+                # Repeated at once, nothing is requested.
+                self.assertTrue(
+                    volume_detachment.detach(server_id, OTHER, ITS))
+            self.wait_for_status(server_id, 'ACTIVE')
+            with fixtures.MockPatchObject(volume_detachment, '_PAUSE', 0):
+                self.assertTrue(
+                    volume_detachment.detach(server_id, OTHER, ITS))
+            self.wait_for(lambda: not self.attached(server_id),
+                          what='a server without it')
+            self.assertEqual(['detach_volume', leave],
+                             self.actions(server_id))
+            self.alice.delete_server(server_id)
+            self.wait_until_gone(server_id)
+
+    def test_a_server_that_keeps_it_is_deleted(self):
+        """Nova refuses, as its user lets it have a task all the time."""
+        server_id = self.server()
+        self.give_task(server_id)
+        for _time in range(2):
+            self.assertTrue(volume_detachment.detach(server_id, OTHER, ITS))
+        self.assertEqual(['detach_volume'], self.actions(server_id))
+        self.after(601)
+        # One of another reservation has its own time.
+        self.assertTrue(volume_detachment.detach(
+            server_id, OTHER, uuidsentinel.another))
+        self.assertEqual('ACTIVE', self.admin.get_server(server_id)['status'])
+        self.assertTrue(volume_detachment.detach(server_id, OTHER, ITS))
+        self.wait_until_gone(server_id)
+
+    def test_a_server_on_a_host_that_is_down_is_not_deleted(self):
+        server_id = self.server()
+        host = self.give_task(server_id)
+        self.assertTrue(volume_detachment.detach(server_id, OTHER, ITS))
+        self.after(601)
+        for down in True, False:
+            service, = self.admin.get_services('nova-compute', host)
+            self.admin.put_service(service['id'], {'forced_down': down})
+            self.assertTrue(volume_detachment.detach(server_id, OTHER, ITS))
+            if down:
+                self.assertEqual(
+                    'ACTIVE', self.admin.get_server(server_id)['status'])
+        self.wait_until_gone(server_id)
+
+    def test_a_disk_is_detached_though_its_server_is_locked(self):
+        server_id = self.server()
         self.alice.post_server_action(server_id, {'lock': None})
-        self.assertTrue(volume_detachment.detach(server_id, OTHER))
+        self.assertTrue(volume_detachment.detach(server_id, OTHER, ITS))
         self.wait_for(lambda: not self.attached(server_id),
                       what='a server without it')
         # Asked again, nothing happens: it does not have the volume.
-        self.assertFalse(volume_detachment.detach(server_id, OTHER))
+        self.assertFalse(volume_detachment.detach(server_id, OTHER, ITS))
         self.assertEqual(
             'ACTIVE', self.admin.get_server(server_id)['status'])
 
@@ -41,13 +124,13 @@ class DetachTest(leased.LeasedTestCase):
             'vm1', imageRef='', block_device_mapping_v2=[{
                 'boot_index': 0, 'uuid': VOLUME, 'source_type': 'volume',
                 'destination_type': 'volume'}])['id']
-        self.assertTrue(volume_detachment.detach(server_id, VOLUME))
+        self.assertTrue(volume_detachment.detach(server_id, VOLUME, ITS))
         self.wait_until_gone(server_id)
-        self.assertFalse(volume_detachment.detach(server_id, VOLUME))
+        self.assertFalse(volume_detachment.detach(server_id, VOLUME, ITS))
 
     def test_of_a_server_that_nova_does_not_have(self):
         self.assertFalse(volume_detachment.detach(
-            uuidsentinel.server, VOLUME))
+            uuidsentinel.server, VOLUME, ITS))
 
 
 class PortTest(leased.LeasedTestCase):

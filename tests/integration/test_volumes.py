@@ -193,13 +193,22 @@ class CinderTest(lease_api.LeaseApiTestCase):
         self.wait_for(lambda: self.volumes('show', more['id'])['status'] ==
                       'available', 'another volume')
         self.volumes('transfer', 'request', 'create', more['id'])
+        # Nova detaches nothing from a server that is rescued.
+        self.demo('POST', f'/servers/{server}/action', {'rescue': {}})
+        self.wait_for(lambda: self.server(server)['status'] == 'RESCUE',
+                      'a server that is rescued')
         self.demo('PUT', f'/leases/{lease["id"]}', {
             'end_date': base.date(time.time() + 2)}, service='reservation')
         self.wait_for(lambda: made['id'] in (
             self.shown(lease)['status_reason'] or ''),
             'a lease that says what it waits for')
         self.assertIn(server, self.shown(lease)['status_reason'])
-        self.wait_for_lease(lease['id'], 'TERMINATED', seconds=240)
+        self.wait_for(lambda: self.volumes('show', made['id'])[
+            'status'] == 'error', 'a volume that is locked')
+        # Its users cannot attach it again.
+        self.assertIn('error', self.volumes(
+            'attachment', 'create', made['id'], server, code=1))
+        self.wait_for_lease(lease['id'], 'TERMINATED', seconds=300)
         # The server is without it, and not deleted.
         self.assertEqual([], self.demo(
             'GET', f'/servers/{server}/os-volume_attachments')[

@@ -193,6 +193,11 @@ _SERVERS = entry.subject(
             'get_by_instance_uuid(context, instance_uuid, limit=, marker=, '
             'filters=)', 'how far a deletion is')),
     entry.of(
+        'nova.objects.InstanceAction',
+        entry.called(
+            'action_start(context, instance_uuid, action_name, '
+            'want_result=)', 'how far a detachment is')),
+    entry.of(
         'nova.objects.InstanceActionEventList',
         entry.called('get_by_action(context, action_id)',
                      'what was begun at an end')),
@@ -208,7 +213,8 @@ _SERVERS = entry.subject(
         entry.fields('requests', 'servers that cannot move')),
     entry.of(
         'nova.compute.instance_actions',
-        entry.named('DELETE', 'how far a deletion is')),
+        entry.named('DELETE', 'how far a deletion is'),
+        entry.named('DETACH_VOLUME', 'how far a detachment is')),
     entry.of(
         'nova.compute.task_states',
         entry.named(
@@ -275,6 +281,14 @@ _ACTIONS = entry.subject(
             'keep a server at the end, evict a server that was resized'),
         entry.called(
             'unrescue(self, context, instance)', 'keep a server at the end'),
+        entry.called(
+            'resume(self, context, instance)', 'detach a volume of a lease'),
+        entry.called(
+            'detach_volume(self, context, instance, volume)',
+            'detach a volume of a lease'),
+        entry.called(
+            'get_instance_host_status(self, instance)',
+            'detach a volume of a lease'),
         entry.called(
             'evacuate(self, context, instance, host, on_shared_storage, '
             'admin_password=, force=, target_state=)', 'leave a failed host'),

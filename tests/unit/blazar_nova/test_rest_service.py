@@ -36,6 +36,7 @@ READ = (
     (volume_api.Cinder, 'projects_of', ('type',), ['volume_type_access']),
     (volume_api.Cinder, 'freeze', ('project', 'name'), ['quota_set']),
     (volume_api.Cinder, 'volumes_of', ('type',), ['volumes']),
+    (volume_api.Cinder, 'delete_group_snapshots', ('volume',), ['snapshots']),
     (stack_api.Heat, 'preview', (*USER, {}), ['stack', 'resources']),
     (stack_api.Heat, 'create', (*USER, {}), ['stack', 'id']),
     (stack_api.Heat, 'find', (*USER, 'a/7'), ['stack']))
@@ -88,7 +89,7 @@ class TestPaths(base.TestCase):
 
     def test_of_a_group_of_volumes(self):
         for text, parts in self.check(
-                volume_api.Cinder, 'remove_from_group', str, 'volume'):
+                volume_api.Cinder, 'remove_from_group', str, 'volume', False):
             self.assertEqual(['groups', text], parts)
 
     def test_of_a_stack(self):

@@ -40,6 +40,11 @@ class FakeCinder:
     :ivar full: the projects whose quota of other types is used up
     :ivar associated: the QoS specs of volume types
     :ivar encrypted: the volume types that are
+    :ivar group_snapshots: by volume, those that it is in
+    :ivar busy_snapshots: the volumes whose snapshots are copied
+    :ivar held_types: the volume types of groups
+    :ivar locked: the volumes that only Nova may detach
+    :ivar detaching: those that Nova detaches
     :ivar dies_after: by method, raised when it is done
     """
 
@@ -48,6 +53,8 @@ class FakeCinder:
         self.kinds, self.access, self.limits = {}, {}, {}
         self.volumes, self.dies_after, self.servers = {}, {}, set()
         self.full, self.associated, self.encrypted = set(), {}, set()
+        self.group_snapshots, self.busy_snapshots = {}, set()
+        self.held_types, self.locked, self.detaching = set(), set(), set()
 
     def enroll(self, type_id, name, capacity, **values):
         self.kinds[type_id] = volume_api.VolumeType(
@@ -103,9 +110,13 @@ class FakeCinder:
     def is_encrypted(self, type_id):
         return type_id in self.encrypted
 
+    def remove_extra_spec(self, type_id, key):
+        del self.kinds[type_id].extra_specs[key]
+
     def delete_type(self, type_id):
-        if any(of == type_id for _one, of, _size in self.volumes.values()):
-            raise errors.CloudUnavailable('Cinder refuses: it is in use.')
+        if type_id in self.held_types or any(
+                of == type_id for _one, of, _size in self.volumes.values()):
+            raise errors.CloudRefusal('Cinder refuses: it is in use.')
         self.kinds.pop(type_id, None)
         self._done('delete_type')
 
@@ -138,43 +149,68 @@ class FakeCinder:
         return [one for one, of, _size in self.volumes.values()
                 if of == type_id]
 
-    def detach(self, server_id, volume_id):
+    def detach(self, server_id, volume_id, reservation_id):
         """Do what Nova does; it takes its time."""
         if server_id not in self.servers:
             return False
-        self.become(volume_id, status='detaching')
+        one, *_rest = self.volumes[volume_id]
+        if one.status == 'in-use' or volume_id in self.locked:
+            self.detaching.add(volume_id)
         return True
 
-    def remove_from_group(self, group_id, volume_id):
+    def remove_from_group(self, group_id, volume_id, forced):
+        one, *_rest = self.volumes[volume_id]
+        if one.status not in ('available', 'in-use', 'error') or (
+                group_id == 'updating' and not forced):
+            raise errors.CloudRefusal('Cinder refuses: invalid state.')
         self.become(volume_id, group_id=None)
 
-    def reset(self, volume_id, status='available', detached=True):
-        self.become(volume_id, status=status, **(
-            {'servers': ()} if detached else {}))
+    def reset(self, volume_id, status):
+        self.locked.discard(volume_id)
+        self.become(volume_id, status=status)
         self._done('reset')
 
-    def delete_volume(self, volume_id):
+    def lock(self, volume_id):
+        self.locked.add(volume_id)
+        self.become(volume_id, status='error')
+        self._done('lock')
+
+    def take(self, volume_id):
+        self.locked.discard(volume_id)
+        self.become(volume_id, status='error', servers=())
+        self._done('take')
+
+    def delete_volume(self, volume_id, forced):
         one, _kind, _size = self.volumes[volume_id]
-        if one.servers or one.group_id or (
+        if one.servers or one.group_id or volume_id in self.locked or (
                 one.status not in ('available', 'error')):
-            raise errors.CloudUnavailable('Cinder refuses: it is in use.')
+            raise errors.CloudRefusal('Cinder refuses: it is in use.')
+        if volume_id in self.busy_snapshots and not forced:
+            raise errors.CloudRefusal('Cinder refuses: it has snapshots.')
+        if volume_id in self.group_snapshots:
+            self.become(volume_id, status='error_deleting')
+            raise errors.CloudRefusal('Cinder refuses: it has snapshots.')
         self.become(volume_id, status='deleting')
         self._done('delete_volume')
+
+    def delete_group_snapshots(self, volume_id):
+        self.group_snapshots.pop(volume_id, None)
 
     def retype(self, volume_id, type_name):
         one, _kind, size = self.volumes[volume_id]
         if one.status not in ('available', 'in-use') or one.group_id or (
                 one.project_id in self.full):
-            raise errors.CloudUnavailable('Cinder refuses: quota exceeded.')
+            raise errors.CloudRefusal('Cinder refuses: quota exceeded.')
         kind, = (its for its in self.kinds.values() if its.name == type_name)
         self.volumes[volume_id] = one, kind.id, size
         self._done('retype')
 
     def finish(self):
         """Detach and delete what is being detached and deleted."""
-        for its_id, (one, *_rest) in self.volumes.items():
-            if one.status == 'detaching':
-                self.become(its_id, status='available', servers=())
+        for its_id in self.detaching:
+            self.become(its_id, servers=(), **(
+                {} if its_id in self.locked else {'status': 'available'}))
+        self.detaching.clear()
         self.volumes = {its_id: (one, *more) for its_id, (one, *more)
                         in self.volumes.items() if one.status != 'deleting'}
 
@@ -187,7 +223,6 @@ class VolumeTestCase(base.LeaseTestCase):
         self.kind = volumes.Volumes()
         self.kind.cinder = self.cinder
         self.kind.detach = self.cinder.detach
-        self.kind.time = lambda: self.clock.now()
         return {NAME: self.kind}
 
     def setUp(self):
@@ -320,19 +355,18 @@ class TestEnd(VolumeTestCase):
                 {'status': 'in-use', 'servers': ('server1',)},
                 {'status': 'in-use', 'servers': ('unknown',)},
                 {'status': 'reserved'}, {'status': 'awaiting-transfer'},
-                {'group_id': 'group'}, {'status': 'creating'},
-                {'status': 'attaching', 'changed_at': base.NOW}), 2):
+                {'group_id': 'group'}, {'status': 'creating'}), 2):
             self.cinder.create('project', its_id, 1, **values)
             self.assertIn(f'vol{number}', self.cinder.volumes)
         self.run_for(1000)
         self.assertEqual('TERMINATING', self.status(self.lease))
-        self.assertIn('7 volumes (vol2, ', self.reason(self.lease))
+        self.assertIn('6 volumes (vol2, ', self.reason(self.lease))
         self.assertIn('attached to server1, unknown', self.reason(self.lease))
         # No other one is created meanwhile.
         self.assertFalse(self.cinder.create('project', its_id, 1))
         self.cinder.finish()
         self.assertEqual(
-            {'vol2': 'available', 'vol6': 'available', 'vol7': 'creating'},
+            {'vol2': 'error', 'vol6': 'error', 'vol7': 'creating'},
             {key: one.status for key, (one, *_rest)
              in self.cinder.volumes.items()})
         self.cinder.become('vol7', status='available')
@@ -345,7 +379,7 @@ class TestEnd(VolumeTestCase):
     def test_whoever_dies_it_is_taken_apart_in_the_end(self):
         its_id = self.started()
         self.cinder.create('project', its_id, 1, status='reserved')
-        for method in ('limit', 'deny', 'reset', 'delete_volume',
+        for method in ('limit', 'deny', 'take', 'delete_volume',
                        'delete_type'):
             self.cinder.dies_after[method] = RuntimeError('killed')
         self.run_for(1000)
@@ -355,6 +389,101 @@ class TestEnd(VolumeTestCase):
         self.assertEqual(({}, 'TERMINATED', {SSD, DISK}), (
             self.cinder.dies_after, self.status(self.lease),
             {*self.cinder.kinds}))
+
+    def test_what_is_detached_is_not_attached_again(self):
+        its_id = self.started()
+        self.cinder.servers.add('server1')
+        self.cinder.create('project', its_id, 1, status='in-use',
+                           servers=('server1',))
+        self.run_for(1000)
+        self.cinder.finish()
+        # Users could attach it if it were available.
+        self.assertEqual(['error'], [
+            one.status for one, *_rest in self.cinder.volumes.values()])
+        self.run_for(300)
+        self.cinder.finish()
+        self.run_for(300)
+        self.assertEqual('TERMINATED', self.status(self.lease))
+
+    def test_what_users_request_delays_the_end_for_ten_minutes(self):
+        its_id = self.started()
+        self.cinder.servers.add('server1')
+        renewed = [
+            {'status': status, 'servers': servers} for status in (
+                'attaching', 'detaching', 'uploading', 'backing-up',
+                'restoring-backup', 'downloading', 'extending', 'retyping')
+            for servers in ((), ('server1',))]
+        for values in renewed:
+            self.cinder.create('project', its_id, 1, **values)
+        self.run_for(1000)
+        self.assertEqual(renewed, [
+            {'status': one.status, 'servers': one.servers}
+            for one, *_rest in self.cinder.volumes.values()])
+        for _time in range(4):
+            self.run_for(300)
+            self.cinder.finish()
+        self.assertEqual('TERMINATED', self.status(self.lease))
+
+    def test_what_cinder_completes_is_waited_for(self):
+        its_id = self.started()
+        working = [{'status': 'creating'}, {'status': 'deleting'},
+                   {'status': 'retyping', 'moving': True},
+                   {'status': 'available', 'moving': True}]
+        for values in working:
+            self.cinder.create('project', its_id, 1, **values)
+        before = {**self.cinder.volumes}
+        for seconds in (1000, 600, 600):
+            self.run_for(seconds)
+        self.assertEqual(before, self.cinder.volumes)
+
+    def test_one_that_cinder_refuses_does_not_hold_up_others(self):
+        its_id = self.started()
+        for values in {}, {'group_id': 'group'}, {}:
+            self.cinder.create('project', its_id, 1, **values)
+        self.cinder.busy_snapshots.add('vol2')
+        self.run_for(1000)
+        self.assertEqual(['available', 'error', 'deleting'], [
+            one.status for one, *_rest in self.cinder.volumes.values()])
+        self.assertIn('being detached and deleted. vol2: Cinder refuses: it '
+                      'has snapshots.', self.reason(self.lease))
+        for _time in range(4):
+            self.run_for(300)
+            self.cinder.finish()
+        self.assertEqual('TERMINATED', self.status(self.lease))
+
+    def test_several_states_of_one_volume(self):
+        its_id = self.started()
+        for values in ({'status': 'reserved', 'group_id': 'group'},
+                       {'status': 'awaiting-transfer', 'group_id': 'group'},
+                       {'status': 'error_deleting'}, {'group_id': 'group'}):
+            self.cinder.create('project', its_id, 1, **values)
+        self.cinder.group_snapshots['vol5'] = 'snapshot'
+        self.run_for(1000)
+        for _time in range(3):
+            self.run_for(60)
+            self.cinder.finish()
+        self.assertEqual('TERMINATED', self.status(self.lease))
+
+    def test_a_group_that_its_users_change_all_the_time(self):
+        its_id = self.started()
+        self.cinder.create('project', its_id, 1, group_id='updating')
+        for seconds in (1000, 300, 300, 300):
+            self.run_for(seconds)
+            self.cinder.finish()
+        self.run_for(300)
+        self.assertEqual('TERMINATED', self.status(self.lease))
+
+    def test_groups_without_volumes_keep_the_type_and_not_its_lease(self):
+        its_id = self.started()
+        type_id, = self.cinder.kinds.keys() - {SSD, DISK}
+        self.cinder.held_types.add(type_id)
+        self.run_for(1000)
+        self.assertIn('it is in use', self.reason(self.lease))
+        for _time in range(3):
+            self.run_for(300)
+        self.assertEqual('TERMINATED', self.status(self.lease))
+        self.assertEqual(set(), self.kind.open_reservations())
+        self.assertFalse(self.cinder.create('project', its_id, 1))
 
     def test_what_is_of_no_lease_is_closed(self):
         its_id = self.started()
@@ -448,15 +577,27 @@ class TestKept(VolumeTestCase):
         its_id = self.started(on_end='release')
         for values in ({'status': 'awaiting-transfer'},
                        {'status': 'reserved'}, {'group_id': 'group'},
-                       {'status': 'attaching', 'changed_at': 1},
+                       {'status': 'reserved', 'group_id': 'updating'},
+                       {'status': 'attaching'}, {'status': 'uploading'},
                        {'status': 'error_extending'}, {'status': 'error'}):
             self.cinder.create('project', its_id, 1, **values)
         self.run_for(1000)
-        for _time in range(3):
+        self.assertEqual({'attaching', 'uploading'}, {
+            one.status for one, kind, _size in self.cinder.volumes.values()
+            if kind != 'plain'} - {'deleting', 'available'})
+        for _time in range(5):
             self.run_for(300)
             self.cinder.finish()
         self.assertEqual('TERMINATED', self.status(self.lease))
-        self.assertEqual(['plain'] * 5, [*self.types_of_volumes().values()])
+        self.assertEqual(['plain'] * 7, [*self.types_of_volumes().values()])
+
+    def test_what_cinder_does_at_its_end_is_not_requested_again(self):
+        its_id = self.started(on_end='release')
+        self.cinder.create('project', its_id, 1, status='retyping')
+        for seconds in (1000, 600, 600):
+            self.run_for(seconds)
+        self.assertEqual({'retyping'}, {
+            one.status for one, *_rest in self.cinder.volumes.values()})
 
     def test_without_quota_they_are_deleted_after_an_hour(self):
         its_id = self.started(on_end='release')
@@ -610,14 +751,13 @@ class TestCinder(base.TestCase):
             return {'volumes': [{
                 'id': str(number), 'status': 'in-use',
                 'os-vol-tenant-attr:tenant_id': 'p', 'group_id': None,
-                'created_at': '1970-01-01T00:00:07.000000', 'updated_at': None,
                 'attachments': [{'server_id': 's'}, {'server_id': None}]}
                 for number in range(start, start + 7)], **more}
 
         # Operators may have a lower limit than ours.
         self.answer(page(0, volumes_links=[{}]), page(7))
         self.assertEqual(
-            volume_api.Volume('13', 'p', 'in-use', ('s',), None, 7),
+            volume_api.Volume('13', 'p', 'in-use', ('s',), None),
             self.cinder.volumes_of('ssd')[13])
         self.assertIn('marker=6', str(self.adapter.request.mock_calls[1]))
 
@@ -630,6 +770,49 @@ class TestCinder(base.TestCase):
         self.answer(page('a', volume_type_links=[{}]), page('b'))
         self.assertEqual(['a', 'b'], [one.id for one in self.cinder.types()])
         self.assertIn('marker=a', str(self.adapter.request.mock_calls[1]))
+
+    def test_volumes_that_cinder_moves(self):
+        self.answer({'volumes': [{
+            'id': status, 'status': status, 'attachments': [],
+            'os-vol-tenant-attr:tenant_id': 'p',
+            'os-vol-mig-status-attr:migstat': migration}
+            for status, migration in (
+                ('retyping', 'migrating'), ('available', 'target:7'),
+                ('retyping', None), ('available', 'error'),
+                ('error', 'migrating'))]})
+        self.assertEqual([True, True, False, False, False], [
+            one.moving for one in self.cinder.volumes_of('ssd')])
+
+    def test_a_volume_that_is_locked_and_taken(self):
+        self.answer({}, {}, {})
+        self.cinder.lock('v')
+        self.cinder.take('v')
+        self.cinder.reset('v', 'in-use')
+        self.assertEqual([
+            {'status': 'error', 'migration_status': 'migrating'},
+            {'status': 'error', 'migration_status': 'none',
+             'attach_status': 'detached'},
+            {'status': 'in-use', 'migration_status': 'none'}], [
+            one.kwargs['json']['os-reset_status']
+            for one in self.adapter.request.mock_calls])
+
+    def test_group_snapshots_of_a_volume(self):
+        self.answer({'snapshots': [
+            {'id': '1', 'group_snapshot_id': None},
+            {'id': '2', 'group_snapshot_id': 'g'}]}, {})
+        self.cinder.delete_group_snapshots('v')
+        self.assertEqual(
+            ('/group_snapshots/g', 'DELETE'),
+            self.adapter.request.mock_calls[-1].args)
+
+    def test_a_forced_deletion(self):
+        self.answer({}, {}, {})
+        self.cinder.remove_from_group('g', 'v', forced=True)
+        self.cinder.delete_volume('v', forced=True)
+        self.assertEqual([
+            ('/groups/g/action', 'POST'), ('/groups/g', 'PUT'),
+            ('/volumes/v?cascade=True&force=True', 'DELETE')],
+            [one.args for one in self.adapter.request.mock_calls])
 
     def test_encryption(self):
         self.answer({}, {'encryption_id': 'e'})

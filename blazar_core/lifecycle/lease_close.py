@@ -304,7 +304,9 @@ class LeaseClose:
         with self._database.reader() as session:
             left = there.keys() - set(session.scalars(
                 sa.select(models.Reservation.id).join(models.Lease).where(
-                    models.Lease.status.in_(states.BEGUN)))) - set(
+                    # The end of a lease closes them in its own time.
+                    models.Lease.status.in_((
+                        *states.BEGUN, states.Lease.TERMINATING))))) - set(
                 session.scalars(sa.select(models.Host.assigned_to).where(
                     models.Host.assigned_to.is_not(None))))
             known = {row.id: (self._types.of_row(row),

@@ -8,6 +8,7 @@ import typing as ty
 
 from oslo_log import log as logging
 import sqlalchemy as sa
+from sqlalchemy import orm
 
 from blazar_core.capacity import admissions
 from blazar_core.capacity import ledger
@@ -320,9 +321,12 @@ class LeaseCreation:
             connection, [new_leases.Planned(rows, new, picked)])[0]
 
     @api.retried
-    def accept(self, lease_id: str) -> dict[str, ty.Any]:
+    def accept(self, lease_id: str,
+               also: ty.Callable[[orm.Session], None] | None = None,
+               ) -> dict[str, ty.Any]:
         """Turn an offer into a lease; does nothing if it is accepted already.
 
+        :param also: writes other changes in the same transaction
         :raises NotFound: if it does not exist or has expired
         """
         with self._database.writer() as session:
@@ -340,6 +344,8 @@ class LeaseCreation:
             now = self._clock.now()
             lease.enter(states.Lease.PENDING, now)
             events.begin(lease, states.EventType.EXPIRE, now)
+            if also is not None:
+                also(session)
             session.flush()
             return views.describe(lease)
 

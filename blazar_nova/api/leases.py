@@ -246,13 +246,18 @@ class LeaseController:
     def accept(self, request: webob.Request,
                lease_id: str) -> web_requests.Answer:
         before = self._lease(request, lease_id, 'blazar:leases:offer')
-        lease = self._parts.leases.creation.accept(lease_id)
+        context, accept = (web_requests.context(request),
+                           self._parts.leases.creation.accept)
         if before['status'] != states.Lease.OFFERED:
             # Repeated, as the answer to the first request was lost.
-            return self._answer(request, 200, lease)
-        if lease_changes.is_owner(web_requests.context(request), lease):
-            lease_trusts.entrust(self._parts, web_requests.context(request),
-                                 lease)
+            return self._answer(request, 200, accept(lease_id))
+        if lease_changes.is_owner(context, before):
+            with lease_trusts.of_offer(
+                    self._parts, context, before) as keeping:
+                lease = accept(lease_id, keeping.write)
+            keeping.take_back()
+        else:
+            lease = accept(lease_id)
         self._parts.notify('lease.update', lease | {
             'changed': ['status'],
             'reason': notifications.Reason.ACCEPTED})

@@ -23,6 +23,7 @@ from nova import exception
 from nova.limit import placement as limits
 from nova.limit import utils as limit_utils
 from nova import objects
+from nova import quota
 from oslo_limit import exception as limit_exceptions
 
 from blazar_core.common import errors
@@ -160,14 +161,12 @@ def _legacy(context: ty.Any, project_id: str, user_id: str | None,
     scope = 'project' if user_id is None else 'user'
     usage = objects.Quotas.count_as_dict(
         context, 'instances', project_id, user_id=user_id)[scope]
-    try:
-        objects.Quotas.limit_check_project_and_user(
-            context, **{f'{scope}_values': dict.fromkeys(names, _TOO_MUCH)},
-            project_id=project_id, user_id=user_id)
-    except exception.OverQuota as exc:
-        return {name: (exc.kwargs['quotas'][name], usage[name])
-                for name in exc.kwargs['overs']}
-    return {}
+    found = (
+        quota.QUOTAS.get_project_quotas(context, project_id, usages=False)
+        if user_id is None else quota.QUOTAS.get_user_quotas(
+            context, project_id, user_id, usages=False))
+    return {name: (found[name]['limit'], usage[name]) for name in names
+            if found[name]['limit'] >= 0}
 
 
 def _unified(context: ty.Any, project_id: str, names: ty.Collection[str],

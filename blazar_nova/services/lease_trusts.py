@@ -35,8 +35,8 @@ from blazar_nova.services import wiring
 
 __all__ = ['Keeping', 'acts_for_owner', 'ahead', 'attempted', 'entrust',
            'for_end', 'given', 'has_one', 'keep', 'meanwhile', 'needed',
-           'needs_one', 'prepared', 'revoke_replaced', 'take_back',
-           'unless_reserved', 'with_trust']
+           'needs_one', 'of_offer', 'prepared', 'revoke_replaced',
+           'take_back', 'unless_reserved', 'with_trust']
 
 LOG = logging.getLogger(__name__)
 
@@ -249,6 +249,22 @@ def meanwhile(parts: wiring.Parts, make: ty.Callable[[], str | None],
 
 
 @contextlib.contextmanager
+def of_offer(parts: wiring.Parts, context: ty.Any, lease: dict[str, ty.Any],
+             ) -> ty.Iterator['Keeping']:
+    """Return the trust of an offer that its owner accepts, to be stored in the
+    transaction that accepts it.
+
+    :param context: of a request of the owner
+    :param lease: the offer
+    """
+    trust = attempted(parts, context, lease['on_end'],
+                      lease['end_date'] + lease['grace_period'],
+                      f'Lease {lease["id"]}')
+    with unless_reserved(parts, trust):
+        yield Keeping(parts, {} if trust is None else {lease['id']: trust})
+
+
+@contextlib.contextmanager
 def unless_reserved(parts: wiring.Parts, trust: str | None,
                     ) -> ty.Iterator[None]:
     """Revoke a trust if the block fails to reserve the lease that needs it.
@@ -298,14 +314,15 @@ class Keeping:
     :param also: writes other changes in the same transaction
     """
 
-    def __init__(self, parts: wiring.Parts, given: ty.Mapping[str, str],
-                 also: ty.Callable[[orm.Session], None] | None) -> None:
+    def __init__(
+            self, parts: wiring.Parts, given: ty.Mapping[str, str],
+            also: ty.Callable[[orm.Session], None] | None = None) -> None:
         self._parts = parts
         self._encrypted = {lease_id: parts.encryption.encrypt(trust)
                            for lease_id, trust in given.items()}
         self._also = also
         #: With the ids of their leases.
-        self._unused: list[tuple[str, str]] = []
+        self._unused = [*self._encrypted.items()]
 
     def write(self, session: orm.Session) -> None:
         """Store the trusts of leases that are locked."""
@@ -318,7 +335,8 @@ class Keeping:
 
     def take_back(self) -> None:
         """Revoke the replaced trusts that are not in use, in the background.
-        They would expire at the previous end of their lease.
+        They would expire at the previous end of their lease. If nothing was
+        written, revoke the given ones.
         """
         for lease_id, encrypted in self._unused:
             self._parts.background.later(functools.partial(

@@ -14,6 +14,7 @@ from keystoneauth1 import fixture as tokens
 from nova.tests import fixtures as nova_fixtures
 
 from blazar_core.common import errors
+from blazar_core.leases import views
 from blazar_core.lifecycle import lease_close
 from blazar_core.plugins import cloud_api
 from blazar_nova.compat import compute_hosts
@@ -234,6 +235,25 @@ class TrustsTest(api_base.ApiTestCase, DeletionTestCase):
         parts.lifecycle.lease_close.revoke_over()
         self.assertEqual(['trust-1'], self.revoked)
         self.assertEqual({'trust-0'}, parts.lifecycle.lease_close.strays())
+
+    def test_nor_an_offer_that_was_accepted(self):
+        self.stub_out('blazar_core.leases.credentials.Credentials.store',
+                      lambda *_args: None)
+        offer = self.make(3600, offer_seconds=600)
+        path = f'/leases/{offer["id"]}/accept'
+        self.ask('POST', path, code=200)
+        self.assertEqual(
+            'trust-0', self.listener.parts.lifecycle.lease_close.credential(
+                offer['id']))
+        # A repeated request needs none.
+        self.ask('POST', path, code=200)
+        self.assertEqual([('alice', 7200)], self.until())
+        # Two at the same moment make two, of which one is revoked.
+        with mock.patch('blazar_core.leases.views.get', return_value=views.get(
+                self.listener.parts.database, offer['id']) | {
+                    'status': 'OFFERED'}):
+            self.ask('POST', path, code=200)
+        self.assertEqual(['trust-1'], self.revoked)
 
     def test_what_is_refused_leaves_none(self):
         lease = self.make(3600)

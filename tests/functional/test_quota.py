@@ -2,6 +2,8 @@
 
 """Leases are within Nova's quota at each time of their window."""
 
+from nova import context as nova_context
+from nova import objects
 from oslo_limit import fixture as limit_fixture
 
 from tests.functional import api_base
@@ -80,6 +82,28 @@ class TestLeases(QuotaTestCase):
         # A refused boot leaves nothing behind.
         self.refused(403, self.hold, 'more', count=2)
         self.assertEqual(1, self.boot_rows()['api.build_requests'])
+
+
+class TestUser(QuotaTestCase):
+    """A user with a smaller quota than the project."""
+
+    def test_it_counts_for_the_leases_of_the_user(self):
+        self.places(1, client=self.api(user='bob'))
+        self.places(1)
+        objects.Quotas.create_limit(
+            nova_context.get_admin_context(), self.alice.project_id,
+            'instances', 1, user_id='alice')
+        answer = self.places(1, 403, start_in=HOUR + 60)
+        self.assertIn(
+            'Quota exceeded for instances: this lease asks for 1, and of the '
+            '2 that the project may have, 2 are in use during its window',
+            answer['error_message'])
+        answer = self.places(2, 403, start_in=3 * HOUR)
+        self.assertIn(
+            'Quota exceeded for instances: this lease asks for 2, and of the '
+            '1 that the user may have, 0 are in use during its window',
+            answer['error_message'])
+        self.places(2, start_in=3 * HOUR, client=self.api(user='bob'))
 
 
 class TestPlacement(TestLeases):

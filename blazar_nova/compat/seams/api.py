@@ -227,10 +227,17 @@ _QUOTA = entry.subject(
             'usage of the quota'),
         entry.called(
             'get_all_by_project_and_user(context, project_id, user_id)',
-            'quota of a user'),
+            'quota of a user')),
+    entry.of(
+        'nova.quota', entry.named('QUOTAS', 'limits of the quota')),
+    entry.of(
+        'nova.quota.QuotaEngine',
         entry.called(
-            'limit_check_project_and_user(context, project_values=, '
-            'user_values=, project_id=, user_id=)', 'limits of the quota')),
+            'get_project_quotas(self, context, project_id, quota_class=, '
+            'usages=, remains=)', 'limits of the quota'),
+        entry.called(
+            'get_user_quotas(self, context, project_id, user_id, '
+            'quota_class=, usages=)', 'limits of the quota of a user')),
     entry.of(
         'nova.exception',
         entry.named(

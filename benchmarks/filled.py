@@ -16,8 +16,6 @@ from blazar_core.db import api
 from blazar_core.db import models
 from tests import databases
 
-__all__ = ['connect', 'fill']
-
 CHUNK = 20_000
 
 

@@ -19,8 +19,6 @@ from blazar_core.db import api
 from blazar_core.db import migration
 from tests import databases
 
-__all__ = ['KINDS', 'Place', 'answers', 'place']
-
 KINDS = ('sqlite', 'mariadb', 'postgresql')
 
 

@@ -18,8 +18,6 @@ from sqlalchemy.dialects import mysql
 
 from tests import databases
 
-__all__ = ['BlazarDatabase', 'FLAVOR']
-
 
 def _text() -> ty.Any:
     return sa.Text().with_variant(

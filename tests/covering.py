@@ -31,8 +31,6 @@ from coverage import parser as parsers
 from tests import imports
 from tests import times
 
-__all__ = ['KEPT', 'switch_to']
-
 #: The share of a file that may be left to ``all``.
 LOSS = 0.01
 #: Tests that are worth more than the lines that they reach; ninety

@@ -45,10 +45,6 @@ from blazar_core.db import migration
 from blazar_core.db import models
 from tests import statements
 
-__all__ = ['Books', 'EACH', 'RACES', 'SCENARIOS', 'SERVERS', 'SQL', 'busy',
-           'compile_once', 'configuration', 'keep_connections', 'load_tests',
-           'migrated_file', 'server']
-
 #: Scenarios of tests of the reservation database: see :func:`load_tests`.
 SCENARIOS = [(kind, {'kind': kind}) for kind in (
     'sqlite', 'mariadb', 'postgresql')]

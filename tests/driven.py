@@ -19,8 +19,6 @@ from blazar_core.db import models
 from blazar_core.leases import leases
 from blazar_core.lifecycle import engine
 
-__all__ = ['ManualClock', 'parse_iso', 'run_due', 'withdraw']
-
 
 class ManualClock:
     """A clock that only :meth:`advance` and :meth:`step` move."""

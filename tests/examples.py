@@ -11,8 +11,6 @@ import os
 
 import hypothesis
 
-__all__ = ['many', 'repeatable']
-
 _TIMES = int(os.environ.get('BLAZAR_EXAMPLES', '1'))
 
 

@@ -7,9 +7,6 @@ import functools
 import os
 import typing as ty
 
-__all__ = ['ROOT', 'arrows', 'imports', 'name_of', 'parsed', 'room',
-           'sources', 'text']
-
 ROOT = os.path.abspath(os.path.join(os.path.dirname(__file__), '..'))
 
 

@@ -18,8 +18,6 @@ import typing as ty
 from keystoneauth1.identity import v3
 from keystoneauth1 import session as sessions
 
-__all__ = ['compare', 'main', 'take']
-
 Json: ty.TypeAlias = dict[str, ty.Any]
 
 #: Dates of a lease: only one of the services shows microseconds.

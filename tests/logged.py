@@ -8,8 +8,6 @@ import fixtures
 
 from blazar_core.common import logs
 
-__all__ = ['Lines']
-
 
 class Lines(fixtures.Fixture):
     """Log lines of at least INFO.

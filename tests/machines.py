@@ -18,8 +18,6 @@ from blazar_nova.compat import power_services
 from blazar_nova.listener import power
 from blazar_nova.listener import power_planner
 
-__all__ = ['Machines', 'policy', 'switcher']
-
 
 def policy(**values):
     """Return a policy as an operator configures it."""

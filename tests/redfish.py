@@ -18,8 +18,6 @@ from sushy_tools.emulator.resources.systems import fakedriver
 from sushy_tools import error
 from werkzeug import serving
 
-__all__ = ['Emulator']
-
 _SESSIONS = '/redfish/v1/SessionService/Sessions'
 
 

@@ -16,8 +16,6 @@ from oslo_config import cfg
 
 from blazar_nova.compat.seams import entry
 
-__all__ = ['replaced', 'removed', 'resolve']
-
 
 def resolve(name: str) -> ty.Any:
     """Return the object of a dotted name."""

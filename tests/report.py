@@ -27,8 +27,6 @@ import typing as ty
 import subunit
 import testtools
 
-__all__ = ['Report', 'main']
-
 #: The numbers of lines of a traceback and of a log that fit on one screen.
 TRACEBACK, LOGGED = 16, 12
 #: The longest line that is shown, in characters.

@@ -7,8 +7,6 @@ import sys
 
 from oslo_config import cfg
 
-__all__ = ['nova_conf', 'nova_paste', 'sections', 'with_leases']
-
 _FOLDER = os.path.join(os.path.dirname(os.path.dirname(__file__)),
                        'etc', 'nova-leases')
 _CONF = os.path.join(_FOLDER, 'nova.conf')

@@ -19,8 +19,6 @@ import sqlalchemy as sa
 
 from tests import imports
 
-__all__ = ['Asked', 'Statements', 'record', 'recorded']
-
 _ROOT = imports.ROOT + os.sep
 _FOLDER = os.environ.get('BLAZAR_STATEMENTS')
 

@@ -18,8 +18,6 @@ import re
 import sys
 import typing as ty
 
-__all__ = ['load', 'long', 'longest', 'read']
-
 #: Groups that take less, in seconds, are distributed round-robin.
 LEAST = 1.5
 #: Unit tests that take longer, in seconds, are not in ``quick``.

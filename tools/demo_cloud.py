@@ -29,8 +29,6 @@ from tests import samples  # noqa: E402
 from nova import context as nova_context  # noqa: E402
 from placement import deploy  # noqa: E402
 
-__all__ = ['Cloud']
-
 Environ = dict[str, ty.Any]
 Start = collections.abc.Callable[..., ty.Any]
 App = collections.abc.Callable[[Environ, Start], collections.abc.Iterable[

@@ -21,8 +21,6 @@ import pathlib
 import re
 import sys
 
-__all__ = ['lines', 'main', 'phrases']
-
 #: Regular expressions of the phrases.
 PHRASES = (
     r'he|him|his|himself|he who',

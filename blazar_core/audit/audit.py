@@ -28,8 +28,6 @@ from blazar_core.db import api
 from blazar_core.db import models
 from blazar_core.lifecycle import handlers
 
-__all__ = ['Audit']
-
 
 class Audit:
     """Finds inconsistencies in the reservation database.

@@ -7,8 +7,6 @@ import typing as ty
 
 from blazar_core.common import clocks
 
-__all__ = ['Difference', 'LISTENER', 'Mend', 'STUCK', 'named', 'when']
-
 #: Seconds after which a pending action should have been completed.
 STUCK = 300
 

@@ -27,8 +27,6 @@ from blazar_core.db import models
 from blazar_core.leases import credentials
 from blazar_core.lifecycle import handlers
 
-__all__ = ['EncryptedData', 'Remains']
-
 
 class Remains:
     """Finds leftovers of leases and bookings."""

@@ -17,8 +17,6 @@ from blazar_core.common import states
 from blazar_core.db import api
 from blazar_core.db import models
 
-__all__ = ['overbooked']
-
 #: Maximum number of leases in one line of the report.
 _NAMED = 3
 

@@ -25,8 +25,6 @@ from blazar_core.leases import events
 from blazar_core.lifecycle import handlers
 from blazar_core.lifecycle import lease_conditions
 
-__all__ = ['OPEN', 'Unfinished']
-
 _COUNTS = sa.select(
     models.Reservation.lease_id,
     sa.func.count(models.Booking.id).label('bookings'),

@@ -35,8 +35,6 @@ from blazar_core.common import refusals
 from blazar_core.db import api
 from blazar_core.db import models
 
-__all__ = ['Admission', 'CROWDED', 'LAG', 'Pick', 'ProjectHosts']
-
 LOG = logging.getLogger(__name__)
 
 R = ty.TypeVar('R')

@@ -19,10 +19,6 @@ from blazar_core.capacity import rule
 from blazar_core.common import model
 from blazar_core.db import models
 
-__all__ = ['HostInUse', 'unassign', 'assign', 'holds', 'leave', 'left',
-           'overdue', 'convert_usage', 'absorb_servers']
-
-
 #: Columns of a host that describe the end of one assignment, not the next.
 _NOT_LEFT = dict.fromkeys((
     'vacated_at', 'cleaning_until', 'cleaned_at', 'overdue_at'))

@@ -48,8 +48,6 @@ from blazar_core.common import model
 from blazar_core.common import periodic
 from blazar_core.db import api
 
-__all__ = ['Alike', 'DedicatedHosts', 'Index', 'KEEP']
-
 LOG = logging.getLogger(__name__)
 
 #: Seconds for which changes are kept in the database. A process that has not

@@ -20,9 +20,6 @@ from blazar_core.common import states
 from blazar_core.db import api
 from blazar_core.db import models
 
-__all__ = ['PlannerInput', 'planner_input']
-
-
 #: The parts of a whole host, of which each server takes one: if all are free,
 #: the host is empty. More than there are servers on any host.
 _PARTS = 2 ** 20

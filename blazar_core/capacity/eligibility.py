@@ -25,9 +25,6 @@ from blazar_core.common import model
 from blazar_core.db import api
 from blazar_core.db import models
 
-__all__ = ['Candidates', 'Eligibility', 'Eligible', 'ReservedLater', 'bound',
-           'own_of']
-
 #: In seconds, and in minutes.
 _MINUTE, _YEAR = 60, 525_600
 #: The bookings of the reservation of a server, and its parameters.

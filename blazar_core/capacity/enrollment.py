@@ -26,12 +26,6 @@ from blazar_core.common import words
 from blazar_core.db import api
 from blazar_core.db import models
 
-__all__ = ['MAX_EXTRA', 'PendingEnrollment', 'Property', 'add', 'cancel',
-           'allocations', 'start', 'change', 'check_unbooked', 'complete',
-           'exists', 'facts_of', 'get', 'holders', 'is_replaced', 'pooled',
-           'remove', 'left', 'listed', 'named', 'properties', 'public',
-           'retire', 'set_private', 'take_out']
-
 #: The maximum number of extra capabilities of a host.
 MAX_EXTRA = 100
 

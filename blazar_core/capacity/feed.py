@@ -14,9 +14,6 @@ from blazar_core.common import model
 from blazar_core.db import api
 from blazar_core.db import models
 
-__all__ = ['COMPARE', 'FeedState', 'NEWEST', 'FeedBatch', 'HostDelta',
-           'FeedGap', 'overdue', 'trim']
-
 #: Seconds between two comparisons of the generations of all hosts.
 COMPARE = 30
 

@@ -16,8 +16,6 @@ from blazar_core.common import model
 from blazar_core.db import api
 from blazar_core.db import models
 
-__all__ = ['MANY', 'advance', 'losing']
-
 #: A decision about more hosts than this locks them when it reads them.
 MANY = 32
 #: The maximum number of hosts that one statement updates.

@@ -17,8 +17,6 @@ import typing as ty
 
 from blazar_core.common import model
 
-__all__ = ['InternedRecords', 'trim_heap']
-
 #: The number of different values that are cached, of each kind.
 _REMEMBERED = 2000
 

@@ -17,8 +17,6 @@ from blazar_core.common import model
 from blazar_core.common import states
 from blazar_core.db import models
 
-__all__ = ['CURRENT', 'host_of', 'read_all']
-
 LOG = logging.getLogger(__name__)
 
 #: Condition: the booking has a host, and so takes capacity.

@@ -30,10 +30,6 @@ from blazar_core.common import states
 from blazar_core.db import api
 from blazar_core.db import models
 
-__all__ = ['BACK', 'HostSafety', 'Server', 'among', 'conflicts',
-           'forget', 'hosts', 'make', 'make_ordinary',
-           'register', 'safety', 'update', 'victims', 'window_of']
-
 #: Columns of a server that was evicted and has a host again.
 BACK: ty.Mapping[str, None] = {'evicted_at': None, 'resume_at': None}
 

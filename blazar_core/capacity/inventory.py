@@ -23,11 +23,6 @@ from blazar_core.common import model
 from blazar_core.db import api
 from blazar_core.db import models
 
-__all__ = ['Claimed', 'HOSTS', 'Leased', 'claim', 'come_back', 'counted',
-           'generations', 'grown', 'leads_of', 'left_behind', 'of_server',
-           'recheck', 'reclassify', 'record', 'release', 'report',
-           'report_usage', 'retain', 'tell', 'usage_of']
-
 _HOSTS = models.Host.__table__
 _BOOKINGS = models.Booking.__table__
 _INTERRUPTIBLE = models.InterruptibleServer.__table__

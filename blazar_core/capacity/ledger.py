@@ -40,10 +40,6 @@ from blazar_core.common import states
 from blazar_core.db import api
 from blazar_core.db import models
 
-__all__ = ['Edit', 'OverCapacity', 'NewBooking', 'RESERVABLE', 'SEEN',
-           'HostLoad', 'TAKES', 'add', 'amend', 'awaited', 'decide', 'follow',
-           'new_of']
-
 
 class OverCapacity(api.LostRace):
     """The edits of a decision violate the rule on a host.

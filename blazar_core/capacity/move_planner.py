@@ -28,11 +28,6 @@ from blazar_core.capacity import rule
 from blazar_core.capacity import search
 from blazar_core.common import model
 
-__all__ = ['Amounts', 'FEW', 'MOVE', 'Movable', 'Option', 'Placing',
-           'Plan', 'PlannedDemand', 'PlannedHost', 'PlannedMove', 'Sized',
-           'State', 'choices', 'covers', 'every_way', 'greedy_way',
-           'is_complete', 'plan']
-
 
 class PlannedHost(ty.NamedTuple):
     """A host, and what is free there and not reserved by leases, by class.

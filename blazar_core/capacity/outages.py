@@ -18,11 +18,6 @@ from blazar_core.common import model
 from blazar_core.common import states
 from blazar_core.db import models
 
-__all__ = ['FAILURE', 'MAINTENANCE', 'POWER', 'are_away', 'begin', 'end',
-           'failures', 'has_failed', 'last', 'locked', 'note_fenced',
-           'off_until', 'on_host', 'plan', 'stranded', 'until', 'wake',
-           'wakeable']
-
 #: The kinds of outages: a failure, planned maintenance, and a host that is
 #: switched off because it is not needed.
 FAILURE, MAINTENANCE, POWER = 'failure', 'maintenance', 'power'

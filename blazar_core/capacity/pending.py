@@ -11,9 +11,6 @@ from blazar_core.common import model
 from blazar_core.db import clock_skew
 from blazar_core.db import models
 
-__all__ = ['BACK_SECONDS', 'CLAIM_SECONDS', 'awaited', 'coming_back', 'is_due',
-           'is_pending', 'next_look']
-
 _HOSTS = models.Host.__table__
 
 #: Seconds for which a claim of a scheduler counts although the cloud does not

@@ -16,9 +16,6 @@ import numpy as np
 from blazar_core.capacity.step_functions import Ints
 from blazar_core.common import model
 
-__all__ = ['ExceedsHost', 'Kinds', 'Limits', 'UNLIMITED', 'UnitsOfHosts',
-           'kinds_of', 'limits_of', 'ways']
-
 #: More servers than any host takes.
 UNLIMITED = 2 ** 31
 #: The number of demands whose limits are cached.

@@ -21,9 +21,6 @@ import typing as ty
 
 from blazar_core.common import model
 
-__all__ = ['OVERDUE', 'SHARED', 'Taken', 'by_lead_time', 'evictable',
-           'eviction_order', 'lacking', 'levels', 'occupied', 'peaks']
-
 #: Seconds for which a server past its end is expected to stay.
 OVERDUE = 60
 

@@ -34,8 +34,6 @@ from blazar_core.common import states
 from blazar_core.db import api
 from blazar_core.db import models
 
-__all__ = ['Claims', 'Denied', 'Undo']
-
 #: Undoes a claim: the server was not placed after all.
 Undo: ty.TypeAlias = ty.Callable[[], None]
 

@@ -21,9 +21,6 @@ from blazar_core.capacity.step_functions import Levels
 from blazar_core.capacity.step_functions import NEVER
 from blazar_core.capacity.step_functions import PAST
 
-__all__ = ['HUGE', 'Need', 'Offers', 'Scan', 'joined', 'kept', 'opening',
-           'profile']
-
 #: Up to this number, offers are simply sorted.
 FEW = 4096
 #: The number of buckets of time for more offers: a power of two.

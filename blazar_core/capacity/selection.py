@@ -22,9 +22,6 @@ from blazar_core.capacity import timelines
 from blazar_core.common import errors
 from blazar_core.common import model
 
-__all__ = ['HostBound', 'MANY', 'NoFit', 'Picked', 'Pinned', 'Selection',
-           'Strategy', 'WISHES', 'count_of', 'most_of', 'pack', 'spread']
-
 #: Puts hosts with free capacity into the order in which they are filled. Its
 #: arguments are the timeline, the positions of the hosts in it (ascending),
 #: the window, a mask of the hosts that the lease uses already, and how many

@@ -18,8 +18,6 @@ from blazar_core.capacity import timelines
 from blazar_core.common import clocks
 from blazar_core.common import model
 
-__all__ = ['ALONE', 'StaleIndex']
-
 LOG = logging.getLogger(__name__)
 
 #: Seconds after the last use of the stale index, by this process, after which

@@ -18,8 +18,6 @@ from blazar_core.capacity import timelines
 from blazar_core.common import clocks
 from blazar_core.common import model
 
-__all__ = ['PATIENCE', 'SLICE', 'StartTimes']
-
 #: Seconds for which one request may search, at most; the rest of the answer is
 #: reported as unknown.
 PATIENCE = 1.0

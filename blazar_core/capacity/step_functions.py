@@ -29,10 +29,6 @@ import typing as ty
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ['Block', 'Ints', 'Layout', 'Levels', 'Marks', 'NEVER', 'PAST',
-           'Piece', 'Rows', 'Which', 'blank', 'empty', 'narrowed', 'reach',
-           'room', 'size_of', 'spans', 'stepped', 'type_for']
-
 Ints: ty.TypeAlias = npt.NDArray[np.int64]
 Levels: ty.TypeAlias = npt.NDArray[ty.Any]
 

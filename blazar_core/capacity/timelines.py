@@ -32,8 +32,6 @@ from blazar_core.capacity.step_functions import Ints
 from blazar_core.capacity.step_functions import NEVER
 from blazar_core.common import model
 
-__all__ = ['Block', 'Calendar', 'Hosts', 'Tentative', 'Timeline', 'end_of']
-
 
 @dataclasses.dataclass
 class _Class:

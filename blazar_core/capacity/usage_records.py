@@ -55,8 +55,6 @@ from blazar_core.common import model
 from blazar_core.common import states
 from blazar_core.db import models
 
-__all__ = ['Kind', 'Owner', 'Records', 'begin_use', 'owners', 'transfer']
-
 _RECORDS = models.UsageRecord.__table__
 
 

@@ -12,8 +12,6 @@ from oslo_log import log as logging
 
 from blazar_core.common import logs
 
-__all__ = ['Background', 'Later']
-
 LOG = logging.getLogger(__name__)
 
 R = ty.TypeVar('R')

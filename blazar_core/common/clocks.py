@@ -11,8 +11,6 @@ import threading
 import time
 import typing as ty
 
-__all__ = ['Clock', 'SystemClock', 'is_within', 'iso', 'minute', 'stamp']
-
 
 class Clock(ty.Protocol):
     """The clock that the core requires."""

@@ -14,9 +14,6 @@ import enum
 import sys
 import typing as ty
 
-__all__ = ['Condition', 'Reason', 'Row', 'TRANSIENT', 'Type', 'changed',
-           'find', 'holds', 'is_set', 'status_reason', 'update']
-
 #: A condition as it is stored in the row of its lease.
 Row: ty.TypeAlias = dict[str, ty.Any]
 

@@ -32,30 +32,6 @@ import typing as ty
 from blazar_core.common import refusals
 from blazar_core.common import words
 
-__all__ = [
-    'BlazarError',
-    'ConcurrentUpdate',
-    'DatabaseUnavailable',
-    'ClockSkewed',
-    'CloudRefusal',
-    'CloudUnavailable',
-    'ConfigurationError',
-    'Conflict',
-    'Forbidden',
-    'HostsNotEmpty',
-    'InvalidLeaseParams',
-    'InvalidTransition',
-    'LimitExceeded',
-    'TrustUnavailable',
-    'NotFound',
-    'OutcomeUnknown',
-    'PowerError',
-    'PowerUnavailable',
-    'Refused',
-    'ReservationFull',
-    'DecryptionError',
-]
-
 
 class BlazarError(Exception):
     """Root of the errors of this project."""

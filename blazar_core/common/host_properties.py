@@ -34,9 +34,6 @@ import pyparsing
 from blazar_core.common import errors
 from blazar_core.common import inputs
 
-__all__ = ['Expression', 'Properties', 'both', 'check', 'matching', 'parse',
-           'spec_matches', 'spec_problem']
-
 Value: ty.TypeAlias = str | int | float | bool
 Properties: ty.TypeAlias = ty.Mapping[str, Value]
 

@@ -11,10 +11,6 @@ from oslo_utils import strutils
 
 from blazar_core.common import errors
 
-__all__ = ['address', 'affinity_of', 'boolean', 'check_depth', 'check_keys',
-           'integer', 'json_object', 'kind_of', 'needed', 'shown', 'text',
-           'texts']
-
 #: More than any host has, and small enough for a database column and for the
 #: sum of many.
 _LARGEST = 2 ** 31 - 1

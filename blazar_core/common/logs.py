@@ -14,8 +14,6 @@ import contextvars
 import logging
 import typing as ty
 
-__all__ = ['about', 'carried', 'install']
-
 P = ty.ParamSpec('P')
 R = ty.TypeVar('R')
 

@@ -21,12 +21,6 @@ import typing as ty
 
 from blazar_core.common import host_properties
 
-__all__ = ['Affinity', 'COMPUTE', 'Demand', 'FLOATING_IP', 'FOREVER',
-           'Group', 'HOST', 'Host', 'HostFacts', 'LATEST', 'Providers',
-           'Resources', 'SEGMENT', 'STACK', 'Units', 'VOLUME_GB', 'WHOLE',
-           'Window', 'amounts_in_words', 'base_of', 'class_in_words',
-           'class_of_kind', 'plain', 'summed', 'total']
-
 Resources: ty.TypeAlias = ty.Mapping[str, int]
 
 #: The pool whose hosts are compared with those of the cloud; hosts of other

@@ -9,9 +9,6 @@ from oslo_config import cfg
 from oslo_config import types
 from oslo_db import options as db_options
 
-__all__ = ['DATABASE_GROUP', 'GROUP', 'LIMIT_GROUP', 'LIMIT_OPTS',
-           'POWER_GROUP', 'POWER_OPTS', 'list_opts', 'register_opts']
-
 GROUP = cfg.OptGroup(
     'blazar', title='Leases',
     help='Leases: defaults, encryption keys, and the blazar-listener service.')

@@ -10,8 +10,6 @@ from oslo_log import log as logging
 from blazar_core.common import clocks
 from blazar_core.common import errors
 
-__all__ = ['run_periodically']
-
 LOG = logging.getLogger(__name__)
 
 #: Minimum seconds until a failed function is called again.

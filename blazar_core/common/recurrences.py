@@ -31,9 +31,6 @@ from blazar_core.common import errors
 from blazar_core.common import inputs
 from blazar_core.common import model
 
-__all__ = ['Dates', 'Occurrence', 'clock_of', 'expand', 'instant', 'moved',
-           'offset', 'seconds', 'wall', 'window', 'zone_of']
-
 _EXAMPLE = '"FREQ=WEEKLY;BYDAY=MO;COUNT=10"'
 _LONGEST = 300
 

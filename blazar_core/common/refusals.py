@@ -7,8 +7,6 @@ import enum
 
 from blazar_core.common import clocks
 
-__all__ = ['Reason', 'Refusal']
-
 
 class Reason(enum.Enum):
     """Reasons of refusals. The values are stable: clients see them."""

@@ -12,12 +12,6 @@ import typing as ty
 
 from blazar_core.common import errors
 
-__all__ = ['Action', 'BEFORE', 'BEGUN', 'ENDING', 'EVENT', 'Event',
-           'EventType', 'GOING_ON', 'HOLDING', 'LEASE', 'Lease', 'MOVE',
-           'Machine', 'Move', 'MoveReason', 'OPEN', 'OPEN_MOVES',
-           'POWERED_OFF', 'Power', 'RESERVATION', 'Reservation', 'SEEKING',
-           'TO_START', 'UNSETTLED']
-
 
 class Lease(enum.StrEnum):
     """States of a lease. Leases in TIMEDOUT and ERROR still have an end.

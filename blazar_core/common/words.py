@@ -2,8 +2,6 @@
 
 """Phrases that several messages share."""
 
-__all__ = ['count', 'duration']
-
 _UNITS = (('day', 86400), ('hour', 3600), ('minute', 60), ('second', 1))
 
 

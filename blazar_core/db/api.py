@@ -25,10 +25,6 @@ from blazar_core.db import counters
 from blazar_core.db import models
 from blazar_core.db import pooling
 
-__all__ = ['Database', 'LostRace', 'Outdated', 'Waited', 'found',
-           'is_disturbance', 'lock', 'lock_as_read', 'lock_project', 'locked',
-           'locking', 'retried', 'whole']
-
 #: Seconds that the database has to accept a connection, and to answer a
 #: statement: many times the duration of the longest one.
 CONNECT_SECONDS = 5

@@ -16,8 +16,6 @@ from oslo_log import log as logging
 from blazar_core.common import clocks
 from blazar_core.common import errors
 
-__all__ = ['PAUSE', 'PROBE_SECONDS', 'DatabaseStatus']
-
 LOG = logging.getLogger(__name__)
 
 #: Seconds for which a database that did not answer is not used.

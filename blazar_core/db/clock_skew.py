@@ -20,9 +20,6 @@ from sqlalchemy.ext import compiler
 from blazar_core.common import clocks
 from blazar_core.common import errors
 
-__all__ = ['ClockSkew', 'FRESH_SECONDS', 'database_time', 'described',
-           'is_over']
-
 LOG = logging.getLogger(__name__)
 
 #: Seconds after which the database's time is read by a separate statement, if

@@ -19,8 +19,6 @@ from blazar_core.common import clocks
 from blazar_core.common import periodic
 from blazar_core.db import models
 
-__all__ = ['Counted', 'Counters', 'SECONDS', 'read']
-
 #: Seconds between two writes of the counts.
 SECONDS = 10
 

@@ -14,8 +14,6 @@ from cryptography import fernet
 
 from blazar_core.common import errors
 
-__all__ = ['Encryption', 'new_key']
-
 
 def new_key() -> str:
     """Return a new key for ``[blazar] encryption_keys``."""

@@ -18,8 +18,6 @@ from blazar_core.db import api
 from blazar_core.db import clock_skew
 from blazar_core.db import models
 
-__all__ = ['LastLeader', 'Leader', 'last']
-
 _LEADERS = models.TaskLeader.__table__
 _NAME = _LEADERS.c.name == sa.bindparam('of')
 _NOW = sa.bindparam('now', type_=sa.BigInteger)

@@ -14,8 +14,6 @@ import sqlalchemy as sa
 
 from blazar_core.db import api
 
-__all__ = ['exact_collation', 'head', 'upgrade', 'version']
-
 _HERE = os.path.dirname(__file__)
 
 

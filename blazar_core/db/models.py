@@ -16,12 +16,6 @@ from blazar_core.common import conditions
 from blazar_core.common import model
 from blazar_core.common import states
 
-__all__ = ['Base', 'Booking', 'Change', 'Consumer', 'Counter', 'Credential',
-           'DeferredBuild', 'Event', 'Host', 'HostProperty',
-           'InterruptibleServer', 'Lease', 'Outage', 'Project',
-           'Recurrence', 'RequestKey', 'Reservation', 'ServerMove', 'Setting',
-           'SlotBuild', 'TaskLeader', 'UsageRecord', 'WouldEnd']
-
 #: SQLite autoincrements only a column whose type is INTEGER.
 _Serial = sa.BigInteger().with_variant(sa.Integer(), 'sqlite')
 #: MariaDB's TEXT ends at 64 KiB; a deferred build with injected files may not.

@@ -19,8 +19,6 @@ from sqlalchemy import engine as engines
 
 from blazar_core.common import clocks
 
-__all__ = ['FRESH_SECONDS', 'Pooling', 'with_plugin']
-
 #: Seconds after its last answer for which a connection is assumed to be alive.
 #: If it is not, the first statement fails, as one within a transaction would:
 #: the caller gets the error that the database does not answer, once.

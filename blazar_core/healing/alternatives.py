@@ -22,8 +22,6 @@ from blazar_core.lifecycle import demands
 from blazar_core.lifecycle.server_moves import Obstacle
 from blazar_core.plugins import resource_types
 
-__all__ = ['Alternatives', 'Case', 'Coming', 'Lost', 'Together']
-
 
 class Case(ty.NamedTuple):
     """A reservation with bookings that need another host.

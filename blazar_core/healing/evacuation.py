@@ -46,8 +46,6 @@ from blazar_core.lifecycle.server_moves import Obstacle
 from blazar_core.plugins import cloud_api
 from blazar_core.plugins import resource_types
 
-__all__ = ['Certain', 'Evacuation', 'Fit', 'PAUSE', 'TargetHosts']
-
 LOG = logging.getLogger(__name__)
 
 #: Seconds for which the target host of a move may not count the server yet.

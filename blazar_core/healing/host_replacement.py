@@ -35,8 +35,6 @@ from blazar_core.lifecycle import demands
 from blazar_core.lifecycle import fault_points
 from blazar_core.plugins import resource_types
 
-__all__ = ['BookingReassignment', 'HostReplacement', 'age']
-
 LOG = logging.getLogger(__name__)
 
 #: The most reservations that are reassigned in one transaction.

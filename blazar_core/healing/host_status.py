@@ -32,9 +32,6 @@ from blazar_core.db import models
 from blazar_core.leases import views
 from blazar_core.lifecycle import fault_points
 
-__all__ = ['HostOutage', 'Down', 'HostStatus', 'LATE', 'Thresholds', 'Report',
-           'away', 'counts', 'deferred_events', 'late_events']
-
 LOG = logging.getLogger(__name__)
 
 #: Seconds after its due time from which a pending event counts as late.

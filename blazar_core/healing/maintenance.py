@@ -29,8 +29,6 @@ from blazar_core.healing import evacuation
 from blazar_core.leases import views
 from blazar_core.lifecycle.server_moves import Obstacle
 
-__all__ = ['Maintenance', 'Planned', 'Promised', 'forget']
-
 LOG = logging.getLogger(__name__)
 
 _UNKNOWN = 'Whether it can be reassigned is not known now: %s'

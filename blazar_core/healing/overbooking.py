@@ -40,8 +40,6 @@ from blazar_core.leases import reassignment
 from blazar_core.leases import views
 from blazar_core.lifecycle import demands
 
-__all__ = ['PAUSE', 'OverbookingCheck']
-
 LOG = logging.getLogger(__name__)
 
 #: Seconds between two looks if no change of a host is reported.

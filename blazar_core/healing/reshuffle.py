@@ -36,8 +36,6 @@ from blazar_core.leases import views
 from blazar_core.lifecycle import demands
 from blazar_core.plugins import resource_types
 
-__all__ = ['Reshuffle']
-
 LOG = logging.getLogger(__name__)
 
 #: The most bookings that one reshuffle reads, and the most that it reassigns.

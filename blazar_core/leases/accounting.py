@@ -24,9 +24,6 @@ from blazar_core.db import api
 from blazar_core.db import models
 from blazar_core.leases import views
 
-__all__ = ['KEYS', 'MAX_INTERVALS', 'Query', 'Totals', 'UNITS', 'forget',
-           'totals', 'visible', 'within']
-
 #: Keys by which totals can be grouped, in addition to the time.
 KEYS = ('project_id', 'lease_id', 'resource_type')
 UNITS = ('day', 'month')

@@ -32,8 +32,6 @@ from blazar_core.db import models
 from blazar_core.leases import new_leases
 from blazar_core.plugins import resource_types
 
-__all__ = ['BudgetCommits', 'Commit', 'confirm']
-
 LOG = logging.getLogger(__name__)
 
 _EVENTS = models.Event.__table__

@@ -28,8 +28,6 @@ from blazar_core.leases import views
 from blazar_core.leases import waiting
 from blazar_core.plugins import resource_types
 
-__all__ = ['LeaseCreation']
-
 LOG = logging.getLogger(__name__)
 
 _MINUTE = 60

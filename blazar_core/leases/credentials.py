@@ -13,9 +13,6 @@ from blazar_core.db import api
 from blazar_core.db import models
 from blazar_core.plugins import resource_types
 
-__all__ = ['Credentials', 'all_of', 'reencrypt', 'take']
-
-
 #: Maximum number of replaced credentials per lease. Each was current when
 #: builds were sent, and tokens of the oldest have expired.
 _MOST_REPLACED = 8

@@ -15,10 +15,6 @@ from blazar_core.db import models
 from blazar_core.leases import requests
 from blazar_core.plugins import resource_types
 
-__all__ = ['EXTEND_BEFORE', 'act_before_end', 'add', 'begin', 'changed',
-           'charge', 'check_action', 'extension', 'forgotten', 'handed_over',
-           'move_own', 'redate', 'reextend', 'retime', 'row', 'trigger']
-
 #: Maximum seconds before its end at which a lease is extended automatically:
 #: earlier than the notification of its end, by the default options.
 EXTEND_BEFORE = 7200

@@ -23,9 +23,6 @@ from blazar_core.common import model
 from blazar_core.common import states
 from blazar_core.db import models
 
-__all__ = ['by_server', 'check', 'check_change', 'drop', 'of', 'spec',
-           'why_wait']
-
 _KEY = 'exclusive'
 _LEASES, _RESERVATIONS = models.Lease.__table__, models.Reservation.__table__
 _BUILDS = models.DeferredBuild.__table__

@@ -19,9 +19,6 @@ from blazar_core.common import model
 from blazar_core.common import states
 from blazar_core.db import models
 
-__all__ = ['Host', 'astray', 'booked', 'check', 'hosts', 'of', 'spec',
-           'why_not']
-
 
 class Host(ty.NamedTuple):
     """A host that is booked for a reservation.

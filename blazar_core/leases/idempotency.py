@@ -20,8 +20,6 @@ from blazar_core.db import api
 from blazar_core.db import models
 from blazar_core.leases import views
 
-__all__ = ['KEEP', 'Key', 'keep', 'key_of', 'made_by', 'trim']
-
 #: Seconds for which a key is stored.
 KEEP = 86400
 

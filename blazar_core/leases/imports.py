@@ -28,9 +28,6 @@ from blazar_core.leases import requests
 from blazar_core.plugins import end_policies
 from blazar_core.plugins import resource_types
 
-__all__ = ['LeaseImport', 'KnownEvent', 'KnownLease', 'KnownReservation',
-           'KnownServer']
-
 LOG = logging.getLogger(__name__)
 
 _BOOKINGS = models.Booking.__table__

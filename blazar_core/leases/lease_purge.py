@@ -30,8 +30,6 @@ from blazar_core.db import models
 from blazar_core.leases import accounting
 from blazar_core.leases import idempotency
 
-__all__ = ['LEAST_AGE', 'Purged', 'LeasePurge', 'purged_before']
-
 #: Number of leases per transaction, which may block other transactions on
 #: these leases for some tenths of a second.
 BATCH = 500

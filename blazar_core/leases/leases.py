@@ -19,8 +19,6 @@ from blazar_core.leases import transfer
 from blazar_core.leases import updates
 from blazar_core.plugins import resource_types
 
-__all__ = ['Charge', 'Leases']
-
 #: The arguments of :class:`~.budget_commits.BudgetCommits` for a budget
 #: service; empty: there is no service.
 Charge: ty.TypeAlias = tuple[()] | tuple[budget_commits.Commit, int]

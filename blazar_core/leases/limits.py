@@ -35,8 +35,6 @@ from blazar_core.db import models
 from blazar_core.leases import usage
 from blazar_core.plugins import cloud_api
 
-__all__ = ['Asked', 'Check', 'Compare', 'Granted', 'Limits', 'Rule']
-
 _DURATION = 'max_lease_duration'
 _AHEAD = 'max_lease_ahead'
 _LEASES = 'max_leases_per_project'

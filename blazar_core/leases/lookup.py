@@ -19,8 +19,6 @@ from blazar_core.leases import requests
 from blazar_core.leases import views
 from blazar_core.plugins import end_policies
 
-__all__ = ['Booked', 'Ended', 'Lookup', 'keeps_build']
-
 _BOOKED = sa.select(
     models.Reservation.lease_id, models.Booking.host_id,
     models.Booking.failed_at, models.Lease.project_id,

@@ -32,8 +32,6 @@ from blazar_core.leases import new_leases
 from blazar_core.leases import views
 from blazar_core.plugins import resource_types
 
-__all__ = ['NewMember', 'Members']
-
 LOG = logging.getLogger(__name__)
 
 

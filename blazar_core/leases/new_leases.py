@@ -23,9 +23,6 @@ from blazar_core.leases import requests
 from blazar_core.leases import views
 from blazar_core.plugins import resource_types
 
-__all__ = ['NewLease', 'NewReservation', 'Planned', 'RESOURCE_TYPE', 'Rows',
-           'insert', 'rows_of']
-
 #: Resource type of the reservations that a boot creates.
 RESOURCE_TYPE = 'virtual:instance'
 

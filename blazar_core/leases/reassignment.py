@@ -21,8 +21,6 @@ from blazar_core.leases import events
 from blazar_core.leases import views
 from blazar_core.plugins import resource_types
 
-__all__ = ['Reassignment', 'Reassigned', 'exchanged', 'may_move']
-
 LOG = logging.getLogger(__name__)
 
 

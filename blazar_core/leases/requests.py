@@ -11,9 +11,6 @@ from blazar_core.common import recurrences
 from blazar_core.common import states
 from blazar_core.plugins import end_policies
 
-__all__ = ['EventRequest', 'LeaseRequest', 'LeaseType', 'MAX_EVENTS',
-           'Recurrence', 'Retry', 'stay_of']
-
 #: Maximum number of events of a lease that its user has defined.
 MAX_EVENTS = 10
 

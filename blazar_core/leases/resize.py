@@ -23,9 +23,6 @@ from blazar_core.leases import new_leases
 from blazar_core.leases import views
 from blazar_core.leases import waiting
 
-__all__ = ['Plan', 'Unpicked', 'check', 'is_more', 'kept_of', 'leases_on',
-           'of', 'plan', 'resize', 'window_of']
-
 
 def check(lease: models.Lease, reservation: models.Reservation,
           wanted: new_leases.NewReservation, others: bool) -> None:

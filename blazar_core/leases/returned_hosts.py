@@ -24,8 +24,6 @@ from blazar_core.leases import new_leases
 from blazar_core.leases import resize
 from blazar_core.plugins import resource_types
 
-__all__ = ['choose']
-
 _Wanted: ty.TypeAlias = ty.Mapping[str, new_leases.NewReservation]
 
 

@@ -33,8 +33,6 @@ from blazar_core.leases import new_leases
 from blazar_core.leases import requests
 from blazar_core.leases import views
 
-__all__ = ['Series', 'absence', 'check_apart']
-
 LOG = logging.getLogger(__name__)
 
 _Shifted: ty.TypeAlias = ty.Mapping[model.Window, recurrences.Dates]

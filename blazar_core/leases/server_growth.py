@@ -21,8 +21,6 @@ from blazar_core.db import api
 from blazar_core.db import models
 from blazar_core.leases import limits
 
-__all__ = ['Revert', 'asked_of', 'booked', 'check', 'revert']
-
 _LEASES = models.Lease.__table__
 
 

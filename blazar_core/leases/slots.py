@@ -21,8 +21,6 @@ from blazar_core.db import api
 from blazar_core.db import models
 from blazar_core.leases import views
 
-__all__ = ['Slots', 'record_first_use', 'unused_condition']
-
 _DISPATCH = sa.delete(models.SlotBuild.__table__).where(
     models.SlotBuild.__table__.c.server_id == sa.bindparam('server'))
 

@@ -27,9 +27,6 @@ from blazar_core.leases import views
 from blazar_core.leases import waiting
 from blazar_core.plugins import resource_types
 
-__all__ = ['OwnerLookup', 'Owner', 'Transfer', 'occupied']
-
-
 _Also: ty.TypeAlias = ty.Callable[[orm.Session], None]
 
 

@@ -34,8 +34,6 @@ from blazar_core.leases import views
 from blazar_core.plugins import end_policies
 from blazar_core.plugins import resource_types
 
-__all__ = ['LeaseChange', 'LeaseUpdates']
-
 
 class _Unfit(Exception):
     """A lease does not fit on its present hosts; the cause says why."""

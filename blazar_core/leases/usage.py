@@ -18,9 +18,6 @@ from blazar_core.db import api
 from blazar_core.db import models
 from blazar_core.plugins import cloud_api
 
-__all__ = ['Amounts', 'ProjectUsage', 'Use', 'books_of', 'bound', 'growing',
-           'peaks']
-
 _RESERVED = models.Reservation.resources
 
 #: Amounts by the option that limits them, or by the cloud's quota name.

@@ -19,10 +19,6 @@ from blazar_core.common import words
 from blazar_core.db import api
 from blazar_core.db import models
 
-__all__ = ['DELETING', 'EventRow', 'Lease', 'Notify', 'Query',
-           'ReservationRow', 'describe', 'describe_rows', 'get', 'is_near_end',
-           'listed', 'owner_of_deleted', 'page', 'status', 'tagged']
-
 #: A lease as :func:`describe` returns it.
 Lease: ty.TypeAlias = dict[str, ty.Any]
 #: Publishes an event type, e.g. ``lease.create``, and a lease, or whatever

@@ -8,8 +8,6 @@ from blazar_core.common import conditions
 from blazar_core.common import states
 from blazar_core.db import models
 
-__all__ = ['behind', 'made', 'reason', 'unready']
-
 
 def reason(why: str) -> conditions.Condition:
     """Return the condition of a lease that waits for capacity.

@@ -43,9 +43,6 @@ from blazar_core.lifecycle import lease_status
 from blazar_core.lifecycle import retries
 from blazar_core.plugins import resource_types
 
-__all__ = ['AdmissionQueue', 'Bound', 'DeferredAdmission', 'PAUSE', 'fail',
-           'wanting']
-
 LOG = logging.getLogger(__name__)
 
 #: By reservation id, its demand.

@@ -25,8 +25,6 @@ from blazar_core.leases import views
 from blazar_core.lifecycle import lease_conditions
 from blazar_core.lifecycle import retries
 
-__all__ = ['AutoExtension', 'Granting']
-
 LOG = logging.getLogger(__name__)
 
 #: Checks a change of a lease against the limits, and raises if it exceeds

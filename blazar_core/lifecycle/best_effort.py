@@ -47,9 +47,6 @@ from blazar_core.lifecycle import retries
 from blazar_core.lifecycle import server_moves
 from blazar_core.plugins import cloud_api
 
-__all__ = ['AT_ONCE', 'BestEffort', 'Left', 'MoveLimits', 'MovePlanning',
-           'PERIOD', 'SETTLE', 'of_others', 'recently_moved', 'said']
-
 LOG = logging.getLogger(__name__)
 
 #: Seconds over which the migrations for a project are counted.

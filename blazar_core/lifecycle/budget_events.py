@@ -16,8 +16,6 @@ from blazar_core.db import api
 from blazar_core.leases import views
 from blazar_core.lifecycle import retries
 
-__all__ = ['BudgetEvents', 'Budget']
-
 
 class Budget(ty.Protocol):
     """The budget service.

@@ -12,8 +12,6 @@ from blazar_core.common import refusals
 from blazar_core.db import models
 from blazar_core.plugins import resource_types
 
-__all__ = ['AGAIN', 'Demands']
-
 #: Seconds for which an answer of the cloud about a reservation is valid.
 AGAIN = 30
 

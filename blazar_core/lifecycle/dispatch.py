@@ -26,10 +26,6 @@ from blazar_core.lifecycle import fault_points
 from blazar_core.lifecycle import lease_status
 from blazar_core.plugins import cloud_api
 
-__all__ = ['Dispatch', 'DispatchPermit', 'DispatchRight', 'EncryptedCall',
-           'HEAD_START', 'NotPermitted', 'SECONDS', 'encrypted_call',
-           'mark_sent']
-
 LOG = logging.getLogger(__name__)
 
 P = ty.ParamSpec('P')

@@ -22,8 +22,6 @@ from blazar_core.db import models
 from blazar_core.leases import views
 from blazar_core.plugins import cloud_api
 
-__all__ = ['EndNotices', 'EVENT', 'KEEP', 'told']
-
 LOG = logging.getLogger(__name__)
 
 EVENT = 'lease.event.would_end'

@@ -40,8 +40,6 @@ from blazar_core.lifecycle import lease_conditions
 from blazar_core.lifecycle import lease_start
 from blazar_core.lifecycle import retries
 
-__all__ = ['EVENTS', 'Engine', 'EventOutcomes', 'LATE', 'LATENESS']
-
 LOG = logging.getLogger(__name__)
 
 

@@ -30,8 +30,6 @@ from blazar_core.db import clock_skew
 from blazar_core.db import models
 from blazar_core.lifecycle import retries
 
-__all__ = ['Claim', 'EventQueue']
-
 LOG = logging.getLogger(__name__)
 
 #: The most due events that are read at a time.

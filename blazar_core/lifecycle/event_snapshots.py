@@ -20,8 +20,6 @@ from blazar_core.lifecycle import retries
 from blazar_core.plugins import cloud_api
 from blazar_core.plugins import resource_types
 
-__all__ = ['EventSnapshots']
-
 LOG = logging.getLogger(__name__)
 
 

@@ -36,8 +36,6 @@ from blazar_core.lifecycle import resumption
 from blazar_core.lifecycle import server_moves
 from blazar_core.plugins import cloud_api
 
-__all__ = ['COUNTER', 'Evictions', 'LEADER', 'MIGRATE', 'PAUSE', 'actions_of']
-
 LOG = logging.getLogger(__name__)
 
 #: Seconds between two looks, and the name of the leader that looks.

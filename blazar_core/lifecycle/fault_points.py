@@ -6,8 +6,6 @@ import enum
 
 from oslo_log import log as logging
 
-__all__ = ['FaultPoint', 'fault_point']
-
 LOG = logging.getLogger(__name__)
 
 

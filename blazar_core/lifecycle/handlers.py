@@ -41,8 +41,6 @@ from blazar_core.plugins import cloud_api
 from blazar_core.plugins import end_policies
 from blazar_core.plugins import resource_types
 
-__all__ = ['Handlers', 'Integration']
-
 
 @dataclasses.dataclass(frozen=True)
 class Integration:

@@ -30,8 +30,6 @@ from blazar_core.lifecycle import retries
 from blazar_core.plugins import cloud_api
 from blazar_core.plugins import end_policies
 
-__all__ = ['KeptServers', 'is_kept', 'on_end']
-
 LOG = logging.getLogger(__name__)
 
 #: Seconds after reading a lease within which its servers may be restored:

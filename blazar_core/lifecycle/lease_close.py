@@ -33,8 +33,6 @@ from blazar_core.lifecycle import retries
 from blazar_core.plugins import cloud_api
 from blazar_core.plugins import resource_types
 
-__all__ = ['Cleaning', 'Closed', 'FAILED', 'LeaseClose', 'Reserved']
-
 LOG = logging.getLogger(__name__)
 
 #: The retry after a failure.

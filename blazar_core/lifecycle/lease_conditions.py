@@ -10,10 +10,6 @@ from blazar_core.common import conditions
 from blazar_core.db import api
 from blazar_core.db import models
 
-__all__ = ['BOOTING', 'CLEANING', 'GRACE', 'LEFT', 'NOT_CLOSED', 'NOT_FREE',
-           'NOT_LEFT', 'ORPHANED', 'deferred', 'explain', 'no_image',
-           'not_closed', 'put_off', 'refused']
-
 _T, _R = conditions.Type, conditions.Reason
 
 

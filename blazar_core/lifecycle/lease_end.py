@@ -34,8 +34,6 @@ from blazar_core.lifecycle import server_removal
 from blazar_core.plugins import cloud_api
 from blazar_core.plugins import end_policies
 
-__all__ = ['IN_VAIN', 'LeaseEnd', 'ServerEnds']
-
 LOG = logging.getLogger(__name__)
 
 

@@ -29,8 +29,6 @@ from blazar_core.lifecycle import lease_status
 from blazar_core.lifecycle import retries
 from blazar_core.plugins import resource_types
 
-__all__ = ['LeaseOpening', 'LeaseStart', 'WAITED']
-
 LOG = logging.getLogger(__name__)
 
 #: Counter: leases whose start waited for hosts that were switched on.

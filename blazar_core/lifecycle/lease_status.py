@@ -28,12 +28,6 @@ from blazar_core.common import states
 from blazar_core.db import models
 from blazar_core.leases import views
 
-__all__ = ['Count', 'apart', 'booking_of', 'comes_first',
-           'fail_waiting', 'finish', 'follow', 'free_capacity', 'free_hosts',
-           'has_servers',
-           'is_building', 'server_counts', 'servers',
-           'update_status', 'waiting']
-
 LOG = logging.getLogger(__name__)
 _OF_SERVER = sa.select(models.Booking).where(
     models.Booking.server_id == sa.bindparam('server'))

@@ -28,8 +28,6 @@ from blazar_core.lifecycle import dispatch
 from blazar_core.lifecycle import reconciliation
 from blazar_core.plugins import cloud_api
 
-__all__ = ['AbandonedSlots', 'LostBuilds', 'PAUSE']
-
 LOG = logging.getLogger(__name__)
 
 _SENT = sa.select(

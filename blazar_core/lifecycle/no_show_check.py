@@ -31,8 +31,6 @@ from blazar_core.leases import views
 from blazar_core.lifecycle import lease_status
 from blazar_core.plugins import resource_types
 
-__all__ = ['EVENT', 'LOW_USE', 'NoShows']
-
 LOG = logging.getLogger(__name__)
 
 EVENT, LOW_USE = 'lease.event.no_show', 'lease.event.low_use'

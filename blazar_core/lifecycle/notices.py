@@ -20,8 +20,6 @@ from blazar_core.lifecycle import lease_close
 from blazar_core.lifecycle import retries
 from blazar_core.plugins import resource_types
 
-__all__ = ['Notices']
-
 #: How often resource types are called again while the lease changes.
 _ROUNDS = 5
 

@@ -25,8 +25,6 @@ from blazar_core.lifecycle import lease_conditions
 from blazar_core.lifecycle import lease_status
 from blazar_core.plugins import cloud_api
 
-__all__ = ['Known', 'Orphans', 'PROJECT', 'USER', 'known']
-
 LOG = logging.getLogger(__name__)
 
 PROJECT = 'project'

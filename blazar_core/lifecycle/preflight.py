@@ -25,8 +25,6 @@ from blazar_core.db import models
 from blazar_core.leases import views
 from blazar_core.plugins import cloud_api
 
-__all__ = ['AGAIN', 'EVENT', 'LASTS', 'PAUSE', 'Preflight']
-
 LOG = logging.getLogger(__name__)
 
 EVENT = 'lease.event.preflight'

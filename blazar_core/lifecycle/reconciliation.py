@@ -26,8 +26,6 @@ from blazar_core.lifecycle import retries
 from blazar_core.lifecycle import server_removal
 from blazar_core.plugins import cloud_api
 
-__all__ = ['Reconciliation']
-
 LOG = logging.getLogger(__name__)
 
 #: A booking of a lease without a host, or on a failed one.

@@ -25,8 +25,6 @@ from blazar_core.db import clock_skew
 from blazar_core.db import models
 from blazar_core.plugins import cloud_api
 
-__all__ = ['Resumption']
-
 LOG = logging.getLogger(__name__)
 
 #: How many servers are tried by one look, seconds after which one is tried

@@ -9,10 +9,6 @@ import typing as ty
 
 from blazar_core.db import models
 
-__all__ = ['AGAIN', 'AWAY', 'Failed', 'LONGEST_PAUSE', 'LONGEST_WAIT',
-           'Result', 'RetryAfter', 'pause']
-
-
 #: Seconds between two looks at servers that are being deleted, and at a host
 #: that the servers of an ended lease have not left; notifications usually come
 #: sooner.

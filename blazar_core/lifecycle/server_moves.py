@@ -34,9 +34,6 @@ from blazar_core.leases import waiting
 from blazar_core.lifecycle import fault_points
 from blazar_core.plugins import cloud_api
 
-__all__ = ['AGAIN', 'AWAY', 'LOST', 'Obstacle', 'ServerMoves', 'is_due',
-           'is_open', 'of_lease', 'progress']
-
 LOG = logging.getLogger(__name__)
 
 #: The reasons for which a server has to leave an unavailable host, with the

@@ -26,8 +26,6 @@ from blazar_core.lifecycle import lease_close
 from blazar_core.lifecycle import lease_status
 from blazar_core.plugins import cloud_api
 
-__all__ = ['ServerRemoval']
-
 LOG = logging.getLogger(__name__)
 
 

@@ -13,10 +13,6 @@ import typing as ty
 from blazar_core.common import clocks
 from blazar_core.common import model
 
-__all__ = ['BuildTrace', 'Check', 'Cloud', 'CountedServer', 'Deadline', 'Gate',
-           'Headroom', 'Identity', 'MissingOwners', 'ObservedServer',
-           'Quota', 'RestingState', 'ServerState', 'always']
-
 
 class ServerState(enum.Enum):
     """States of a server in a cloud.

@@ -18,11 +18,6 @@ from blazar_core.common import errors
 from blazar_core.common import model
 from blazar_core.plugins import cloud_api
 
-__all__ = ['DELETE', 'Delete', 'EndPolicy', 'EndedServer', 'Policies',
-           'Recycle', 'Release', 'SHELVE', 'Shelve', 'Snapshot',
-           'Steps', 'Stop', 'Suspend', 'missing', 'moving', 'needs_owner',
-           'next_of', 'ordered', 'stay', 'steps_of']
-
 #: Name of the default policy, and of the policy for the servers of a lease
 #: that is deleted.
 DELETE = 'delete'

@@ -28,10 +28,6 @@ from blazar_core.db import models
 from blazar_core.plugins import cloud_api
 from blazar_core.plugins import end_policies
 
-__all__ = ['HostedServer', 'BaseResourceType', 'Owners', 'ReservationContext',
-           'ResourceType', 'ResourceTypes', 'SECRET', 'Values', 'Requirements',
-           'kept_for', 'context_of', 'unknown']
-
 _EVENT = re.compile(r'[A-Za-z0-9_.-]+')
 #: Size of the column of an event's type.
 _LONGEST = 66

@@ -33,8 +33,6 @@ from blazar_nova.services import lease_admission
 from blazar_nova.services import server_messages
 from blazar_nova.services import wiring
 
-__all__ = ['factory']
-
 LOG = logging.getLogger(__name__)
 
 

@@ -14,8 +14,6 @@ from blazar_nova.schemas import web_requests
 from blazar_nova.services import calendar
 from blazar_nova.services import wiring
 
-__all__ = ['CalendarController']
-
 #: Default length in seconds.
 _AHEAD = 7 * 86400
 #: What each row of the calendar may stand for.

@@ -8,8 +8,6 @@ from blazar_nova.schemas import web_requests
 from blazar_nova.services import address_enrollment
 from blazar_nova.services import wiring
 
-__all__ = ['FloatingIPController']
-
 
 class FloatingIPController:
     """Request handlers, behind the authentication."""

@@ -32,8 +32,6 @@ from blazar_nova.services import interruptible_servers
 from blazar_nova.services import server_messages
 from blazar_nova.services import wiring
 
-__all__ = ['Guards', 'body_of']
-
 Environ: ty.TypeAlias = dict[str, ty.Any]
 
 #: Characters that databases reject: NUL, and unpaired surrogates.

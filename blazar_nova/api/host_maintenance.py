@@ -18,8 +18,6 @@ from blazar_nova.schemas import dates
 from blazar_nova.schemas import web_requests
 from blazar_nova.services import wiring
 
-__all__ = ['HostMaintenance']
-
 _EXAMPLE = '{"end_date": "2026-12-01 16:07", "reason": "firmware"}'
 _KNOWN = {'start_date': '"2026-12-01 12:00"', 'end_date': '"2026-12-01 16:07"',
           'reason': '"firmware"', 'force': 'true'}

@@ -10,8 +10,6 @@ from blazar_nova.schemas import web_requests
 from blazar_nova.services import host_enrollment
 from blazar_nova.services import wiring
 
-__all__ = ['HostController']
-
 
 class HostController:
     """Request handlers, behind the authentication."""

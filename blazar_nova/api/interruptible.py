@@ -12,8 +12,6 @@ from blazar_nova.schemas import web_requests
 from blazar_nova.services import interruptible_servers
 from blazar_nova.services import wiring
 
-__all__ = ['InterruptibleController']
-
 _KNOWN = {'limit': '100', 'marker': 'the id of a server',
           'all_projects': 'true'}
 _MOST = 1000

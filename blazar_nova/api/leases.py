@@ -33,8 +33,6 @@ from blazar_nova.services import notifications
 from blazar_nova.services import running_servers
 from blazar_nova.services import wiring
 
-__all__ = ['LeaseController']
-
 #: Defaults of availability requests: seconds ahead, and number of starts.
 _AHEAD = 30 * 86400
 _STARTS = 100

@@ -34,8 +34,6 @@ from blazar_nova.services import default_leases
 from blazar_nova.services import policy
 from blazar_nova.services import wiring
 
-__all__ = ['LeaseMiddleware']
-
 LOG = logging.getLogger(__name__)
 
 Environ: ty.TypeAlias = dict[str, ty.Any]

@@ -25,8 +25,6 @@ from blazar_nova.schemas import error_answers
 from blazar_nova.schemas import web_requests
 from blazar_nova.services import wiring
 
-__all__ = ['Application', 'factory', 'versions']
-
 LOG = logging.getLogger(__name__)
 
 # PostgreSQL rejects text that contains NUL.

@@ -15,8 +15,6 @@ from blazar_nova.schemas import web_requests
 from blazar_nova.services import prices
 from blazar_nova.services import wiring
 
-__all__ = ['UsageController']
-
 
 class UsageController:
     """Request handler, behind the authentication."""

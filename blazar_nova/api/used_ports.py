@@ -21,8 +21,6 @@ from blazar_nova.api import guards
 from blazar_nova.compat import server_ports
 from blazar_nova.services import wiring
 
-__all__ = ['CODES', 'explain']
-
 LOG = logging.getLogger(__name__)
 
 #: Nova's answers in this case: for an address, and for a port.

@@ -13,8 +13,6 @@ from blazar_nova.cmd import listings
 from blazar_nova.schemas import refused_demands
 from blazar_nova.services import forecast
 
-__all__ = ['add', 'run']
-
 _DAYS = {
     'start': 'Day from (UTC)', 'resource_class': 'Class',
     'capacity': 'Capacity', 'without_lease': 'Without lease',

@@ -14,8 +14,6 @@ from blazar_core.common import opts
 if ty.TYPE_CHECKING:
     from blazar_nova.listener import daemon
 
-__all__ = ['main']
-
 
 def main() -> int:
     """Run until a stop signal; return 1 if the configuration is wrong."""

@@ -20,9 +20,6 @@ from blazar_core.healing import host_status
 from blazar_core.leases import views
 from blazar_core.lifecycle import end_notices
 
-__all__ = ['CSV', 'JSON', 'Listing', 'add_format', 'announced', 'date', 'dump',
-           'healths', 'hosts', 'leases', 'orphaned', 'show']
-
 JSON = 'json'
 CSV = 'csv'
 #: Before what a spreadsheet takes for a formula, in some locales in full-width

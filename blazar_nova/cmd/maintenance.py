@@ -16,8 +16,6 @@ from blazar_nova.schemas import dates
 if ty.TYPE_CHECKING:
     from blazar_nova.services import wiring
 
-__all__ = ['add', 'run']
-
 
 def add(verbs: ty.Any) -> argparse.ArgumentParser:
     """Add the command and its arguments."""

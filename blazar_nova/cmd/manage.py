@@ -33,8 +33,6 @@ if ty.TYPE_CHECKING:
     from blazar_nova.services.host_enrollment import HostEnrollment
     from blazar_nova.verify.verification import Report
 
-__all__ = ['main']
-
 #: Seconds between two checks whether a host is free.
 _AGAIN = 10
 #: The exit code after writing to a closed pipe, as in a shell.

@@ -16,8 +16,6 @@ from blazar_core.leases import lease_purge
 from blazar_nova.cmd import listings
 from blazar_nova.schemas import dates
 
-__all__ = ['add', 'say_since', 'run']
-
 
 def add(verbs: ty.Any) -> argparse.ArgumentParser:
     """Add the command and its arguments."""

@@ -32,8 +32,6 @@ from blazar_nova.services import user_credentials
 from blazar_nova.services import wiring
 from blazar_nova.verify import verification
 
-__all__ = ['Checks', 'main']
-
 CONF = process.CONF
 Result = upgradecheck.Result
 Code = upgradecheck.Code

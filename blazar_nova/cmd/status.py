@@ -14,8 +14,6 @@ from oslo_upgradecheck import upgradecheck
 
 from blazar_core.common import errors
 
-__all__ = ['main']
-
 
 class _Refused(upgradecheck.UpgradeCommands):
     """The only check that is possible if the others cannot be loaded."""

@@ -18,8 +18,6 @@ from blazar_nova.cmd import listings
 from blazar_nova.schemas import usage_schema
 from blazar_nova.services import prices
 
-__all__ = ['add', 'run']
-
 #: The parameters of the API, by argument.
 _QUERY = {'start': 'start_date', 'end': 'end_date', 'project': 'project_id',
           'lease': 'lease_id', 'type': 'resource_type',

@@ -16,8 +16,6 @@ from blazar_core.common import errors
 from blazar_nova.compat import host_filters
 from blazar_nova.compat import process
 
-__all__ = ['groups_of', 'lacking', 'requested', 'require_counted']
-
 _PROFILE = 'accel:device_profile'
 #: The type of cyborg in keystone's catalog.
 _SERVICE = 'accelerator'

@@ -28,8 +28,6 @@ from blazar_core.common import errors
 from blazar_core.common import words
 from blazar_nova.compat import bounded_calls
 
-__all__ = ['put', 'take_out', 'tell']
-
 _ROWS = api_models.AggregateHost
 #: Attempts to write rows that other processes write at the same time.
 _ATTEMPTS = 5

@@ -12,9 +12,6 @@ from oslo_db import exception as db_exception
 
 from blazar_nova.compat import bounded_calls
 
-__all__ = ['MADE', 'described', 'ensured', 'found', 'make', 'named',
-           'of_hosts', 'of_zones', 'zone_of', 'zones']
-
 #: Raised if another process creates an aggregate of the same name at the same
 #: time.
 MADE = (exception.AggregateNameExists, db_exception.DBDuplicateEntry)

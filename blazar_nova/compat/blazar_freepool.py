@@ -14,8 +14,6 @@ from blazar_nova.compat import aggregates
 from blazar_nova.compat import bounded_calls
 from blazar_nova.compat import process
 
-__all__ = ['GROUP', 'OPTS', 'ensured', 'number', 'of', 'of_blazar']
-
 LOG = logging.getLogger(__name__)
 
 GROUP = 'blazar_hosts'

@@ -17,10 +17,6 @@ from nova import objects
 from blazar_nova.compat import bounded_calls
 from blazar_nova.compat import host_traits
 
-__all__ = ['SHOWN', 'admit', 'admit_running', 'bind', 'bind_running',
-           'carry_over', 'in_pool', 'is_in_pool', 'release_running',
-           'reservation_of', 'reservation_of_server']
-
 #: The extra spec with the reservation of hosts that a server belongs to.
 _MARK = 'blazar:host_reservation'
 _IN_POOL = f'trait:{host_traits.POOL}'

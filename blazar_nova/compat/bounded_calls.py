@@ -26,9 +26,6 @@ import oslo_messaging
 
 from blazar_core.common import errors
 
-__all__ = ['API', 'Bounded', 'LIMIT', 'answers', 'name_of', 'of_all_cells',
-           'of_api', 'of_cells']
-
 LOG = logging.getLogger(__name__)
 
 P = ty.ParamSpec('P')

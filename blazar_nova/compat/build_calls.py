@@ -35,9 +35,6 @@ from blazar_nova.compat import bound_servers
 from blazar_nova.compat import reserved_state
 from blazar_nova.compat import server_ports
 
-__all__ = ['BuildCall', 'Interceptor', 'ORPHAN_AGE', 'in_name_of',
-           'intercepting', 'load', 'unwired']
-
 LOG = logging.getLogger(__name__)
 
 _KEPT = ('image', 'admin_password', 'injected_files', 'requested_networks',

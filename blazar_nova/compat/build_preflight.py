@@ -25,8 +25,6 @@ from blazar_nova.compat import nova_quota
 from blazar_nova.compat import pool
 from blazar_nova.compat import server_demand
 
-__all__ = ['lacking']
-
 #: Errors that mean that the user cannot have something; other errors mean that
 #: the check failed.
 _LACKS = (exception.NotFound, exception.Invalid, exception.Forbidden,

@@ -22,8 +22,6 @@ from blazar_nova.compat import compute_hosts
 from blazar_nova.compat import reserved_state
 from blazar_nova.compat import server_state
 
-__all__ = ['BATCH', 'BulkState', 'Waiting', 'batches']
-
 LOG = logging.getLogger(__name__)
 
 #: The number of servers that are read at a time.

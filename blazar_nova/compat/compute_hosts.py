@@ -26,12 +26,6 @@ from blazar_core.common import model
 from blazar_nova.compat import bounded_calls
 from blazar_nova.compat import timestamps
 
-__all__ = ['ComputeHost', 'Facts', 'Provider', 'ServiceState', 'Tree',
-           'all_hosts', 'allocations', 'ask_placement', 'consumers', 'counted',
-           'facts', 'in_cell_of', 'last_seen', 'named', 'on_service_host',
-           'service_states', 'services', 'services_up', 'taken', 'taken_by',
-           'tell_placement', 'trees']
-
 LOG = logging.getLogger(__name__)
 
 _PLACEMENT = '1.39'

@@ -22,9 +22,6 @@ from blazar_nova.compat import build_calls
 from blazar_nova.compat import nova_router
 from blazar_nova.compat import reserved_state
 
-__all__ = ['api_paste', 'filter_order', 'notifications', 'refuse',
-           'reserved_status', 'router', 'scheduler', 'volumes']
-
 FILTER = 'LeaseFilter'
 FILTER_CLASS = 'blazar_nova.scheduler.filters.LeaseFilter'
 WEIGHER = 'blazar_nova.scheduler.weights.LeaseWeigher'

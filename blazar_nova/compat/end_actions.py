@@ -21,8 +21,6 @@ from blazar_nova.compat import request_context
 from blazar_nova.compat import server_deletion
 from blazar_nova.compat import timestamps
 
-__all__ = ['BLOCKING', 'EndActions', 'RESTS']
-
 LOG = logging.getLogger(__name__)
 
 #: The resting states of servers, by Nova's vm_state.

@@ -29,11 +29,6 @@ from blazar_nova.compat import bounded_calls
 from blazar_nova.compat import host_filters
 from blazar_nova.compat import server_demand
 
-__all__ = ['amounts_of', 'close_reservation', 'context_of', 'demand_of',
-           'facts_of', 'facts_like', 'give_reservation', 'id_of', 'named',
-           'open_reservation', 'reservation_named', 'reservation_of',
-           'release', 'reservations_open', 'take_over', 'unreserved']
-
 #: The extra spec that marks the flavor of a reservation.
 _MARK = 'blazar:reservation'
 #: Prefixes of the extra specs in Blazar's flavors, with which no server could

@@ -6,8 +6,6 @@ import typing as ty
 
 from nova import conductor
 
-__all__ = ['task_api']
-
 
 class _Gated:
     """A transport that calls a function right before it sends.

@@ -22,8 +22,6 @@ from nova.scheduler import host_manager
 
 from blazar_nova.compat import bounded_calls
 
-__all__ = ['fixed', 'notes', 'refused', 'uncounted', 'unreserved']
-
 CONF = nova.conf.CONF
 
 #: The scopes of the extra specs that each filter checks; None: extra specs

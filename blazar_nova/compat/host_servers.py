@@ -28,9 +28,6 @@ from blazar_nova.compat import request_specs
 from blazar_nova.compat import reserved_state
 from blazar_nova.compat import stranded_builds
 
-__all__ = ['Occupant', 'everybody', 'of', 'of_reservation', 'on', 'running',
-           'shelved', 'strangers', 'under_way']
-
 
 class Occupant(ty.NamedTuple):
     """A server that is on a host or about to be.

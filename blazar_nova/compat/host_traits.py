@@ -6,8 +6,6 @@ import typing as ty
 
 from blazar_nova.compat import compute_hosts
 
-__all__ = ['POOL', 'PREFIX', 'known', 'make', 'of']
-
 #: The prefix of all our traits.
 PREFIX = 'CUSTOM_BLAZAR_'
 #: The trait that a request must require to get hosts of the pool.

@@ -18,8 +18,6 @@ from blazar_core.common import errors
 from blazar_nova.compat import bounded_calls
 from blazar_nova.compat import build_calls
 
-__all__ = ['check', 'taken']
-
 CONF = nova.conf.CONF
 
 _WITHIN = {'project': 'in a project', 'global': 'in this cloud'}

@@ -19,8 +19,6 @@ from blazar_nova.compat import server_ports
 from blazar_nova.compat import server_state
 from blazar_nova.compat import unbuilt_servers
 
-__all__ = ['joiner', 'leaves']
-
 #: The states of servers that are built and have no task.
 _STEADY = frozenset({
     vm_states.ACTIVE, vm_states.PAUSED, vm_states.STOPPED,

@@ -10,9 +10,6 @@ from oslo_utils import timeutils
 from blazar_core.common import errors
 from blazar_nova.compat import rest_service
 
-__all__ = ['FloatingIP', 'LEASED', 'Network', 'Neutron', 'Port', 'Segment',
-           'Subnet', 'TAG', 'neutron', 'tag_of']
-
 #: The tag of the objects of all reservations, and how those of one begin, as
 #: in Blazar.
 TAG, _RESERVATION = 'blazar', 'reservation:'

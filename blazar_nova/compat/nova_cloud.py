@@ -39,8 +39,6 @@ from blazar_nova.compat import stranded_builds
 from blazar_nova.compat import unbuilt_leftovers
 from blazar_nova.compat import unbuilt_servers
 
-__all__ = ['NovaCloud']
-
 LOG = logging.getLogger(__name__)
 
 #: Seconds that a service has to answer a ping.

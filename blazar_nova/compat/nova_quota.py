@@ -32,8 +32,6 @@ from blazar_core.plugins import cloud_api
 from blazar_nova.compat import bounded_calls
 from blazar_nova.compat import nova_releases
 
-__all__ = ['NovaQuota', 'admitted']
-
 CONF = nova.conf.CONF
 
 #: The resources of servers in Nova's legacy quota driver.

@@ -10,8 +10,6 @@ import typing as ty
 from nova.limit import placement as limits
 from nova.scheduler import utils as scheduler_utils
 
-__all__ = ['enforce_limits', 'resources_of_flavor']
-
 
 def enforce_limits(context: ty.Any, spec: ty.Any, count: int) -> None:
     """Check the unified limits for a build of servers.

@@ -26,9 +26,6 @@ from nova.api.openstack import wsgi
 from nova import exception
 import webob.exc
 
-__all__ = ['Action', 'Kind', 'action', 'build', 'error', 'fault',
-           'microversion', 'problems', 'readdressed', 'wrap']
-
 Environ: ty.TypeAlias = dict[str, ty.Any]
 
 #: The form of the ids of servers and server groups. Nova accepts upper case

@@ -31,10 +31,6 @@ from blazar_nova.compat import compute_hosts
 from blazar_nova.compat import flavors
 from blazar_nova.compat import server_demand
 
-__all__ = ['CLAIMS', 'HostFilter', 'HostWeigher', 'candidates_of', 'explain',
-           'install', 'is_booked', 'is_rebuild', 'keep_candidates', 'lend',
-           'mark_booked', 'may_be_leased', 'on_start', 'servers_of', 'takes']
-
 LOG = logging.getLogger(__name__)
 
 #: The counter of claims.

@@ -35,10 +35,6 @@ from blazar_nova.compat import host_traits
 from blazar_nova.compat import process
 from blazar_nova.compat import providers
 
-__all__ = ['Member', 'close', 'for_each', 'forget', 'give_to', 'join',
-           'joined', 'leave', 'leave_after_lease', 'lends', 'list_opts',
-           'members_of', 'open_to', 'problems', 'reservations_open']
-
 LOG = logging.getLogger(__name__)
 
 _ISOLATED = 'blazar_pool'

@@ -27,8 +27,6 @@ from blazar_nova.compat import providers
 from blazar_nova.compat import server_demand
 from blazar_nova.compat import timestamps
 
-__all__ = ['ComputeService', 'Computes', 'REASON']
-
 _R = ty.TypeVar('_R')
 
 #: The reason of a service that we have disabled.

@@ -25,9 +25,6 @@ from oslo_messaging._drivers import amqpdriver
 from blazar_core.common import model
 from blazar_nova.compat import server_demand
 
-__all__ = ['CONF', 'Handler', 'Outbox', 'Told', 'bound_waiting',
-           'configure', 'flush', 'notification_listener', 'notify', 'told']
-
 LOG = logging.getLogger(__name__)
 
 #: Nova's configuration; our options are in the same files.

@@ -7,8 +7,6 @@ import typing as ty
 from blazar_core.common import errors
 from blazar_nova.compat import compute_hosts
 
-__all__ = ['change']
-
 #: Attempts at a change while other processes change the same provider.
 _ATTEMPTS = 5
 

@@ -14,8 +14,6 @@ from blazar_nova.compat import bounded_calls
 from blazar_nova.compat import build_calls
 from blazar_nova.compat import unbuilt_servers
 
-__all__ = ['Acting', 'Trusts']
-
 P = ty.ParamSpec('P')
 R = ty.TypeVar('R')
 

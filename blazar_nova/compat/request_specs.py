@@ -12,9 +12,6 @@ import sqlalchemy as sa
 
 from blazar_nova.compat import bulk_state
 
-__all__ = ['Hints', 'WITH_MAPPINGS', 'asking_for_leases', 'flavors_of',
-           'hints_of', 'in_cells_asking_for_leases']
-
 Hints: ty.TypeAlias = ty.Mapping[str, object]
 
 _SPECS = api_models.RequestSpec

@@ -19,8 +19,6 @@ from nova import exception
 
 from blazar_nova.compat import reserved_state
 
-__all__ = ['ACTIONS', 'install']
-
 #: The actions that are allowed on reserved servers.
 ACTIONS = frozenset({'lock', 'unlock'})
 

@@ -25,10 +25,6 @@ from nova import exception
 from nova import objects
 import sqlalchemy as sa
 
-__all__ = ['TEXT', 'VM_STATE', 'changing', 'give_lock_reason', 'install',
-           'is_built', 'is_held', 'is_marked', 'mark', 'show_as_build',
-           'states_of', 'unmark']
-
 VM_STATE = 'reserved'
 STATUS = 'RESERVED'
 

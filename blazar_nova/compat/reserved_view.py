@@ -23,8 +23,6 @@ from nova import objects
 
 from blazar_nova.compat import reserved_state
 
-__all__ = ['Action', 'Event', 'Fault', 'Held', 'Tells', 'install']
-
 #: The id of our action; Nova's begin with 1.
 _ID = 0
 #: The key of a request's environment with the servers already updated.

@@ -18,8 +18,6 @@ from keystoneauth1 import loading
 from blazar_core.common import errors
 from blazar_nova.compat import process
 
-__all__ = ['RestService', 'id_of', 'list_of', 'path_of', 'reads']
-
 _P = ty.ParamSpec('_P')
 _T = ty.TypeVar('_T')
 

@@ -27,8 +27,6 @@ from blazar_nova.compat import build_calls
 from blazar_nova.compat import request_context
 from blazar_nova.compat import unbuilt_servers
 
-__all__ = ['OWN', 'ServerDeletion', 'Step', 'next_step']
-
 LOG = logging.getLogger(__name__)
 
 #: Seconds after which a deletion that seems to be in progress is requested

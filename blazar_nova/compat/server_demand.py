@@ -32,10 +32,6 @@ from blazar_nova.compat import host_filters
 from blazar_nova.compat import host_traits
 from blazar_nova.compat import nova_releases
 
-__all__ = ['PREFILTERS', 'Group', 'NoSuchHost', 'Placement', 'demand_of',
-           'disabled', 'group_of', 'group_of_server', 'policy_of', 'refused',
-           'resized', 'resources_of', 'resources_of_flavor', 'settings_of']
-
 LOG = logging.getLogger(__name__)
 
 #: Options in [scheduler] by which Nova's prefilters decide. nova-scheduler

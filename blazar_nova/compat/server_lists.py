@@ -23,8 +23,6 @@ import webob.exc
 
 from blazar_nova.compat import reserved_state
 
-__all__ = ['install', 'problems']
-
 #: The most bytes that a compiled regular expression may have, which bounds the
 #: cost of compiling and of searching.
 _MEMORY = 2 ** 20

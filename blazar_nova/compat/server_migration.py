@@ -39,8 +39,6 @@ from blazar_nova.compat import request_context
 from blazar_nova.compat import server_demand
 from blazar_nova.compat import unbuilt_servers
 
-__all__ = ['ServerMigration']
-
 LOG = logging.getLogger(__name__)
 
 #: Seconds for which the hosts are cached.

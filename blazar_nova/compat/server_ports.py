@@ -19,9 +19,6 @@ from oslo_log import log as logging
 
 from blazar_core.common import errors
 
-__all__ = ['Address', 'InUse', 'detach', 'in_use', 'named', 'of_instance',
-           'wanted']
-
 LOG = logging.getLogger(__name__)
 
 _FIELDS = ['id', 'device_id', 'device_owner', 'tenant_id']

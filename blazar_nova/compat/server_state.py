@@ -17,8 +17,6 @@ from blazar_nova.compat import reserved_state
 from blazar_nova.compat import timestamps
 from blazar_nova.compat import unbuilt_servers
 
-__all__ = ['at_server', 'host_of', 'of_instance', 'of_waiting']
-
 #: Seconds for which allocations of a deleted server are waited for.
 _AWAITED = 60
 

@@ -19,8 +19,6 @@ from blazar_core.common import errors
 from blazar_nova.compat import process
 from blazar_nova.compat import rest_service
 
-__all__ = ['Heat', 'Stack', 'heat', 'list_opts']
-
 LOG = logging.getLogger(__name__)
 
 GROUP = 'blazar_heat'

@@ -26,8 +26,6 @@ from blazar_nova.compat import compute_hosts
 from blazar_nova.compat import reserved_state
 from blazar_nova.compat import unbuilt_servers
 
-__all__ = ['mark_failed', 'on_the_way', 'traces']
-
 LOG = logging.getLogger(__name__)
 
 Trace = cloud_api.BuildTrace

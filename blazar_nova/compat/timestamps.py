@@ -10,8 +10,6 @@ from oslo_utils import timeutils
 
 from blazar_core.common import clocks
 
-__all__ = ['epoch', 'is_older_than']
-
 
 def epoch(stamp: datetime.datetime) -> int:
     """Return a date as seconds since the epoch."""

@@ -20,8 +20,6 @@ import sqlalchemy as sa
 
 from blazar_nova.compat import request_specs
 
-__all__ = ['forget', 'left_behind']
-
 LOG = logging.getLogger(__name__)
 
 _REQUESTS = api_models.BuildRequest

@@ -34,9 +34,6 @@ from blazar_nova.compat import build_calls
 from blazar_nova.compat import reserved_state
 from blazar_nova.compat import timestamps
 
-__all__ = ['ABANDONED', 'build_request', 'finish', 'is_unplaced', 'mapping',
-           'renew', 'waiting']
-
 LOG = logging.getLogger(__name__)
 
 #: In the system metadata of a server whose build was abandoned: it must not be

@@ -27,8 +27,6 @@ from blazar_nova.compat import bounded_calls
 from blazar_nova.compat import bulk_state
 from blazar_nova.compat import unbuilt_servers
 
-__all__ = ['Unmapped', 'of_migrations', 'restore', 'strangers', 'unmapped']
-
 LOG = logging.getLogger(__name__)
 
 #: Seconds after which allocations of a deleted server are leaked for certain.

@@ -10,8 +10,6 @@ from keystoneauth1 import adapter
 from blazar_nova.compat import process
 from blazar_nova.compat import rest_service
 
-__all__ = ['Cinder', 'Volume', 'VolumeType', 'cinder']
-
 #: Objects in one answer; cinder may have a lower limit.
 _PAGE = 1000
 #: A version with groups of volumes, their snapshots and forced deletions.

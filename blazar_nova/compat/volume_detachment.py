@@ -22,8 +22,6 @@ from oslo_utils import uuidutils
 
 from blazar_nova.compat import timestamps
 
-__all__ = ['detach']
-
 LOG = logging.getLogger(__name__)
 
 #: Seconds for which a request is not repeated.

@@ -36,8 +36,6 @@ from blazar_nova.listener import host_sync
 from blazar_nova.services import host_enrollment
 from blazar_nova.services import wiring
 
-__all__ = ['Importer', 'Nova']
-
 LOG = logging.getLogger(__name__)
 
 #: The servers on each host.

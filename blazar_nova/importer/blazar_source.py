@@ -16,10 +16,6 @@ import sqlalchemy as sa
 
 from blazar_core.common import errors
 
-__all__ = ['ACTIVE', 'Blazar', 'Event', 'Host', 'LIKE_FLAVOR', 'Lease',
-           'OF_SERVERS', 'PENDING', 'Reservation', 'SERVERS', 'Unreadable',
-           'WHOLE_HOSTS', 'read', 'tables', 'url_of']
-
 #: The statuses of a lease that waits for its start, or for its end.
 PENDING, ACTIVE = 'PENDING', 'ACTIVE'
 #: Blazar's resource type of whole hosts.

@@ -31,8 +31,6 @@ from blazar_nova.schemas import host_schema
 from blazar_nova.services import host_enrollment
 from blazar_nova.services import wiring
 
-__all__ = ['Cloud', 'plan']
-
 #: Blazar's statuses of leases that have ended.
 _OVER = ('TERMINATED', 'ERROR')
 

@@ -11,8 +11,6 @@ from blazar_core.db import models
 from blazar_core.leases import imports
 from blazar_nova.compat import pool
 
-__all__ = ['HostItem', 'Item', 'LeaseItem', 'Outcome', 'Plan', 'Property']
-
 
 class Outcome(enum.StrEnum):
     """The outcome of an object."""

@@ -13,8 +13,6 @@ from blazar_core.plugins import resource_types
 from blazar_nova.compat import flavors
 from blazar_nova.importer import blazar_source
 
-__all__ = ['check', 'known']
-
 #: The resource types whose reservations are not imported, and why.
 _LEFT_BEHIND = {
     'virtual:floatingip':

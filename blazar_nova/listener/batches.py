@@ -11,8 +11,6 @@ from oslo_log import log as logging
 from blazar_core.common import clocks
 from blazar_core.common import errors
 
-__all__ = ['GoOn', 'SILENT', 'always', 'walk']
-
 LOG = logging.getLogger(__name__)
 
 T = ty.TypeVar('T')

@@ -9,8 +9,6 @@ import typing as ty
 from blazar_core.common import clocks
 from blazar_nova.compat import process
 
-__all__ = ['Hint', 'Hints']
-
 #: Seconds after the notification of a move at which hosts are looked at again:
 #: Nova frees what the server used on its old host only after its last
 #: notification.

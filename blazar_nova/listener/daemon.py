@@ -54,8 +54,6 @@ from blazar_nova.services import host_enrollment
 from blazar_nova.services import notifications
 from blazar_nova.services import wiring
 
-__all__ = ['Listener']
-
 LOG = logging.getLogger(__name__)
 
 #: Prefixes of the types of notifications about leases, in either form.

@@ -24,8 +24,6 @@ from blazar_nova.compat import unmapped_servers
 from blazar_nova.listener import batches
 from blazar_nova.services import wiring
 
-__all__ = ['HostSync']
-
 LOG = logging.getLogger(__name__)
 
 #: What was known of a host; nothing while no server is interruptible.

@@ -36,8 +36,6 @@ from blazar_nova.compat import aggregates
 from blazar_nova.listener import power
 from blazar_nova.services import wiring
 
-__all__ = ['MOST', 'Metrics', 'PAUSE']
-
 LOG = logging.getLogger(__name__)
 
 #: Seconds between two reads of the values of the whole cloud.

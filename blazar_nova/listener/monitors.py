@@ -22,8 +22,6 @@ from blazar_nova.compat import compute_hosts
 from blazar_nova.resource_types import extensions
 from blazar_nova.services import wiring
 
-__all__ = ['ComputeServices', 'Fencing', 'Monitor', 'Monitors']
-
 LOG = logging.getLogger(__name__)
 
 #: The most hosts that are fenced at the same time, and seconds until one is

@@ -20,8 +20,6 @@ from blazar_core.common import errors
 from blazar_core.db import leader_election
 from blazar_nova.listener import server_sync
 
-__all__ = ['NAME', 'PeriodicSync']
-
 LOG = logging.getLogger(__name__)
 
 #: The name of the leader election.

@@ -46,9 +46,6 @@ from blazar_nova.listener import power_hosts
 from blazar_nova.listener import power_planner
 from blazar_nova.services import wiring
 
-__all__ = ['LEADER', 'OFF_SECONDS', 'PAUSE', 'Power', 'SWITCHED', 'of_parts',
-           'retry']
-
 LOG = logging.getLogger(__name__)
 
 #: Seconds between two looks, and the name of the leader that looks.

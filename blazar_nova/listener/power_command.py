@@ -9,8 +9,6 @@ from blazar_core.common import errors
 from blazar_nova.listener import power_drivers
 from blazar_nova.resource_types import operator_commands
 
-__all__ = ['Command']
-
 
 class Command(power_drivers.PowerDriver):
     """Runs ``command`` with two more arguments: what to do, and the host.

@@ -9,8 +9,6 @@ import abc
 import dataclasses
 import typing as ty
 
-__all__ = ['Bmc', 'PowerDriver']
-
 
 @dataclasses.dataclass(frozen=True)
 class Bmc:

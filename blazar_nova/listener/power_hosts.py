@@ -30,8 +30,6 @@ from blazar_core.common import errors
 from blazar_nova.listener import power_drivers
 from blazar_nova.resource_types import extensions
 
-__all__ = ['GROUP', 'PowerHosts']
-
 LOG = logging.getLogger(__name__)
 
 #: The group of the entry points of the drivers.

@@ -15,8 +15,6 @@ import typing as ty
 
 from blazar_core.common import states
 
-__all__ = ['Decision', 'Policy', 'PowerHost', 'plan']
-
 
 @dataclasses.dataclass(frozen=True)
 class Policy:

@@ -13,8 +13,6 @@ import urllib.parse
 from blazar_core.common import errors
 from blazar_nova.listener import power_drivers
 
-__all__ = ['Redfish']
-
 _KEYS = frozenset({'address', 'system', 'username', 'auth', 'ca_file'})
 _AUTH = ('session', 'basic')
 #: Seconds in which a BMC has to accept a connection.

@@ -32,8 +32,6 @@ from blazar_nova.listener import host_sync
 from blazar_nova.schemas import refused_demands
 from blazar_nova.services import wiring
 
-__all__ = ['ServerSync']
-
 LOG = logging.getLogger(__name__)
 
 P = ty.ParamSpec('P')

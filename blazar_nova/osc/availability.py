@@ -11,8 +11,6 @@ from osc_lib import exceptions
 from blazar_nova.osc import commands
 from blazar_nova.osc import lease_progress
 
-__all__ = ['Availability']
-
 
 class Availability(command.Lister):
     """Show how many servers of a size can be leased, by start time.

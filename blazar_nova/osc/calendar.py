@@ -19,8 +19,6 @@ from blazar_nova.osc import commands
 from blazar_nova.osc import lease_progress
 from blazar_nova.osc import owners
 
-__all__ = ['Calendar', 'Drawing']
-
 #: The most columns of a terminal for the name of a row, such as a project ID.
 _NAME = 32
 #: The character and the terminal colour of a bar, by status; other statuses

@@ -10,8 +10,6 @@ from osc_lib.command import command
 from blazar_nova.osc import commands
 from blazar_nova.osc import members
 
-__all__ = ['List', 'Set', 'Unset']
-
 _COLUMNS = ('server_id', 'safe_until', 'evict_at', 'on_evict', 'project_id')
 
 

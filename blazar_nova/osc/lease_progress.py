@@ -4,8 +4,6 @@
 
 import typing as ty
 
-__all__ = ['Progress', 'when']
-
 
 class Progress:
     """Writes the progress of a lease to stderr: stdout has only the result.

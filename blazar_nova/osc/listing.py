@@ -12,8 +12,6 @@ from osc_lib import exceptions
 from blazar_nova.osc import commands
 from blazar_nova.osc import lease_progress
 
-__all__ = ['List']
-
 _COLUMNS = ('id', 'name', 'status', 'start_date', 'end_date', 'left',
             'servers', 'status_reason', 'degraded', 'warnings', 'project_id',
             'description', 'tags')

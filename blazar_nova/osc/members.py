@@ -10,8 +10,6 @@ from osc_lib import exceptions
 
 from blazar_nova.osc import commands
 
-__all__ = ['AddServer', 'Adopt', 'OneServer', 'RemoveHost', 'RemoveServer']
-
 
 def _add_servers(parser: argparse.ArgumentParser) -> None:
     parser.add_argument('servers', metavar='<server>', nargs='+',

@@ -10,8 +10,6 @@ from osc_lib import exceptions
 
 from blazar_nova.osc import commands
 
-__all__ = ['HandOver', 'Share', 'project_params']
-
 
 def id_of(app: ty.Any, kind: str, name: str) -> str:
     """Return the ID of a project or user, by name or ID.

@@ -9,8 +9,6 @@ from blazar_nova.osc import commands
 from blazar_nova.osc import lease_progress
 from blazar_nova.osc import owners
 
-__all__ = ['Usage']
-
 _GROUPS = {'project': 'project_id', 'lease': 'lease_id',
            'type': 'resource_type'}
 _KINDS = ('planned', 'reserved', 'used')

@@ -18,8 +18,6 @@ from blazar_nova.compat import pool
 from blazar_nova.compat import server_demand
 from blazar_nova.resource_types import server_groups
 
-__all__ = ['BootedServers', 'demand_of', 'unreserved']
-
 
 class BootedServers(resource_types.BaseResourceType):
     """The resource type of a boot, whose request is the stored build call.

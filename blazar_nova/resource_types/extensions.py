@@ -14,8 +14,6 @@ from blazar_core.common import errors
 from blazar_core.plugins import end_policies
 from blazar_core.plugins import resource_types
 
-__all__ = ['installed_policies', 'installed_types', 'keeps', 'load']
-
 T = ty.TypeVar('T')
 
 #: Length of the columns in which the names are stored.

@@ -24,8 +24,6 @@ from blazar_core.plugins import resource_types
 from blazar_nova.compat import network_api
 from blazar_nova.resource_types import neutron_objects
 
-__all__ = ['FloatingIPs', 'host_of', 'NAME', 'NETWORK', 'SUBNET']
-
 Values: ty.TypeAlias = resource_types.Values
 
 #: The name of the entry point, and of the pool.

@@ -14,8 +14,6 @@ from blazar_core.plugins import cloud_api
 from blazar_core.plugins import resource_types
 from blazar_nova.resource_types import operator_commands
 
-__all__ = ['command_of', 'run']
-
 LOG = logging.getLogger(__name__)
 
 #: Exit status of the command for a host that is not ready yet (EX_TEMPFAIL).

@@ -24,8 +24,6 @@ from blazar_nova.compat import network_api
 from blazar_nova.compat import server_ports
 from blazar_nova.resource_types import neutron_objects
 
-__all__ = ['Networks']
-
 LOG = logging.getLogger(__name__)
 
 Values: ty.TypeAlias = resource_types.Values

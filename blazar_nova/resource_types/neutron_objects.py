@@ -14,8 +14,6 @@ from blazar_core.common import errors
 from blazar_core.plugins import resource_types
 from blazar_nova.compat import network_api
 
-__all__ = ['NeutronObjects', 'carry_out']
-
 LOG = logging.getLogger(__name__)
 
 _Object = ty.TypeVar('_Object', network_api.FloatingIP, network_api.Network)

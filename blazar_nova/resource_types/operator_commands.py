@@ -8,8 +8,6 @@ import subprocess
 import tempfile
 import typing as ty
 
-__all__ = ['LAST', 'Finished', 'run']
-
 #: Seconds to wait for a command that was killed.
 LAST = 2
 #: Number of bytes kept of a command's output: the last ones.

@@ -24,8 +24,6 @@ from blazar_nova.resource_types import host_cleaning
 from blazar_nova.resource_types import operator_commands
 from blazar_nova.resource_types import server_slots
 
-__all__ = ['PhysicalHosts']
-
 Values: ty.TypeAlias = resource_types.Values
 
 _TRAIT = re.compile('[A-Z0-9_]{1,255}')

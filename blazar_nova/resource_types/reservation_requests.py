@@ -13,8 +13,6 @@ from blazar_core.leases import new_leases
 from blazar_core.plugins import resource_types
 from blazar_nova.compat import server_demand
 
-__all__ = ['ReservationRequest']
-
 
 @dataclasses.dataclass(frozen=True)
 class ReservationRequest:

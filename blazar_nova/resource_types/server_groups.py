@@ -12,8 +12,6 @@ from blazar_core.common import refusals
 from blazar_core.leases import lookup
 from blazar_nova.compat import server_demand
 
-__all__ = ['check_apart', 'in_group']
-
 _APART = ('Another server of its server group, from which it has to be apart, '
           'is on its host then.')
 

@@ -19,8 +19,6 @@ from blazar_nova.compat import blazar_freepool
 from blazar_nova.compat import flavors
 from blazar_nova.compat import server_demand
 
-__all__ = ['BEFORE_END', 'FlavorInstances', 'Instances', 'ServerSlots']
-
 Values: ty.TypeAlias = resource_types.Values
 
 #: Values of ``before_end`` that clients of Blazar send. A notification before

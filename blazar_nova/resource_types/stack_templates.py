@@ -18,9 +18,6 @@ import yaml
 from blazar_core.common import errors
 from blazar_core.common import inputs
 
-__all__ = ['FLOATING_IP', 'SERVER', 'Templates', 'VOLUME', 'check_type',
-           'read']
-
 _Object: ty.TypeAlias = dict[str, ty.Any]
 
 SERVER, VOLUME = 'OS::Nova::Server', 'OS::Cinder::Volume'

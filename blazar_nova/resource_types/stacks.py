@@ -30,8 +30,6 @@ from blazar_nova.compat import stack_api
 from blazar_nova.resource_types import extensions
 from blazar_nova.resource_types import stack_templates
 
-__all__ = ['Stacks']
-
 LOG = logging.getLogger(__name__)
 
 Values: ty.TypeAlias = resource_types.Values

@@ -26,8 +26,6 @@ from blazar_nova.compat import volume_api
 from blazar_nova.compat import volume_detachment
 from blazar_nova.resource_types import extensions
 
-__all__ = ['Volumes']
-
 LOG = logging.getLogger(__name__)
 
 Values: ty.TypeAlias = resource_types.Values

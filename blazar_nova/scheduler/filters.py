@@ -34,8 +34,6 @@ from blazar_nova.compat import process
 from blazar_nova.compat.seams import check
 from blazar_nova.services import wiring
 
-__all__ = ['LeaseFilter']
-
 LOG = logging.getLogger(__name__)
 
 #: Seconds by which the index may be stale for a server without a booking.

@@ -10,9 +10,6 @@ from blazar_core.common import model
 from blazar_nova.compat import nova_scheduler
 from blazar_nova.compat import server_demand
 
-__all__ = ['LeaseWeigher']
-
-
 #: Policies that Nova's own weighers handle: they know where servers run now,
 #: which is better than what was booked before.
 _WISHES = (model.Affinity.SOFT_SAME.value, model.Affinity.SOFT_DIFFERENT.value)

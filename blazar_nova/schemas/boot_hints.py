@@ -11,9 +11,6 @@ from oslo_utils import strutils
 from blazar_core.common import errors
 from blazar_core.common import inputs
 
-__all__ = ['HINTS', 'INTERRUPTIBLE', 'LEASE_PARAMS', 'ON_EVICT', 'RESERVED',
-           'RESUME', 'SAFE_FOR', 'ask_for_lease', 'boolean', 'scalar']
-
 RESERVED = 'reserved'
 LEASE_PARAMS = 'lease_params'
 INTERRUPTIBLE, SAFE_FOR, ON_EVICT = 'interruptible', 'safe_for', 'on_evict'

@@ -21,9 +21,6 @@ from blazar_core.common import errors
 from blazar_core.common import inputs
 from blazar_core.common import model
 
-__all__ = ['is_whole_minute', 'length', 'outage', 'parse_date',
-           'parse_duration', 'start_of', 'wall', 'with_time']
-
 #: Seconds for which a start in the past counts as now: a request takes time,
 #: and clocks differ.
 LATE = 60

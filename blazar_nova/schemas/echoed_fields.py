@@ -8,8 +8,6 @@ from blazar_core.common import states
 from blazar_core.plugins import resource_types
 from blazar_nova.schemas import lease_schema
 
-__all__ = ['without']
-
 _Shown: ty.TypeAlias = ty.Mapping[str, ty.Any]
 
 #: Fields of a reservation that have other values in requests than in answers.

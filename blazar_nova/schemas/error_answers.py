@@ -15,9 +15,6 @@ from blazar_core.common import refusals
 from blazar_core.db import api
 from blazar_nova.schemas import refused_demands
 
-__all__ = ['ERRORS', 'Fault', 'Full', 'answer', 'code_of', 'facts_of',
-           'refusal_of', 'sentence', 'unless_skewed']
-
 
 class Fault(Exception):
     """A request that is answered with one of HTTP's own errors.

@@ -19,9 +19,6 @@ from blazar_core.leases import events
 from blazar_core.leases import requests
 from blazar_nova.schemas import dates
 
-__all__ = ['DATES', 'EXAMPLE', 'action_of', 'before_end_action', 'inside',
-           'read', 'string']
-
 EXAMPLE = '[{"event_type": "remind", "event_date": "2026-12-01 12:00"}]'
 
 _KEYS = {

@@ -3,8 +3,6 @@
 
 from blazar_core.common import inputs
 
-__all__ = ['EXAMPLE', 'create']
-
 EXAMPLE = ('{"floating_network_id": "the ID of an external network", '
            '"floating_ip_address": "203.0.113.10"}')
 

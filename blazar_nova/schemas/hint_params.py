@@ -38,10 +38,6 @@ from blazar_nova.schemas import event_schema
 from blazar_nova.schemas import lease_types
 from blazar_nova.schemas import recurrence_schema
 
-__all__ = ['Defaults', 'check_defaults', 'default_before_end', 'defaults',
-           'description_of', 'grace_of', 'lease_request', 'name_of',
-           'on_end_of', 'tags_of', 'window_of']
-
 MAX_BYTES = 16 * 1024
 MAX_NAME = 255
 MAX_TAGS = 20

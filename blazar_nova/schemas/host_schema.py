@@ -13,10 +13,6 @@ import typing as ty
 from blazar_core.common import errors
 from blazar_core.common import inputs
 
-__all__ = ['CHANGE', 'EXAMPLE', 'FACTS', 'FIELDS', 'MAX_KEY', 'MAX_VALUE',
-           'POWER', 'PRIVATE', 'allocations', 'change', 'create',
-           'page', 'private', 'properties']
-
 #: Maximum length of an extra capability's key and value, in characters.
 MAX_KEY = 64
 MAX_VALUE = 1024

@@ -11,9 +11,6 @@ from blazar_core.lifecycle import eviction
 from blazar_nova.schemas import boot_hints
 from blazar_nova.schemas import dates
 
-__all__ = ['ARE', 'EXTRA_SPEC', 'InterruptibleParams', 'check',
-           'check_actions', 'of_body', 'of_flavor', 'of_hints', 'resume_of']
-
 #: The extra spec of flavors whose servers are interruptible.
 EXTRA_SPEC = 'blazar:interruptible'
 #: The hints that are read here.

@@ -24,10 +24,6 @@ from blazar_nova.schemas import lease_types
 from blazar_nova.schemas import lease_views
 from blazar_nova.schemas import recurrence_schema
 
-__all__ = ['CHANGE_KEYS', 'ChangeRequest', 'CreateRequest', 'MAX_LIMIT',
-           'MAX_RESERVATIONS', 'MAX_WHOLE', 'change', 'check_total', 'create',
-           'query']
-
 #: Maximum number of reservations of a lease, and of hosts in remove_hosts.
 MAX_RESERVATIONS = 20
 #: Minimum and maximum seconds for which an offer is valid.

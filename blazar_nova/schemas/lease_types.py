@@ -16,9 +16,6 @@ from blazar_core.plugins import end_policies
 from blazar_nova.resource_types import extensions
 from blazar_nova.schemas import dates
 
-__all__ = ['MAX_WAIT', 'check_extension', 'extension_of', 'retry_of',
-           'timeout_of']
-
 #: Maximum seconds for which a lease may wait for capacity.
 MAX_WAIT = 2592000
 #: Bounds in seconds; a shorter period would keep the service busy.

@@ -14,8 +14,6 @@ from blazar_core.common import clocks
 from blazar_core.common import conditions
 from blazar_core.plugins import resource_types
 
-__all__ = ['LeaseViews', 'FIELDS']
-
 LOG = logging.getLogger(__name__)
 
 #: The fields of a lease.

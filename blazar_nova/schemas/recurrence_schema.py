@@ -21,9 +21,6 @@ from blazar_core.plugins import end_policies
 from blazar_nova.schemas import dates
 from blazar_nova.schemas import event_schema
 
-__all__ = ['EXAMPLE', 'Local', 'localized', 'multiplied', 'recurrence_of',
-           'too_much']
-
 _KEYS = {
     'rule': '"FREQ=WEEKLY;BYDAY=MO;COUNT=10"',
     'timezone': '"Europe/Berlin"',

@@ -24,9 +24,6 @@ from blazar_core.db import api
 from blazar_core.db import counters
 from blazar_core.db import models
 
-__all__ = ['COUNTER', 'KEEP', 'MOST', 'RefusedDemand', 'count', 'found',
-           'forget']
-
 COUNTER = 'refused_demands'
 #: Maximum number of different demands per project and day.
 MOST = 20

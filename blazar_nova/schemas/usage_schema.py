@@ -18,9 +18,6 @@ from blazar_core.leases import accounting
 from blazar_nova.schemas import dates
 from blazar_nova.schemas import hint_params
 
-__all__ = ['DEFAULT_DAYS', 'GROUPS', 'MAX_LIMIT', 'marker', 'query', 'rows',
-           'utilization']
-
 #: Keys by which totals may be grouped, with the names of the API.
 GROUPS = {'project': 'project_id', 'lease': 'lease_id',
           'type': 'resource_type'}

@@ -12,9 +12,6 @@ from blazar_core.common import errors
 from blazar_core.common import inputs
 from blazar_core.leases import idempotency
 
-__all__ = ['Answer', 'Handler', 'body', 'context', 'flag', 'for_project',
-           'key', 'next_page', 'query']
-
 #: The status code, and the content of the body.
 Answer: ty.TypeAlias = tuple[int, dict[str, ty.Any] | None]
 Handler: ty.TypeAlias = ty.Callable[..., Answer]

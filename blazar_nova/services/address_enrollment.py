@@ -18,8 +18,6 @@ from blazar_nova.compat import network_api
 from blazar_nova.resource_types import floating_ips
 from blazar_nova.services import wiring
 
-__all__ = ['AddressEnrollment']
-
 LOG = logging.getLogger(__name__)
 
 

@@ -12,8 +12,6 @@ import typing as ty
 
 from blazar_core.leases import requests
 
-__all__ = ['Boot', 'current', 'underway']
-
 
 @dataclasses.dataclass
 class Boot:

@@ -24,8 +24,6 @@ from blazar_core.common import opts
 from blazar_core.leases import limits
 from blazar_core.leases import views
 
-__all__ = ['External']
-
 LOG = logging.getLogger(__name__)
 
 #: Resource classes that add up to each amount of a reservation.

@@ -21,9 +21,6 @@ from blazar_core.common import states
 from blazar_core.db import models
 from blazar_core.leases import views
 
-__all__ = ['Bar', 'Change', 'Free', 'LEVELS', 'MOST', 'MOST_CHANGES', 'Plan',
-           'bars', 'free', 'on_hosts', 'planned']
-
 #: Maximum number of bars.
 MOST = 10_000
 #: Maximum number of changes to compute free capacity from.

@@ -15,8 +15,6 @@ from blazar_nova.schemas import boot_hints
 from blazar_nova.schemas import hint_params
 from blazar_nova.services import wiring
 
-__all__ = ['DefaultLeases', 'check', 'doubts', 'explained']
-
 #: Values of ``[blazar] default_reservation`` other than "off".
 ON, ANNOUNCE = 'on', 'announce'
 

@@ -20,8 +20,6 @@ from blazar_core.db import models
 from blazar_nova.schemas import refused_demands
 from blazar_nova.services import calendar
 
-__all__ = ['Day', 'Replay', 'days', 'replay']
-
 #: Maximum number of hosts that are compared with demands in a replay, which
 #: takes a few minutes.
 _WORK = 50_000_000

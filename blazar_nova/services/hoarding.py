@@ -26,8 +26,6 @@ from blazar_core.leases import limits
 from blazar_core.leases import usage
 from blazar_nova.compat import nova_quota
 
-__all__ = ['EVENT', 'Hoarding', 'chain', 'is_near']
-
 EVENT = 'lease.event.limit_near'
 
 _Hours: ty.TypeAlias = ty.Mapping[str, int]

@@ -33,9 +33,6 @@ from blazar_nova.compat import process
 from blazar_nova.schemas import host_schema
 from blazar_nova.services import wiring
 
-__all__ = ['PATIENCE', 'HostEnrollment', 'Pause', 'chosen', 'patient',
-           'shown']
-
 LOG = logging.getLogger(__name__)
 
 #: Called with the servers that are waited for; returns after some time.

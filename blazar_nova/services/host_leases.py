@@ -19,8 +19,6 @@ from blazar_core.plugins import resource_types
 from blazar_nova.services import policy
 from blazar_nova.services import wiring
 
-__all__ = ['HostLeases']
-
 LOG = logging.getLogger(__name__)
 
 _UNKNOWN = ('Nova does not say now which servers run on the hosts of this '

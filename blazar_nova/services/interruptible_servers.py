@@ -32,8 +32,6 @@ from blazar_nova.services import default_leases
 from blazar_nova.services import lease_trusts
 from blazar_nova.services import wiring
 
-__all__ = ['InterruptibleServers']
-
 LOG = logging.getLogger(__name__)
 
 #: Seconds for which the trust is valid: an interruptible server has no end.

@@ -13,8 +13,6 @@ from blazar_core.plugins import cloud_api
 from blazar_nova.compat import rest_service
 from blazar_nova.services import user_credentials
 
-__all__ = ['KeystoneIdentity']
-
 LOG = logging.getLogger(__name__)
 
 #: Paths of keystone's API.

@@ -41,8 +41,6 @@ from blazar_nova.services import lease_trusts
 from blazar_nova.services import limit_requests
 from blazar_nova.services import wiring
 
-__all__ = ['LeaseAdmission']
-
 LOG = logging.getLogger(__name__)
 
 

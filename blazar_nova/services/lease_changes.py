@@ -29,9 +29,6 @@ from blazar_nova.services import limit_requests
 from blazar_nova.services import notifications
 from blazar_nova.services import wiring
 
-__all__ = ['LeaseChanges', 'actions_of', 'asking', 'is_owner', 'may_entrust']
-
-
 #: A lease, its change, and whether that resizes it.
 _Wanted: ty.TypeAlias = tuple[views.Lease, updates.LeaseChange, bool]
 

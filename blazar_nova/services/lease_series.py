@@ -40,8 +40,6 @@ from blazar_nova.services import limit_requests
 from blazar_nova.services import notifications
 from blazar_nova.services import wiring
 
-__all__ = ['LeaseSeries', 'shifted']
-
 
 class LeaseSeries:
     """Carries out requests for all occurrences of a lease."""

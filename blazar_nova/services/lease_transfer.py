@@ -21,8 +21,6 @@ from blazar_nova.services import limit_requests
 from blazar_nova.services import notifications
 from blazar_nova.services import wiring
 
-__all__ = ['LeaseTransfer', 'is_asked']
-
 LOG = logging.getLogger(__name__)
 
 _KEYS = ('project_id', 'user_id')

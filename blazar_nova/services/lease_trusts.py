@@ -33,11 +33,6 @@ from blazar_nova.resource_types import extensions
 from blazar_nova.services import service_user
 from blazar_nova.services import wiring
 
-__all__ = ['Keeping', 'acts_for_owner', 'ahead', 'attempted', 'entrust',
-           'for_end', 'given', 'has_one', 'keep', 'meanwhile', 'needed',
-           'needs_one', 'of_offer', 'prepared', 'revoke_replaced',
-           'take_back', 'unless_reserved', 'with_trust']
-
 LOG = logging.getLogger(__name__)
 
 

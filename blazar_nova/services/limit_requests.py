@@ -15,8 +15,6 @@ from blazar_core.leases import updates
 from blazar_core.plugins import resource_types
 from blazar_nova.schemas import lease_views
 
-__all__ = ['asked_of', 'asked_of_change', 'as_changed', 'of_change']
-
 
 def asked_of(new: new_leases.NewLease, held: bool,
              available: resource_types.ResourceTypes) -> limits.Asked:

@@ -33,9 +33,6 @@ from blazar_core.lifecycle import preflight
 from blazar_nova.schemas import lease_views
 from blazar_nova.services import hoarding
 
-__all__ = ['COUNTER', 'Notifications', 'OBJECTS', 'PREFIX', 'Reason', 'diff',
-           'versioned']
-
 LOG = logging.getLogger(__name__)
 
 COUNTER = 'blazar_notifications'

@@ -15,8 +15,6 @@ from oslo_policy import policy
 
 from blazar_core.common import errors
 
-__all__ = ['Policy', 'check', 'check_scope', 'get_enforcer', 'list_rules']
-
 LOG = logging.getLogger(__name__)
 
 ADMIN = 'rule:blazar_admin'

@@ -28,8 +28,6 @@ from blazar_core.common import recurrences
 from blazar_core.db import models
 from blazar_core.leases import accounting
 
-__all__ = ['FLAT', 'Rates', 'add', 'costs', 'read']
-
 #: Key of the flat fee among the costs by resource class.
 FLAT = 'flat'
 #: Maximum number of usage records for which a request computes costs.

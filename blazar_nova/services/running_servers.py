@@ -22,8 +22,6 @@ from blazar_nova.services import limit_requests
 from blazar_nova.services import notifications
 from blazar_nova.services import wiring
 
-__all__ = ['RunningServers', 'is_asked', 'lets_leave']
-
 #: Keys of requests: servers of a new lease, and changes of an existing one.
 _NEW, _ADDED, _REMOVED = 'servers', 'add_servers', 'remove_servers'
 #: Maximum number of servers in a request, as each is read from Nova.

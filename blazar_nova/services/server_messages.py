@@ -12,8 +12,6 @@ from blazar_core.common import states
 from blazar_core.leases import lookup
 from blazar_nova.compat import reserved_view
 
-__all__ = ['ServerMessages', 'own']
-
 LOG = logging.getLogger(__name__)
 
 A = ty.TypeVar('A')

@@ -18,8 +18,6 @@ from keystoneauth1 import exceptions
 from blazar_core.common import errors
 from blazar_nova.compat import rest_service
 
-__all__ = ['Access', 'ServiceUser']
-
 #: Prefix of stored users, which no id of a trust has.
 _MARK = 'user:'
 

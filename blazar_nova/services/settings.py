@@ -15,8 +15,6 @@ import sqlalchemy as sa
 from blazar_core.db import api
 from blazar_core.db import models
 
-__all__ = ['Settings', 'differences', 'write']
-
 #: Values that JSON can represent, by their names for operators.
 Settings: ty.TypeAlias = ty.Mapping[str, ty.Any]
 

@@ -30,8 +30,6 @@ from blazar_core.common import errors
 from blazar_core.db import encryption
 from blazar_nova.services import service_user
 
-__all__ = ['Credentials', 'GROUP', 'LeaseOwners', 'list_opts']
-
 LOG = logging.getLogger(__name__)
 
 #: The section of nova.conf.

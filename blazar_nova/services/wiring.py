@@ -49,9 +49,6 @@ from blazar_nova.services import policy
 from blazar_nova.services import settings
 from blazar_nova.services import user_credentials
 
-__all__ = ['Parts', 'assemble', 'compare_settings',
-           'lost_after', 'open_database', 'shared']
-
 LOG = logging.getLogger(__name__)
 
 #: Seconds that nova-conductor may need in addition to its longest call.

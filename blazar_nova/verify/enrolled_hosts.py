@@ -17,8 +17,6 @@ from blazar_nova.compat import pool
 from blazar_nova.services import host_enrollment
 from blazar_nova.services import wiring
 
-__all__ = ['differences']
-
 
 def differences(parts: wiring.Parts) -> ty.Iterator[findings.Difference]:
     """Yield enrolled hosts that Nova does not keep others off, or whose

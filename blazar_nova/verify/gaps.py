@@ -4,8 +4,6 @@
 
 import dataclasses
 
-__all__ = ['Gaps', 'why']
-
 
 @dataclasses.dataclass
 class Gaps:

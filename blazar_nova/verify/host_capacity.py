@@ -23,8 +23,6 @@ from blazar_nova.listener import host_sync
 from blazar_nova.services import wiring
 from blazar_nova.verify import gaps
 
-__all__ = ['HostCapacity']
-
 LOG = logging.getLogger(__name__)
 
 #: The number of hosts between two lines of progress.

@@ -23,8 +23,6 @@ from blazar_nova.schemas import hint_params
 from blazar_nova.services import wiring
 from blazar_nova.verify import gaps
 
-__all__ = ['ADMISSION', 'LeasedServers']
-
 #: Seconds after which an admission has succeeded or failed.
 ADMISSION = 60
 

@@ -12,8 +12,6 @@ from blazar_core.common import states
 from blazar_core.db import models
 from blazar_nova.services import wiring
 
-__all__ = ['differences']
-
 
 def differences(parts: wiring.Parts) -> ty.Iterator[findings.Difference]:
     """Yield reservations that can be used though their lease is not active, or

@@ -16,8 +16,6 @@ from blazar_nova.services import service_user
 from blazar_nova.services import wiring
 from blazar_nova.verify import leased_servers
 
-__all__ = ['OwnerTrusts']
-
 
 class OwnerTrusts:
     """Compares trusts.

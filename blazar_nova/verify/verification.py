@@ -34,8 +34,6 @@ from blazar_nova.verify import leased_servers
 from blazar_nova.verify import open_reservations
 from blazar_nova.verify import owner_trusts
 
-__all__ = ['Report', 'Verifier', 'auditor']
-
 LOG = logging.getLogger(__name__)
 
 #: Differences by the section in which they were found.

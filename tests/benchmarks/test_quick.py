@@ -29,7 +29,7 @@ class TestQuick(base.BaseTestCase):
         *all_benchmarks.NAMES, *all_benchmarks.ON_REQUEST)]
     name = ''
 
-    def test_it_measures_something(self) -> None:
+    def test_benchmark_produces_results(self) -> None:
         path = os.path.join(
             self.useFixture(fixtures.TempDir()).path, 'results.jsonl')
         done = subprocess.run(

@@ -23,8 +23,6 @@ from tests.endurance import watching
 from tests.endurance import world as worlds
 from tests import stack
 
-__all__ = ['Run']
-
 #: Seconds between two samples.
 EVERY = 60
 #: The most users that are active at once.

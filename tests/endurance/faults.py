@@ -11,8 +11,6 @@ import time
 from tests.endurance import world as worlds
 from tests import stack
 
-__all__ = ['FAULTS', 'Faults']
-
 #: Seconds from the end of a fault until the next one.
 PAUSE = 150, 300
 #: Seconds after a fault in which Nova may still be recovering.

@@ -14,8 +14,6 @@ import typing as ty
 
 from matplotlib import pyplot
 
-__all__ = ['draw', 'table']
-
 Entry: ty.TypeAlias = dict[str, ty.Any]
 #: Seconds: when the first costs are read, and over how long each is averaged.
 HALF_HOUR, LAST = 1800, 600

@@ -11,8 +11,6 @@ import typing as ty
 from tests.endurance import world as worlds
 from tests.integration import base
 
-__all__ = ['STORIES', 'Broken', 'Story', 'Telling']
-
 #: Seconds within which a server must run or be deleted after it is due.
 SOON = 60
 MINUTE = 60

@@ -10,8 +10,6 @@ import sqlalchemy as sa
 
 from tests.endurance import world as worlds
 
-__all__ = ['sample']
-
 #: Processes that are measured: those that run our code, and nova-conductor,
 #: which runs nearly none of it, for comparison.
 OURS = ('blazar-listener', 'nova-api', 'nova-scheduler', 'nova-conductor')

@@ -15,9 +15,6 @@ import sqlalchemy as sa
 from tests.integration import base
 from tests import stack
 
-__all__ = ['GONE', 'LOOK', 'NOTICE', 'Eviction', 'Latencies', 'Refused',
-           'World', 'note']
-
 #: The state of a server that does not exist.
 GONE = 'gone'
 #: Seconds between two reads of all servers and leases.

@@ -19,8 +19,6 @@ from oslo_messaging import transport
 
 from tests.functional import nova_box
 
-__all__ = ['FunctionalTestCase', 'Recorder', 'at_the_bus']
-
 T = ty.TypeVar('T')
 
 #: An image that Nova's Glance fixture has.

@@ -27,8 +27,6 @@ import sqlalchemy as sa
 
 from tests.functional import engines
 
-__all__ = ['Databases', 'Nothing', 'PlacementDatabase', 'WriteLock']
-
 
 class WriteLock(nova_fixtures.DatabaseWriteLock):
     """Serializes writers of Nova's and placement's SQLite files.

@@ -16,8 +16,6 @@ from oslo_db.sqlalchemy import engines as oslo_engines
 import sqlalchemy as sa
 from sqlalchemy import pool
 
-__all__ = ['Engines']
-
 
 class Engines(fixtures.Fixture):
     """Engines that oslo.db creates from now on share compiled statements.

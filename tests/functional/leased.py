@@ -14,9 +14,6 @@ from blazar_nova.verify import verification
 from tests import driven
 from tests.functional import base
 
-
-__all__ = ['LeasedTestCase', 'RESERVE']
-
 #: Hints for a lease with the defaults: from now on, for 30 days.
 RESERVE = {'reserved': 'True'}
 

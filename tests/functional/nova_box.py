@@ -51,9 +51,6 @@ from tests.functional import databases
 from tests.functional import spared
 from tests import samples
 
-__all__ = ['ApiClient', 'Capacity', 'Identity', 'NovaBox', 'TokenReader',
-           'plain_conf']
-
 PROJECT_ID: str = nova_fixtures.PROJECT_ID
 
 #: Loggers whose output would hide the output of a failed test.

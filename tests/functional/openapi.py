@@ -11,9 +11,6 @@ import referencing
 from referencing import jsonschema as specifications
 import yaml
 
-__all__ = ['DOCUMENTS', 'Operation', 'description', 'operations', 'problems',
-           'resolved']
-
 #: The folder of the API reference.
 DOCUMENTS = os.path.join(
     os.path.dirname(os.path.dirname(os.path.dirname(__file__))),

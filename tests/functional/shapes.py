@@ -11,9 +11,6 @@ import json
 import re
 import typing as ty
 
-__all__ = ['ALLOCATION', 'HOST', 'LEASE', 'PROPERTY', 'PROPERTY_CHANGED',
-           'SERVER', 'Chi', 'budget_request', 'decoded', 'size_map']
-
 Json: ty.TypeAlias = dict[str, ty.Any]
 Form: ty.TypeAlias = ty.Any
 

@@ -23,8 +23,6 @@ from oslo_policy import policy
 
 from blazar_nova.compat import reserved_state
 
-__all__ = ['Spared']
-
 #: Originals of functions that are now called once instead of each time.
 _CHECK = jsonschema.Draft202012Validator.check_schema
 _INSTALL = reserved_state.install

@@ -49,7 +49,7 @@ def silent(known):
 class WithoutCyborgTest(test_units.UnitsTestCase):
     """A cloud that has no cyborg."""
 
-    def test_nothing_with_a_device_profile_is_admitted(self):
+    def test_device_profiles_are_refused_without_cyborg(self):
         flavor = self.flavor(accel__device_profile=PROFILE)
         for asked in (None, HOUR):
             self.assertIn(PROFILE, self.refused(
@@ -71,7 +71,7 @@ class SilentCyborgTest(test_units.UnitsTestCase):
         self.useFixture(config_fixture.Config(process.CONF)).config(
             endpoint_override='http://127.0.0.1:1', group='cyborg')
 
-    def test_it_is_no_mistake_of_the_user(self):
+    def test_lease_is_refused_with_503_while_cyborg_is_unavailable(self):
         flavor = self.flavor(accel__device_profile=PROFILE)
         for asked in None, HOUR:
             answer = self.make(start_in=asked, code=503, reservations=[{
@@ -94,14 +94,14 @@ class AcceleratorsTest(test_units.UnitsTestCase):
             'resource_type': 'flavor:instance', 'amount': 1,
             'flavor_id': self.accelerated, **more}])
 
-    def test_without_a_host_that_has_one_there_is_no_lease(self):
+    def test_lease_needs_host_with_matching_accelerator(self):
         self.refuse(self.accelerated)
         self.leased(409)
         self.add_provider('fpga1', 'FPGA', 2)
         self.fill_books()
         self.refuse(self.accelerated)
 
-    def test_each_is_one_leases(self):
+    def test_accelerator_is_reserved_by_only_one_lease(self):
         self.add_provider('fpga1', 'FPGA', 2, self.cyborg.trait)
         self.fill_books()
         self.leased(409, amount=3)
@@ -118,7 +118,7 @@ class AcceleratorsTest(test_units.UnitsTestCase):
         self.wait_for(lambda: self.admin.api_get(
             f'/flavors/{reservation["id"]}').body, what='its flavor is there')
 
-    def test_a_profile_that_is_gone_is_said_and_waited_for(self):
+    def test_start_is_deferred_while_device_profile_is_missing(self):
         self.add_provider('fpga1', 'FPGA', 2, self.cyborg.trait)
         self.fill_books()
         server = self.hold(flavor=self.accelerated)
@@ -152,7 +152,7 @@ class PreflightTest(test_host_filters.HostFiltersTestCase,
             'resource_type': 'flavor:instance', 'flavor_id': flavor,
             'amount': 1}])
 
-    def test_of_a_reservation_of_a_flavor_it_is_said_when_it_is_made(self):
+    def test_creation_warns_of_unreserved_numa_topology(self):
         flavor = self.flavor_with('hw:numa_nodes', '1')
         # No host has NUMA nodes.
         refused = self.make(start_in=HOUR, code=409, reservations=[{

@@ -169,7 +169,7 @@ class TestScenarios(AcceptanceTestCase):
         self.step(200, 'PUT', f'/leases/{lease["id"]}', {
             'end_date': f'{end:%Y-%m-%d %H:%M}'})
 
-    def test_ten_lists_at_once(self):
+    def test_ten_concurrent_lease_lists(self):
         with futures.ThreadPoolExecutor(10) as pool:
             for one in [pool.submit(self.ask, 'GET', '/leases', None,
                                     self.admin, 200) for _one in range(10)]:
@@ -199,10 +199,10 @@ class TestScenarios(AcceptanceTestCase):
         self.check_unreserved()
         self.delete(lease, server)
 
-    def test_all_of_instance_reservations_but_one_step(self):
+    def test_instance_reservation_refuses_surplus_server(self):
         self.check_all_but_one_step(self.SIZES)
 
-    def test_all_of_flavor_reservations_but_one_step(self):
+    def test_flavor_reservation_refuses_surplus_server(self):
         self.check_all_but_one_step({
             'resource_type': 'flavor:instance', 'flavor_id': '1', 'amount': 1,
             'affinity': None, 'resource_properties': ''})

@@ -104,7 +104,7 @@ class TestWhoMaySee(AccountsTestCase):
                                   'flat': f'{fees:.6f}'}, row['costs'])
                 self.assertEqual(f'{vcpus + fees:.6f}', row['cost'])
 
-    def test_they_see_nothing_of_others_in_whatever_way_they_ask(self):
+    def test_members_cannot_see_usage_or_leases_of_other_projects(self):
         lease = self.leases[0]['id']
         for more in ({}, {'costs': 'true'}, {'group_by': 'lease,day'}):
             self.assertEqual([], self.usage(
@@ -132,7 +132,7 @@ class TestWhoMaySee(AccountsTestCase):
         self.assertNotIn('lease1', str(found))
         self.assertNotIn(self.alice.who.project, str(found))
 
-    def test_an_admin_sees_hosts_and_projects(self):
+    def test_admin_sees_hosts_and_projects(self):
         bars = self.calendar(self.admin, rows='host')['calendar']['bars']
         self.assertEqual(3, len(bars))
         self.assertEqual(set(), {one['row'] for one in bars} -
@@ -153,7 +153,7 @@ class TestPolicy(AccountsTestCase):
             'blazar_nova.services.policy.list_rules', lambda: rules))
         super().setUp()
 
-    def test_it_decides_who_sees_costs(self):
+    def test_policy_restricts_costs(self):
         for client, code in ((self.alice, 403), (self.admin, 200)):
             self.ask('GET', '/usage', client=client, code=code, costs='true',
                      **self.time)
@@ -173,7 +173,7 @@ class TestLimitNear(api_base.ApiTestCase):
         return [(one['reason'], one['details']) for one in
                 self.get(lease)['conditions'] if one['type'] == 'LimitNear']
 
-    def test_by_leases_and_by_servers_with_a_lease(self):
+    def test_lease_near_limit_gets_condition_and_notification(self):
         told = self.record()
         small = [self.reservation(vcpus=1)]
         first, second = (self.make(
@@ -204,7 +204,7 @@ class TestNotifications(api_base.ApiTestCase):
 
     more_conf = '[blazar]\nnotification_format = both\n'
 
-    def test_what_is_sent_is_as_in_the_sample(self):
+    def test_notification_matches_documented_sample(self):
         told = self.record()
         lease = self.make(
             start_in=HOUR, tags=['ci', 'b'], description='\U0001F680' * 255,
@@ -240,7 +240,7 @@ class TestTogether(api_base.ApiTestCase):
                  'max_class_hours_per_month = VCPU:30\n'
                  'max_consecutive_leases_per_project = 3\n')
 
-    def test_a_recurring_lease_counts_as_a_whole(self):
+    def test_limits_count_all_occurrences_of_recurring_lease(self):
         lease = self.make(
             start_in=HOUR, reservations=[self.reservation(vcpus=2)],
             recurrence={'rule': 'FREQ=HOURLY;INTERVAL=6;COUNT=10'})
@@ -278,7 +278,7 @@ class TestBrowser(AccountsTestCase):
         self.browser.shoot(f'{rows}-{scheme}')
         return self.browser.run(_SEEN, [*states.Lease])
 
-    def test_bars_are_where_the_api_says_and_colours_can_be_told_apart(self):
+    def test_calendar_bars_match_dates_and_colours_have_contrast(self):
         begin, end = (driven.parse_iso(self.ask(
             'GET', '/calendar', **self.time)['calendar'][key])
             for key in ('start_date', 'end_date'))

@@ -95,7 +95,7 @@ class HeldActionsTest(leased.LeasedTestCase):
         return [self.api(microversion='2.1'), self.alice, self.admin,
                 self.client(microversion='2.1')]
 
-    def test_every_action(self):
+    def test_server_actions_are_refused_for_reserved_server(self):
         server = self.hold()
         found = actions()
         self.assertLessEqual(KNOWN_ACTIONS, set(found))
@@ -107,7 +107,7 @@ class HeldActionsTest(leased.LeasedTestCase):
                     f'{action} at {client.microversion}')
         self.check_unharmed(server)
 
-    def test_every_change_below_it(self):
+    def test_subresource_changes_are_refused_for_reserved_server(self):
         server = self.hold()
         found = changes()
         self.assertLessEqual(KNOWN_PATHS, {path for _, path in found})
@@ -145,7 +145,7 @@ class HeldActionsTest(leased.LeasedTestCase):
             got['status'], own, got['tags'], got['locked']))
         self.assertEqual('PENDING', self.lease('vm1')['status'])
 
-    def test_other_ways_to_name_it(self):
+    def test_other_paths_of_reserved_server_are_guarded(self):
         server = self.hold()
         for path in (f'/servers/{server["id"].upper()}/action',
                      f'/servers/{server["id"]}/action%0A'):
@@ -165,7 +165,7 @@ class HeldActionsTest(leased.LeasedTestCase):
         self.assertEqual('TERMINATED', self.lease('vm1')['status'])
         self.assertEqual({}, self.bookings())
 
-    def test_it_looks_like_an_answer_of_novas(self):
+    def test_refusal_has_headers_of_nova_answer(self):
         server = self.hold()
         for client in (self.api(microversion='2.1'), self.alice):
             ours, novas = (
@@ -178,7 +178,7 @@ class HeldActionsTest(leased.LeasedTestCase):
             for header in ('Content-Type', 'OpenStack-API-Version', 'Vary'):
                 self.assertEqual(novas.headers[header], ours.headers[header])
 
-    def test_once_it_is_sent_nova_answers(self):
+    def test_actions_are_allowed_after_build_is_sent(self):
         server = self.hold()
         self.clock.advance(3600)
         self.run_due()
@@ -216,7 +216,7 @@ class ComparedTest(leased.LeasedTestCase):
         self.assertEqual(none, held, f'{method} {path} {body} at '
                                      f'{client.microversion}')
 
-    def test_what_can_be_read_below_it(self):
+    def test_reads_answer_as_for_building_server(self):
         self.assertGreater(len(looks()), 15)
         for client in (self.api(microversion='2.1'), self.alice, self.admin):
             for path in looks():
@@ -226,7 +226,7 @@ class ComparedTest(leased.LeasedTestCase):
                 if waiting[0] < 500:
                     self.assertLess(held[0], 500, what)
 
-    def test_to_strangers_it_is_one_that_does_not_exist(self):
+    def test_reserved_server_does_not_exist_for_other_projects(self):
         for microversion in ('2.1', 'latest'):
             bob = self.api(project='0' * 32, user='bob',
                            microversion=microversion)
@@ -244,7 +244,7 @@ class ComparedTest(leased.LeasedTestCase):
         self.assertIn('is RESERVED', self.refused(
             409, admin.post_server_action, self.held, {'os-stop': None}))
 
-    def test_requests_that_name_it_elsewhere(self):
+    def test_other_apis_answer_as_for_building_server(self):
         for client in (self.client(microversion='2.1'), self.admin):
             for method, path, body in (
                     ('POST', '/os-server-external-events', {'events': [{
@@ -266,7 +266,7 @@ class ComparedTest(leased.LeasedTestCase):
         self.assertEqual('RESERVED',
                          self.alice.get_server(self.held)['status'])
 
-    def test_servers_that_are_not_held(self):
+    def test_actions_of_other_servers_pass_to_nova(self):
         server = self.boot_active('vm2')
         asked = []
 

@@ -249,7 +249,7 @@ class AgreementTest(base.FunctionalTestCase):
             answers.append(type(exc))
         return self.recorder.calls, self.recorder.judged, answers
 
-    def test_the_middleware_judges_what_nova_calls(self):
+    def test_middleware_acts_on_what_nova_calls(self):
         requests, seen = Requests(47), collections.Counter()
         for _ in range(REQUESTS):
             request = requests.make()

@@ -28,18 +28,18 @@ HOUR = 3600
 
 class TestLeases(api_base.ApiTestCase):
 
-    def test_no_request_waits_until_all_books_are_read(self):
+    def test_requests_do_not_load_whole_booking_index(self):
         with mock.patch.object(booking_index.Index, '_load') as load:
             self.make_active()
             self.boot_active('plain')
         load.assert_not_called()
 
-    def test_the_books_are_followed_from_the_first_request_on(self):
+    def test_booking_index_is_followed_from_first_request(self):
         del self.followed[:]
         self.ask('GET', '/leases', code=200)
         self.assertEqual([wiring.shared().admission.index], self.followed)
 
-    def test_a_lease_is_used_by_its_flavor_within_its_time_and_amount(self):
+    def test_lease_flavor_boots_servers_up_to_amount_until_lease_ends(self):
         lease = self.make_active(reservations=[self.reservation(amount=2)])
         reservation, = lease['reservations']
         flavor = self.flavor(reservation['id'])
@@ -77,7 +77,7 @@ class TestLeases(api_base.ApiTestCase):
             lease['events'] if event['event_type'] == 'end_lease'})
         self.assertIsNone(self.flavor(reservation['id']))
 
-    def test_one_server_too_many_is_told_what_fits(self):
+    def test_boot_beyond_amount_answers_fits_now_and_next_start(self):
         lease = self.make_active(reservations=[self.reservation(
             vcpus=4, amount=2)])
         flavor = lease['reservations'][0]['flavor_id']
@@ -90,7 +90,7 @@ class TestLeases(api_base.ApiTestCase):
                       f'amount. next_start: {lease["end_date"]}, of a '
                       f'lease of their own. fits_now: 1.', fault['message'])
 
-    def test_a_reservation_that_ends_while_it_is_found_to_be_full(self):
+    def test_full_reservation_that_has_just_ended_has_no_next_start(self):
         lease = self.make_active()
         parts = wiring.shared()
         occupy, now = parts.leases.slots.take, parts.clock.now
@@ -120,7 +120,7 @@ class TestLeases(api_base.ApiTestCase):
         self.assertEqual(409, answer.status_code, answer.text)
         return answer.json()['conflictingRequest']
 
-    def test_nobody_boots_with_it_before_its_time(self):
+    def test_lease_flavor_does_not_exist_before_lease_starts(self):
         lease = self.make(start_in=HOUR)
         flavor_id = lease['reservations'][0]['flavor_id']
         self.assertIsNone(self.flavor(flavor_id))
@@ -128,7 +128,7 @@ class TestLeases(api_base.ApiTestCase):
         self.run_until(self.began + HOUR)
         self.boot_active('in time', flavor=flavor_id)
 
-    def test_others_do_not_boot_with_it(self):
+    def test_other_projects_cannot_boot_with_lease_flavor(self):
         lease = self.make_active()
         bob = self.api(project='b' * 32, user='bob')
         flavor_id = lease['reservations'][0]['flavor_id']
@@ -137,7 +137,7 @@ class TestLeases(api_base.ApiTestCase):
         self.refused(409, self.boot, 'mine?', flavor=flavor_id,
                      client=self.api(project='c' * 32, roles=('admin',)))
 
-    def test_what_is_reserved_is_not_given_to_others(self):
+    def test_reserved_capacity_is_unavailable_to_others(self):
         self.make_active(reservations=[self.reservation(vcpus=4, amount=2)])
         server = self.boot('ordinary')
         self.wait_for(lambda: self.admin.get_server(server['id'])[
@@ -149,7 +149,7 @@ class TestLeases(api_base.ApiTestCase):
                 'error_name', 'reason', 'fits_now', 'error_code')))
         self.assertIn('next_start', refused['error_message'])
 
-    def test_servers_apart_and_together(self):
+    def test_affinity_places_servers_on_separate_or_same_host(self):
         apart, together = self.make_active(reservations=[
             self.reservation(amount=2, vcpus=1, affinity='False'),
             self.reservation(amount=2, vcpus=1, affinity=True)],
@@ -163,7 +163,7 @@ class TestLeases(api_base.ApiTestCase):
                 self.admin.get_server(server['id'])['OS-EXT-SRV-ATTR:host']
                 for server in servers}))
 
-    def test_its_server_group_stays_as_long_as_it_is_there(self):
+    def test_server_group_of_lease_cannot_be_deleted_before_lease_ends(self):
         lease = self.make_active(reservations=[self.reservation(
             amount=2, vcpus=1, affinity=False)])
         path = f'/os-server-groups/{lease["reservations"][0]["id"]}'
@@ -184,7 +184,7 @@ class TestLeases(api_base.ApiTestCase):
         self.assertEqual(204, self.alice.api_request(
             f'/os-server-groups/{other}', method='DELETE').status_code)
 
-    def test_servers_of_it_are_not_resized(self):
+    def test_resize_from_or_to_lease_flavor_is_refused(self):
         flavor_id = self.make_active()['reservations'][0]['flavor_id']
         inside = self.boot_active('inside', flavor=flavor_id)
         outside = self.boot_active('outside')
@@ -200,13 +200,13 @@ class TestLeases(api_base.ApiTestCase):
             {'resize': {'flavorRef': '2'}})
         self.assertNotIn(flavor_id, message)
 
-    def test_a_lease_without_reservations_is_one(self):
+    def test_lease_without_reservations_starts_and_ends(self):
         lease = self.make_active(reservations=[])
         self.assertEqual([], lease['reservations'])
         self.run_until(self.began + 2 * HOUR)
         self.assertEqual('TERMINATED', self.get(lease)['status'])
 
-    def test_a_reservation_of_a_flavor(self):
+    def test_flavor_reservation_boots_server_of_source_flavor(self):
         lease = self.make_active(reservations=[
             {'resource_type': 'flavor:instance', 'flavor_id': 2,
              'amount': '2', 'affinity': 'None'}])
@@ -217,7 +217,7 @@ class TestLeases(api_base.ApiTestCase):
                          self.admin.get_server(server['id'])['flavor'][
                              'vcpus'])
 
-    def test_a_reservation_of_a_flavor_on_hosts_of_some_properties(self):
+    def test_flavor_reservation_honours_resource_properties(self):
         flavored = {'resource_type': 'flavor:instance', 'flavor_id': '2'}
         wide = {**flavored, 'resource_properties': '[">=", "$vcpus", "4"]'}
         reservation, = self.make(start_in=HOUR, reservations=[wide])[
@@ -295,25 +295,25 @@ class TestMoves(api_base.ApiTestCase):
             'SELECT hosts.name FROM bookings '
             'JOIN hosts ON hosts.id = bookings.host_id'))
 
-    def test_apart(self):
+    def test_anti_affinity_migration_selects_unused_host(self):
         first, second = self.reserved(2, amount=2, affinity=False)
         other = self.where(second)
         self.assertEqual({'host1', 'host2', 'host3'}, {
             self.where(first), other, self.migrate(first)})
         self.assertEqual(other, self.bookings()[second])
 
-    def test_apart_from_a_host_that_is_down(self):
+    def test_anti_affinity_evacuation_selects_unused_host(self):
         first, second = self.reserved(2, amount=2, affinity=False)
         hosts = {self.where(first), self.where(second)}
         self.assertNotIn(self.evacuate(first), hosts)
 
-    def test_apart_into_a_free_place(self):
+    def test_migration_swaps_host_with_free_anti_affinity_slot(self):
         """The free slot of the new host is moved to the old one."""
         first, = self.reserved(1, amount=3, affinity=False)
         self.migrate(first)
         self.assertEqual([1, 1, 1], sorted(self.booked_on().values()))
 
-    def test_two_at_once_do_not_meet(self):
+    def test_concurrent_migrations_keep_anti_affinity(self):
         """The first server's arrival is not yet recorded."""
         first, second = self.reserved(2, False, amount=2, affinity=False)
         (host,) = {'host1', 'host2', 'host3'} - {
@@ -333,12 +333,12 @@ class TestMoves(api_base.ApiTestCase):
             what='the migration was refused')
         self.assertEqual(before, self.where(second))
 
-    def test_together_one_alone_takes_its_places_along(self):
+    def test_migration_of_only_affinity_server_moves_free_slots(self):
         first, = self.reserved(1, False, amount=3, affinity=True)
         host = self.migrate(first)
         self.assertEqual({(host,): 3}, self.booked_on())
 
-    def test_together_one_by_one(self):
+    def test_affinity_servers_can_be_migrated_one_by_one(self):
         servers = self.reserved(2, False, amount=2, affinity=True)
         hosts = {self.migrate(server_id) for server_id in servers}
         self.assertEqual(1, len(hosts))
@@ -347,7 +347,7 @@ class TestMoves(api_base.ApiTestCase):
 
 class TestNotifications(api_base.ApiTestCase):
 
-    def test_all_that_happens_to_a_lease_is_told_without_secrets(self):
+    def test_lease_events_send_notifications_without_trust_id(self):
         recorder = self.record()
         lease = self.make_active(events=[
             {'event_type': 'remind', 'event_date': self.at(600)}],
@@ -378,7 +378,7 @@ class TestChanges(api_base.ApiTestCase):
         answer = self.ask('PUT', f'/leases/{lease["id"]}', body, client, code)
         return answer.get('lease', answer)
 
-    def test_the_name_the_dates_and_the_amount(self):
+    def test_update_changes_name_dates_and_amount(self):
         lease = self.make(start_in=HOUR)
         changed = self.change(lease, name='other',
                               start_date=self.at(2 * HOUR),
@@ -405,7 +405,7 @@ class TestChanges(api_base.ApiTestCase):
             {'id': reservation_id, 'amount': 1}])
         self.make(start_in=2 * HOUR)
 
-    def test_every_answer_shows_the_utilization(self):
+    def test_every_lease_answer_shows_utilization(self):
         lease = self.make_active()
         now = self.began + HOUR // 2
         self.useFixture(fixtures.MonkeyPatch(
@@ -429,7 +429,7 @@ class TestChanges(api_base.ApiTestCase):
         self.assertEqual(shown['reservations'][0]['utilization'],
                          changed['utilization'])
 
-    def test_one_that_moves_may_find_other_hosts(self):
+    def test_rescheduled_lease_may_get_other_hosts(self):
         lease = self.make(start_in=HOUR)
         (host_id,), = self.books('SELECT host_id FROM bookings')
         whole = [self.reservation(vcpus=4)]
@@ -447,7 +447,7 @@ class TestChanges(api_base.ApiTestCase):
             'SELECT host_id FROM bookings WHERE reservation_id = '
             f"'{lease['reservations'][0]['id']}'"))
 
-    def test_one_that_moves_stays_of_its_size(self):
+    def test_rescheduled_lease_keeps_size_of_changed_flavor(self):
         lease = self.make(start_in=HOUR, reservations=[
             {'resource_type': 'flavor:instance', 'flavor_id': '2'}])
         before = lease['reservations'][0]['resources']
@@ -463,7 +463,7 @@ class TestChanges(api_base.ApiTestCase):
         (booked,), = self.books('SELECT resources FROM bookings')
         self.assertEqual(before, json.loads(booked))
 
-    def test_an_admin_looks_for_hosts_that_the_owner_may_use(self):
+    def test_update_by_admin_searches_hosts_for_owner_project(self):
         lease = self.make(start_in=HOUR)
         asked, demand_of = [], flavors.demand_of
         self.stub_out(
@@ -476,7 +476,7 @@ class TestChanges(api_base.ApiTestCase):
             end_date=self.at(3 * HOUR))
         self.assertEqual({nova_box.PROJECT_ID}, set(asked))
 
-    def test_servers_that_are_to_be_apart_from_now_on_are(self):
+    def test_update_to_anti_affinity_books_separate_hosts(self):
         lease = self.make(start_in=HOUR, reservations=[
             self.reservation(amount=2, vcpus=1, affinity=True)])
         reservation_id = lease['reservations'][0]['id']
@@ -490,7 +490,7 @@ class TestChanges(api_base.ApiTestCase):
             {'id': reservation_id, 'amount': 3}])
         self.assertEqual('too_big', refused['reason'])
 
-    def test_one_that_has_started_grows_and_is_prolonged(self):
+    def test_started_lease_can_only_grow_and_be_extended(self):
         lease = self.make_active()
         reservation_id = lease['reservations'][0]['id']
         changed = self.change(
@@ -515,7 +515,7 @@ class TestChanges(api_base.ApiTestCase):
             self.assertIn(words, refused['error_message'])
         self.assertEqual(changed['end_date'], self.get(lease)['end_date'])
 
-    def test_delete_in_every_state_and_twice(self):
+    def test_delete_works_in_every_state_and_is_repeatable(self):
         bob = self.api(project='b' * 32, user='bob')
         pending = self.make(start_in=HOUR)
         active = self.make_active()
@@ -544,7 +544,7 @@ class TestChanges(api_base.ApiTestCase):
         self.assertEqual({'leases': []}, self.ask('GET', '/leases'))
         self.ask('DELETE', '/leases/unheard-of', code=404)
 
-    def test_delete_while_another_process_removes_the_flavor(self):
+    def test_delete_tolerates_concurrent_removal_of_flavor(self):
         lease = self.make_active()
         destroy = objects.Flavor.destroy
         calls = []

@@ -24,7 +24,7 @@ class TestFlavorsThatClientsFind(api_base.ApiTestCase):
     more_conf = ('[filter_scheduler]\nenabled_filters = ComputeFilter,'
                  'AggregateInstanceExtraSpecsFilter,LeaseFilter\n')
 
-    def test_by_its_reservation(self):
+    def test_lease_flavor_has_reservation_in_extra_specs(self):
         for name, more in (('one', {}), ('two', {'affinity': True})):
             lease = self.make_active(reservations=[
                 self.reservation(vcpus=1, **more)])
@@ -47,7 +47,7 @@ class TestFlavorsThatClientsFind(api_base.ApiTestCase):
             self.admin.post_server_action(server['id'], {'migrate': None})
             self.wait_for_status(server['id'], 'VERIFY_RESIZE')
 
-    def test_nova_would_find_no_host_with_it(self):
+    def test_boot_fails_if_aggregate_extra_spec_is_not_removed(self):
         self.useFixture(fixtures.MonkeyPatch(
             'blazar_nova.compat.bound_servers.admit', lambda call,
             apart: None))
@@ -58,7 +58,7 @@ class TestFlavorsThatClientsFind(api_base.ApiTestCase):
 
 class TestAnswers(api_base.ApiTestCase):
 
-    def test_the_versions_are_told_to_everybody(self):
+    def test_versions_need_no_token(self):
         url = self.alice.base_url.rsplit('/v2', 1)[0] + '/reservation'
         for path in ('', '/', '/versions'):
             answer = requests.get(url + path, allow_redirects=False)
@@ -70,7 +70,7 @@ class TestAnswers(api_base.ApiTestCase):
         answer = requests.get(url + '/v1/leases')
         self.assertEqual(401, answer.status_code)
 
-    def test_the_versions_behind_a_proxy(self):
+    def test_version_links_honour_proxy_headers(self):
         self.flags(enable_proxy_headers_parsing=True,
                    group='oslo_middleware')
         url = self.alice.base_url.rsplit('/v2', 1)[0] + '/reservation'
@@ -82,7 +82,7 @@ class TestAnswers(api_base.ApiTestCase):
             self.assertEqual('https://cloud.example:8774/reservation/v1',
                              version['links'][0]['href'])
 
-    def test_what_is_not_there_is_told_in_json(self):
+    def test_unknown_path_method_and_lease_answer_json_errors(self):
         for method, path, code, name in (
                 ('GET', '/nothing', 404, 'URL_NOT_FOUND'),
                 ('PATCH', '/leases', 405, 'METHOD_NOT_ALLOWED'),
@@ -91,13 +91,13 @@ class TestAnswers(api_base.ApiTestCase):
             self.assertEqual((code, name), (answer['error_code'],
                                             answer['error_name']))
 
-    def test_head_is_answered_as_get_is(self):
+    def test_head_answers_status_of_get(self):
         lease = self.make(start_in=HOUR)
         for path, code in ((f'/leases/{lease["id"]}', 200), ('/leases', 200),
                            ('/leases/unheard-of', 404)):
             self.assertIsNone(self.ask('HEAD', path, code=code))
 
-    def test_bad_input_is_told_what_to_write(self):
+    def test_refusal_of_invalid_input_names_valid_values(self):
         for body, words in (
                 ({'end_date': None}, 'Missing parameter end_date'),
                 ({'end_date': 'soon'}, 'soon is an invalid date. Required '
@@ -121,7 +121,7 @@ class TestAnswers(api_base.ApiTestCase):
             self.assertIn(words, answer['error_message'])
         self.assertEqual([], self.ask('GET', '/leases')['leases'])
 
-    def test_null_is_what_is_left_out(self):
+    def test_null_value_means_unset(self):
         lease = self.make(
             start_in=HOUR, servers=None, recurrence=None, lease_type=None,
             events=[{'event_type': 'x', 'event_date': self.at(HOUR),
@@ -135,7 +135,7 @@ class TestAnswers(api_base.ApiTestCase):
             'start_date': None, 'end_date': self.at(HOUR), 'reason': None,
             'force': None}, self.admin, code=200, dry_run='true')
 
-    def test_one_that_has_not_begun_is_told_until_when_it_could_last(self):
+    def test_refused_extension_of_pending_lease_answers_latest_end(self):
         lease = self.make(start_in=HOUR, reservations=[
             self.reservation(vcpus=4, amount=2)])
         self.make(start_in=3 * HOUR, reservations=[
@@ -153,7 +153,7 @@ class TestAnswers(api_base.ApiTestCase):
             code=409)['latest_end'])
         self.ask('PUT', path, {'end_date': self.at(3 * HOUR)}, code=200)
 
-    def test_one_of_before_has_no_properties_and_may_grow(self):
+    def test_flavor_reservation_without_properties_may_grow(self):
         lease = self.make_active(reservations=[
             {'resource_type': 'flavor:instance', 'flavor_id': '1'}])
         reservation, = lease['reservations']
@@ -166,7 +166,7 @@ class TestAnswers(api_base.ApiTestCase):
             code=200)['lease']
         self.assertEqual(2, changed['reservations'][0]['amount'])
 
-    def test_a_list_is_filtered_sorted_and_paged(self):
+    def test_lease_list_is_filtered_sorted_and_paged(self):
         made = [self.make(start_in=hour * HOUR, name=f'lease{hour}')
                 for hour in (3, 1, 2)]
         bob = self.api(project='b' * 32, user='bob')
@@ -206,7 +206,7 @@ class TestAnswers(api_base.ApiTestCase):
         # Whether or not there are leases.
         self.ask('GET', '/leases', fields='color', name='none', code=400)
 
-    def test_what_has_just_ended_is_listed_for_a_while(self):
+    def test_ended_lease_is_listed_for_list_ended_seconds(self):
         self.flags(list_ended=300, group='blazar')
         lease = self.make_active(reservations=[], length=60)
         gone = self.make(start_in=HOUR)
@@ -219,7 +219,7 @@ class TestAnswers(api_base.ApiTestCase):
             self.assertEqual(count, len(self.ask(
                 'GET', '/leases', **more)['leases']))
 
-    def test_an_administrator_asks_for_any_property_of_a_host(self):
+    def test_only_admin_may_request_non_public_host_property(self):
         wanted = '["=", "$hypervisor_hostname", "host2"]'
         self.assertIn('hypervisor_hostname', self.make(
             reservations=[self.reservation(resource_properties=wanted)],
@@ -227,7 +227,7 @@ class TestAnswers(api_base.ApiTestCase):
         self.make(reservations=[self.reservation(resource_properties=wanted)],
                   client=self.admin)
 
-    def test_a_list_without_pages_is_whole_or_refused(self):
+    def test_lease_list_without_limit_is_complete_or_refused(self):
         """Some clients do not follow links."""
         self.useFixture(fixtures.MonkeyPatch(
             'blazar_nova.schemas.lease_schema.MAX_WHOLE', 3))
@@ -247,7 +247,7 @@ class TestAnswers(api_base.ApiTestCase):
         self.assertIn('leases_links', self.ask(
             'GET', '/leases', code=200, limit=3))
 
-    def test_a_client_puts_back_what_it_was_shown(self):
+    def test_update_accepts_lease_as_shown(self):
         lease = self.make(start_in=HOUR, events=[
             {'event_type': 'remind', 'time': self.at(HOUR)}], reservations=[
             self.reservation(ephemeral_gb=0, extra_specs={},
@@ -273,7 +273,7 @@ class TestAnswers(api_base.ApiTestCase):
         self.ask('PUT', f'/leases/{lease["id"]}', {
             **again, 'status': 'ACTIVE'}, code=400)
 
-    def test_what_is_over_is_in_the_list_of_who_asks_for_it(self):
+    def test_ended_leases_are_listed_on_request(self):
         over = self.make_active(length=HOUR)
         later = self.make(start_in=2 * HOUR)
         self.run_until(self.clock.now() + HOUR + 60)
@@ -293,7 +293,7 @@ class TestAnswers(api_base.ApiTestCase):
             lease['id'] for lease in requests.get(link['href'], headers={
                 'X-Auth-Token': self.alice.who.token()}).json()['leases']])
 
-    def test_one_request_asks_for_so_much(self):
+    def test_total_amount_of_one_request_is_limited(self):
         many = [self.reservation(amount=one) for one in (600, 401)]
         for query in ({}, {'dry_run': 'true'}):
             error = self.ask('POST', '/leases', {
@@ -308,7 +308,7 @@ class TestAnswers(api_base.ApiTestCase):
         self.assertIn('add up to 1001',
                       error['error_message'])
 
-    def test_placement_is_asked_once_for_equal_questions(self):
+    def test_equal_placement_queries_are_sent_once(self):
         asked = self.placement_asked()
         self.make(reservations=[
             self.reservation(vcpus=1, memory_mb=size)
@@ -316,7 +316,7 @@ class TestAnswers(api_base.ApiTestCase):
         self.assertEqual(1, sum('/resource_providers' in url
                                 for url in asked), asked)
 
-    def test_only_what_is_public_of_hosts_may_be_asked_for(self):
+    def test_only_public_host_properties_may_be_requested(self):
         for text in ('["=", "$hypervisor_hostname", "host1"]',
                      '["or", ["<", "$hypervisor_hostname", "host2"]]',
                      '["and", [">", "$vcpus", 0], ["<", "$local_gb", 9]]'):
@@ -345,7 +345,7 @@ class TestAnswers(api_base.ApiTestCase):
         self.assertIn('There are none: leave the properties out.',
                       error['error_message'])
 
-    def test_who_may_only_read(self):
+    def test_reader_can_show_but_not_change_leases(self):
         lease = self.make(start_in=HOUR)
         reader = self.api(user='carol', roles=('reader',))
         self.assertEqual(lease, self.get(lease, client=reader))
@@ -355,7 +355,7 @@ class TestAnswers(api_base.ApiTestCase):
                               reader, 403)
             self.assertEqual('FORBIDDEN', answer['error_name'])
 
-    def test_a_quote_an_offer_and_what_is_free(self):
+    def test_quote_offer_and_availability(self):
         body = {'end_date': self.at(HOUR), 'reservations': [
             self.reservation(vcpus=4, amount=3)]}
         quote = self.ask('POST', '/leases', body, code=200,

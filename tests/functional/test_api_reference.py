@@ -63,11 +63,11 @@ _UTILIZATION = re.compile(
 class DescriptionTest(testtools.TestCase):
     """Comparison of doc/source/api-ref/openapi.yaml with the code."""
 
-    def test_every_schema_is_one(self):
+    def test_schemas_are_valid_json_schemas(self):
         for schema in openapi.description()['components']['schemas'].values():
             jsonschema.Draft202012Validator.check_schema(schema)
 
-    def test_every_reference_leads_somewhere(self):
+    def test_references_resolve_and_components_are_used(self):
         text = json.dumps(openapi.description())
         found = set(re.findall(r'"\$ref": "([^"]*)"', text))
         for reference in found:
@@ -77,7 +77,7 @@ class DescriptionTest(testtools.TestCase):
             for name in openapi.description()['components'][kind]
             if f'#/components/{kind}/{name}' not in found])
 
-    def test_every_route_and_no_other(self):
+    def test_described_routes_equal_code(self):
         routed = {(pattern.pattern, method)
                   for pattern, _controller, methods in rest.ROUTES
                   for method in methods}
@@ -95,7 +95,7 @@ class DescriptionTest(testtools.TestCase):
                         (operation.path, operation.method)}
         self.assertEqual(routed, described)
 
-    def test_every_error_and_no_other(self):
+    def test_described_errors_equal_code(self):
         answered = collections.defaultdict(set)
         for _kind, code, name in error_answers.ERRORS:
             answered[code].add(name)
@@ -115,14 +115,14 @@ class DescriptionTest(testtools.TestCase):
                         names.replace('"', '').split(', '))
         self.assertEqual(answered, described)
 
-    def test_every_error_is_in_the_text(self):
+    def test_documentation_lists_every_error(self):
         with open(os.path.join(openapi.DOCUMENTS, 'index.rst')) as f:
             _before, text = f.read().split('\nErrors\n======\n')
         told = set(re.findall(r'^``([A-Z_]+)``', text, re.M))
         self.assertEqual({name for _kind, _code, name in
                           error_answers.ERRORS} | {*error_answers.HTTP}, told)
 
-    def test_every_state(self):
+    def test_described_statuses_equal_code(self):
         schemas = openapi.description()['components']['schemas']
         for schema in ('LeaseStatus', 'LeaseStatusAsked'):
             self.assertEqual({*states.LEASE.steps, views.DELETING},
@@ -138,7 +138,7 @@ class DescriptionTest(testtools.TestCase):
 class SamplesTest(api_base.ApiTestCase):
     """Comparison of doc/source/api-ref/samples with a real nova-api."""
 
-    def test_a_lease_from_its_making_to_its_end(self):
+    def test_lease_from_creation_to_deletion(self):
         made = self.sample('POST', '/leases', 'lease-create', 201)['lease']
         of_flavor = self.sample(
             'POST', '/leases', 'lease-create-flavor', 201)['lease']
@@ -153,7 +153,7 @@ class SamplesTest(api_base.ApiTestCase):
             self.ask('DELETE', f'/leases/{lease["id"]}', code=204)
         self.sample('GET', path, 'lease-not-found', 404)
 
-    def test_a_quote_an_offer_and_what_is_free(self):
+    def test_quote_offer_and_availability(self):
         self.sample('POST', '/leases?dry_run=true', 'quote', 200)
         offer = self.sample('POST', '/leases', 'offer', 201)['lease']
         self.sample('POST', f'/leases/{offer["id"]}/accept', 'accept', 200)
@@ -163,7 +163,7 @@ class SamplesTest(api_base.ApiTestCase):
                 'duration': '2h', 'start_date': self.at(1800),
                 'end_date': self.at(5 * 3600)}), 'availability', 200)
 
-    def test_the_calendar(self):
+    def test_project_calendar(self):
         self.make(start_in=1800, length=7200)
         self.sample('GET', '/calendar?' + urllib.parse.urlencode({
             'start_date': self.at(0), 'end_date': self.at(4 * 3600)}),
@@ -175,13 +175,13 @@ class SamplesTest(api_base.ApiTestCase):
             'group_by': 'project', 'start_date': self.at(0),
             'end_date': self.at(4 * 3600)}), 'usage', 200)
 
-    def test_a_lease_of_a_boot(self):
+    def test_lease_of_boot_with_hints(self):
         self.boot('server1', hints=self.lease_hints(
             'lease1', start_in=3600, length=7200))
         lease, = self.ask('GET', '/leases')['leases']
         self.sample('GET', f'/leases/{lease["id"]}', 'lease-of-a-boot', 200)
 
-    def test_a_lease_of_servers_that_run(self):
+    def test_lease_of_running_servers(self):
         server, other = (self.boot_active(f'server{i}')['id']
                          for i in (1, 2))
         lease = self.sample('POST', '/leases', 'lease-adopt', 201,
@@ -256,10 +256,10 @@ class SamplesTest(api_base.ApiTestCase):
         self.ask('DELETE', path, client=self.admin, code=204)
         self.ask('GET', path, code=404)
 
-    def test_the_versions(self):
+    def test_api_versions(self):
         self.sample('GET', '', 'versions', 300, root='/reservation')
 
-    def test_every_sample_is_shown(self):
+    def test_every_sample_is_shown_in_documentation(self):
         with open(os.path.join(openapi.DOCUMENTS, 'index.rst')) as f:
             shown = re.findall(r'samples/(\S+)', f.read())
         self.assertEqual(sorted(os.listdir(SAMPLES)), sorted(shown))

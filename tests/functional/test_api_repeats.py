@@ -35,7 +35,7 @@ class TestRepeats(api_base.ApiTestCase):
         self.assertEqual(code, answer.status_code, answer.text)
         return answer.json()
 
-    def test_asked_for_twice_a_lease_is_made_once(self):
+    def test_idempotency_key_creates_lease_once(self):
         quote = self.post('one', 200, query={'dry_run': 'true'})['quote']
         self.assertTrue(quote['fits'])
         lease = self.post('one')['lease']
@@ -47,7 +47,7 @@ class TestRepeats(api_base.ApiTestCase):
         self.post('x' * 300, 400)
         self.assertEqual(1, len(self.leases()))
 
-    def test_who_was_overtaken_gets_the_lease_of_the_other(self):
+    def test_lost_race_returns_lease_of_same_idempotency_key(self):
         made_by = idempotency.made_by
         first = self.post('one')['lease']
         answers = [None]
@@ -97,7 +97,7 @@ class TestRequestsThatDie(api_base.ApiTestCase):
             self.wait_for_status(server_id, 'ACTIVE')
         self.assertEqual((1, []), (self.sent, self.left()))
 
-    def test_a_listener_sends_its_build(self):
+    def test_listener_sends_build_of_dead_request(self):
         with mock.patch.object(lease_admission.LeaseAdmission, '_send'):
             servers = self.boot_two()
         self.look(after=0)
@@ -109,7 +109,7 @@ class TestRequestsThatDie(api_base.ApiTestCase):
         for server_id in servers:
             self.assertEqual(1, len(self.allocations(server_id)))
 
-    def test_one_that_stands_still_does_not_send_it_again(self):
+    def test_stalled_request_does_not_send_build_twice(self):
         with mock.patch.object(
                 fault_points, 'fault_point', lambda step, _what: (
                     step is fault_points.FaultPoint.SLOT_TAKEN and
@@ -117,7 +117,7 @@ class TestRequestsThatDie(api_base.ApiTestCase):
             servers = self.boot_two()
         self.assert_built_once(servers)
 
-    def test_nor_does_one_that_fails_then(self):
+    def test_failed_request_does_not_send_build_twice(self):
         def fail(*_args):
             self.look()
             raise ValueError('A fault of the database')
@@ -128,7 +128,7 @@ class TestRequestsThatDie(api_base.ApiTestCase):
             servers = self.boot_two()
         self.assert_built_once(servers)
 
-    def test_one_that_fails_before_gives_its_slots_back(self):
+    def test_request_that_fails_before_dispatch_frees_slots(self):
         with mock.patch.object(bound_servers, 'admit', side_effect=ValueError):
             self.refused(500, self.boot_two)
         self.assertEqual(([], set()), (self.left(), self.own_servers()))
@@ -147,7 +147,7 @@ class TestRequestsThatDie(api_base.ApiTestCase):
             self.refused(503, self.boot_two)
         return self.own_servers() - before
 
-    def test_one_that_does_not_know_whether_it_has_them_undoes_nothing(self):
+    def test_unknown_outcome_of_slot_use_undoes_nothing(self):
         for then in (self.look, lambda: None):
             self.sent = 0
             servers = self.refused_and_left('take', then)
@@ -158,7 +158,7 @@ class TestRequestsThatDie(api_base.ApiTestCase):
                 self.wait_until_gone(server_id)
             self.fill_books()
 
-    def test_nor_one_that_does_not_know_who_sends_its_build(self):
+    def test_unknown_outcome_of_dispatch_undoes_nothing(self):
         with mock.patch.object(bound_servers, 'admit', side_effect=ValueError):
             servers = self.refused_and_left('dispatch', lambda: None)
         self.assertEqual((2, []), (len(servers), self.left()))
@@ -166,7 +166,7 @@ class TestRequestsThatDie(api_base.ApiTestCase):
         self.assertEqual({'RESERVED'}, {
             self.alice.get_server(one)['status'] for one in servers})
 
-    def test_none_is_sent_whose_servers_are_deleted(self):
+    def test_build_of_deleted_servers_is_not_sent(self):
         with mock.patch.object(lease_admission.LeaseAdmission, '_send'):
             servers = self.boot_two()
         for server_id in servers:
@@ -174,7 +174,7 @@ class TestRequestsThatDie(api_base.ApiTestCase):
         self.look()
         self.assertEqual((0, []), (self.sent, self.left()))
 
-    def test_where_placement_is_away_it_is_tried_again(self):
+    def test_build_is_retried_after_placement_was_unavailable(self):
         with mock.patch.object(lease_admission.LeaseAdmission, '_send'):
             servers = self.boot_two()
         with mock.patch('blazar_nova.compat.compute_hosts.ask_placement',

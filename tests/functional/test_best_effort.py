@@ -75,7 +75,7 @@ class BestEffortTestCase(api_base.ApiTestCase):
 
 class TestBestEffort(BestEffortTestCase):
 
-    def test_servers_of_others_are_moved_and_the_lease_starts(self):
+    def test_lease_starts_after_migration_of_other_servers(self):
         before = self.where()
         server = self.wanted(timeout='10m')
         lease = self.lease('mine')
@@ -111,7 +111,7 @@ class TestBestEffort(BestEffortTestCase):
         self.fill_books()
         self.assert_verified()
 
-    def test_a_failed_migration_is_planned_around(self):
+    def test_plan_avoids_host_with_failed_migrations(self):
         execute = live_migrate.LiveMigrationTask._execute
         before = self.where()
         # The host that is planned first; migrations from it fail.
@@ -149,7 +149,7 @@ class TestBestEffort(BestEffortTestCase):
         self.fill_books()
         self.assert_verified()
 
-    def test_who_is_to_be_kept_is_and_in_the_end_it_is_timed_out(self):
+    def test_lease_times_out_if_all_servers_have_keep_metadata(self):
         for one in self.servers:
             self.bob.api_put(f'/servers/{one}/metadata', {
                 'metadata': {'blazar:keep': 'true'}})
@@ -170,7 +170,7 @@ class TestBestEffort(BestEffortTestCase):
         self.fill_books()
         self.assertEqual('TERMINATED', self.lease('mine')['status'])
 
-    def test_what_is_asked_for_by_the_lease_api(self):
+    def test_lease_api_lists_and_deletes_best_effort_lease(self):
         lease = self.make(lease_type='best_effort', timeout=600, reservations=[
             self.reservation(vcpus=4, memory_mb=1024)])
         self.assertEqual('IN_PROGRESS', lease['status'])
@@ -189,7 +189,7 @@ class TestBestEffort(BestEffortTestCase):
 
 class TestWords(api_base.ApiTestCase):
 
-    def test_what_does_not_go_together_is_refused(self):
+    def test_incompatible_lease_params_are_refused(self):
         for params, sentence in (
                 ({'timeout': '5m'}, '"lease_type": "best_effort"'),
                 ({'lease_type': 'retry', 'timeout': '5m'},
@@ -206,7 +206,7 @@ class TestWords(api_base.ApiTestCase):
             code=400, offer_seconds=600, lease_type='best_effort',
         )['error_message'])
 
-    def test_who_may_not_is_told(self):
+    def test_policy_restricts_best_effort_leases(self):
         rules = {'blazar:leases:best_effort': 'role:admin'}
         with mock.patch('blazar_nova.services.policy.Policy.authorize',
                         self.only_admins(rules)):
@@ -267,7 +267,7 @@ class TestWholeHosts(whole_hosts_base.HostsTestCase):
         return self.boot_active('cheap', client=self.bob, flavor=lease[
             'reservations'][0]['flavor_id'])
 
-    def test_one_is_freed_by_moving_who_may_be_moved(self):
+    def test_host_is_freed_by_migrating_preemptible_server(self):
         before = {one['id']: self.host_of(one)
                   for one in (self.first, self.second)}
         self.assertEqual({'host1', 'host2'}, {*before.values()})

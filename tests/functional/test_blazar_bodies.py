@@ -112,7 +112,7 @@ class TestBlazarBodies(api_base.ApiTestCase):
         one['resource_type'] != 'virtual:floatingip' and
         int(one.get('min', 1)) <= int(one.get('max', 1)) for one in found)),
         st.booleans())
-    def test_what_blazar_accepts_is_accepted(self, asked, has_events):
+    def test_bodies_accepted_by_blazar_are_accepted(self, asked, has_events):
         self.post({'name': 'lease1', 'start_date': self.at(HOUR),
                    'end_date': self.at(4 * HOUR), 'reservations': asked,
                    **({'events': []} if has_events else {})}, 201, 409)
@@ -120,7 +120,7 @@ class TestBlazarBodies(api_base.ApiTestCase):
     @examples.repeatable(80)
     @hypothesis.given(reservations(spoilt), spoilt(LEASE), DATES, DATES,
                       DATES)
-    def test_of_a_new_lease(self, asked, lease, start, end, before):
+    def test_create_never_answers_5xx(self, asked, lease, start, end, before):
         self.post({**lease, 'reservations': asked,
                    'start_date': self.date(start), 'end_date': self.date(end),
                    'before_end_date': self.date(before)},
@@ -131,7 +131,7 @@ class TestBlazarBodies(api_base.ApiTestCase):
         st.sampled_from(['virtual:instance', 'flavor:instance']).flatmap(
             lambda name: st.tuples(st.just(name), spoilt(KEYS[name]))),
         spoilt(LEASE), DATES, DATES, st.booleans())
-    def test_of_a_change(self, asked, lease, start, end, whole):
+    def test_update_never_answers_5xx(self, asked, lease, start, end, whole):
         name, changed = asked
         made = self.make(start_in=HOUR, reservations=[{
             'resource_type': name, 'flavor_id': '1', 'amount': 1} if (
@@ -147,7 +147,7 @@ class TestBlazarBodies(api_base.ApiTestCase):
                   200, 400, 403, 404, 409)
         self.ask('DELETE', f'/leases/{made["id"]}', code=204)
 
-    def test_a_lease_is_put_back_as_it_was_got(self):
+    def test_update_accepts_lease_as_read(self):
         for one in ({'resource_type': 'flavor:instance', 'flavor_id': '1',
                      'amount': 1}, self.reservation()):
             made = self.make(start_in=HOUR, reservations=[one])

@@ -69,10 +69,10 @@ class SteadyTest(leased.LeasedTestCase):
             body['inventories'].setdefault(rc, {})['total'] = total
         self.put(url, body)
 
-    def test_a_host_where_nothing_runs_is_not_asked_about(self) -> None:
+    def test_sync_sends_no_requests_for_idle_host(self) -> None:
         self.assertEqual(self.of(self.uuid), self.compare())
 
-    def test_of_the_others_what_is_taken_is_asked_and_nothing_else(self):
+    def test_sync_requests_only_allocations_of_used_host(self):
         consumer = uuidutils.generate_uuid()
         self.allocate(consumer, **{self.uuid: {'VCPU': 1}})
         self.assertEqual(self.of(self.uuid, 'allocations', 'inventories'),
@@ -83,7 +83,7 @@ class SteadyTest(leased.LeasedTestCase):
                              self.compare())
         self.assertEqual({'VCPU': 1}, self.host().usage)
 
-    def test_what_is_given_back_moves_no_generation_and_is_seen(self) -> None:
+    def test_sync_sees_freed_allocation_without_new_generation(self) -> None:
         consumer = uuidutils.generate_uuid()
         self.allocate(consumer, **{self.uuid: {'VCPU': 1}})
         self.compare()
@@ -106,7 +106,7 @@ class SteadyTest(leased.LeasedTestCase):
         self.assertEqual(({}, {'VCPU': 2}),
                          (self.host().usage, self.host('host2').usage))
 
-    def test_another_inventory_is_seen(self) -> None:
+    def test_sync_sees_changed_inventory(self) -> None:
         before = self.host().capacity
         self.set_inventory(self.uuid, VCPU=17)
         self.assertEqual(self.of(self.uuid, 'allocations', 'inventories'),
@@ -115,7 +115,7 @@ class SteadyTest(leased.LeasedTestCase):
         self.assertNotEqual(before['VCPU'], after['VCPU'])
         self.assertEqual({**before, 'VCPU': after['VCPU']}, after)
 
-    def test_an_inventory_that_moves_meanwhile_is_seen(self) -> None:
+    def test_sync_sees_inventory_changed_during_sync(self) -> None:
         self.allocate(uuidutils.generate_uuid(), **{self.uuid: {'VCPU': 1}})
         self.compare()
         trees = compute_hosts.trees
@@ -131,7 +131,7 @@ class SteadyTest(leased.LeasedTestCase):
         assert facts is not None
         self.assertEqual(facts.capacity, self.host().capacity)
 
-    def test_a_new_provider_of_a_host_is_seen(self) -> None:
+    def test_sync_sees_new_child_provider(self) -> None:
         child = uuidutils.generate_uuid()
         self.placement.post('/resource_providers', {
             'name': 'child', 'uuid': child,
@@ -151,7 +151,7 @@ class SteadyTest(leased.LeasedTestCase):
         # Once a host has usage, its allocations are requested.
         self.assertEqual(self.of(child, 'allocations'), self.compare())
 
-    def test_another_property_is_seen(self) -> None:
+    def test_sync_sees_changed_host_property(self) -> None:
         context = nova_context.get_admin_context()
         mapping = objects.HostMapping.get_by_host(context, 'host1')
         with nova_context.target_cell(
@@ -163,7 +163,7 @@ class SteadyTest(leased.LeasedTestCase):
         self.assertEqual(
             4711, self.host().properties['hypervisor_version'])
 
-    def test_what_the_books_have_wrong_is_mended(self) -> None:
+    def test_sync_corrects_wrong_host_records(self) -> None:
         before = self.host()
         with self.listener.parts.database.writer() as session:
             session.execute(sa.update(models.Host).values(
@@ -174,7 +174,7 @@ class SteadyTest(leased.LeasedTestCase):
             (before.capacity, before.usage, before.properties),
             (after.capacity, after.usage, after.properties))
 
-    def test_nothing_is_written_over_that_another_one_has_seen_later(self):
+    def test_sync_does_not_overwrite_newer_host_record(self):
         other = self.new_listener(self.clock)
         trees = compute_hosts.trees
 
@@ -191,7 +191,7 @@ class SteadyTest(leased.LeasedTestCase):
         self.assertNotEqual(before, self.seen)
         self.assertEqual(self.seen, self.host().capacity)
 
-    def test_who_comes_meanwhile_where_nothing_ran_counts(self) -> None:
+    def test_server_arriving_during_sync_is_counted(self) -> None:
         database, now = self.listener.parts.database, self.clock.now()
         server, takes = uuidutils.generate_uuid(), {'VCPU': 1}
         flavor = dict.fromkeys(self.host().capacity, 0) | takes
@@ -217,7 +217,7 @@ class SteadyTest(leased.LeasedTestCase):
             self.compare()
         self.assertEqual(([True], takes), (told, self.host().usage))
 
-    def test_placement_may_be_too_slow_to_say_it_of_all(self) -> None:
+    def test_sync_works_if_provider_list_is_unavailable(self) -> None:
         self.allocate(uuidutils.generate_uuid(), **{self.uuid: {'VCPU': 1}})
         ask = compute_hosts.ask_placement
 
@@ -231,7 +231,7 @@ class SteadyTest(leased.LeasedTestCase):
             self.listener.mirror.compare_all()
         self.assertEqual({'VCPU': 1}, self.host().usage)
 
-    def test_one_of_two_listeners_compares(self) -> None:
+    def test_only_one_of_two_listeners_syncs(self) -> None:
         listeners = [self.listener, self.new_listener(self.clock)]
         found: list[str] = []
         for listener in listeners:

@@ -55,7 +55,7 @@ class DefaultTestCase(api_base.ApiTestCase):
 
 class TestOn(DefaultTestCase):
 
-    def test_a_boot_is_a_lease_from_now_on(self):
+    def test_boot_creates_lease_with_default_duration(self):
         before = clocks.SystemClock().now()
         answer = self.post()
         after = clocks.SystemClock().now()
@@ -81,14 +81,14 @@ class TestOn(DefaultTestCase):
         self.assertEqual(asked.headers['OpenStack-Lease-Id'], other['id'])
         self.wait_for_status(asked.body['server']['id'], 'ACTIVE')
 
-    def test_a_token_without_a_project_boots_nothing(self):
+    def test_boot_without_project_scope_is_refused(self):
         for roles in (('member', 'reader'), ('admin', 'member', 'reader')):
             who = self.api(project='', user='eve', roles=roles)
             self.assertIn('project', self.refused(
                 403, self.post, client=who))
         self.assert_no_lease()
 
-    def test_it_reclaims_itself(self):
+    def test_server_is_deleted_when_default_lease_ends(self):
         server = self.boot_active('vm')
         self.fill_books()
         self.clock.advance(LENGTH + HOUR)
@@ -98,7 +98,7 @@ class TestOn(DefaultTestCase):
         driven.run_due(self.listener.engine)
         self.assertEqual('TERMINATED', self.only()['status'])
 
-    def test_it_is_prolonged_in_the_words_of_the_hint(self):
+    def test_default_lease_is_extended_by_duration_or_end(self):
         self.boot_active('vm')
         lease = self.only()
         path, start = f'/leases/{lease["id"]}', self.books(
@@ -115,7 +115,7 @@ class TestOn(DefaultTestCase):
         bob = self.api(project='b' * 32, user='bob')
         self.ask('PUT', path, {'duration': '60d'}, bob, 404)
 
-    def test_one_that_is_to_have_none_is_refused(self):
+    def test_boot_with_reserved_false_is_refused_unless_exempt(self):
         for value in ('False', False, 'no', 0):
             for client in (self.alice, self.admin):
                 message = self.refused(403, self.boot, 'vm', client=client,
@@ -129,12 +129,12 @@ class TestOn(DefaultTestCase):
         self.boot_active('vm', hints={'reserved': 'False'})
         self.assert_no_lease()
 
-    def test_lease_params_need_reserved_as_ever(self):
+    def test_lease_params_still_require_reserved_hint(self):
         message = self.refused(400, self.boot, 'vm', hints={
             'lease_params': '{"duration": "2h"}'})
         self.assertIn('reserved=True', message)
 
-    def test_who_is_exempt_is_left_alone(self):
+    def test_exempt_boots_get_no_lease(self):
         for name, mine, others in (
                 ('exempt_project_ids', nova_box.PROJECT_ID, 'b' * 32),
                 ('exempt_roles', 'Reader', 'auditor'),
@@ -175,7 +175,7 @@ class TestOn(DefaultTestCase):
         self.boot_active('mine')
         self.assertEqual(1, len(self.leases()))
 
-    def test_one_on_a_volume_is_of_no_image(self):
+    def test_boot_from_volume_is_not_exempt_by_image(self):
         """The owner may have written the image properties of a volume."""
         volume_id = nova_fixtures.CinderFixture.IMAGE_BACKED_VOL
         real = cinder.API.get
@@ -204,7 +204,7 @@ class TestOn(DefaultTestCase):
             'destination_type': 'volume', 'volume_size': 1}])
         self.assertEqual(2, len(self.leases()))
 
-    def test_several_are_one_lease(self):
+    def test_multi_create_boot_creates_one_lease(self):
         self.boot('vm', count=2)
         lease = self.only()
         self.assertEqual(2, len(lease['reservations'][0]['servers']))
@@ -212,7 +212,7 @@ class TestOn(DefaultTestCase):
             shown = self.wait_for_status(server_id, 'ACTIVE')
             self.assertEqual({'reserved': ['True']}, shown['scheduler_hints'])
 
-    def test_one_in_a_lease_already_has_none_of_its_own(self):
+    def test_boot_in_reservation_gets_no_default_lease(self):
         lease = self.make_active()
         self.boot_active('vm', flavor=lease['reservations'][0]['id'])
         self.boot_active('other', hints={'color': 'blue'})
@@ -220,7 +220,7 @@ class TestOn(DefaultTestCase):
         self.refused(400, self.boot, 'vm', hints={'reservation': 'x' * 36})
         self.assertEqual(2, len(self.leases()))
 
-    def test_one_on_a_host_that_an_admin_names(self):
+    def test_boot_on_requested_host_gets_default_lease(self):
         for server in ({'availability_zone': 'nova:host2'},
                        {'host': 'host1'}):
             answer = self.post(client=self.admin, **server)
@@ -230,7 +230,7 @@ class TestOn(DefaultTestCase):
                           str(server.values()))
         self.assertEqual(2, len(self.leases()))
 
-    def test_what_nova_refuses_it_refuses_as_ever(self):
+    def test_refusals_of_nova_are_unchanged(self):
         self.set(reservation='off')
 
         def answers():
@@ -254,14 +254,14 @@ class TestOn(DefaultTestCase):
         self.set(reservation='on')
         self.assertEqual(off, answers())
 
-    def test_a_limit_is_told(self):
+    def test_limit_refusal_names_option(self):
         self.flags(group='blazar_enforcement', max_leases_per_project=1)
         self.boot('one')
         message = self.refused(403, self.boot, 'two')
         self.assertIn('max_leases_per_project', message)
         self.assertIn('No lease was asked for', message)
 
-    def test_where_there_is_no_room_it_is_said_from_when_on(self):
+    def test_refusal_without_capacity_answers_next_start(self):
         self.make(start_in=HOUR, reservations=[
             self.reservation(amount=2, vcpus=4)])
         error = self.assertRaises(
@@ -273,7 +273,7 @@ class TestOn(DefaultTestCase):
         self.assertIn('No lease was asked for', fault['message'])
         self.boot_active('short', hints=self.lease_hints(length=HOUR - 120))
 
-    def test_the_books_are_compared_with_what_it_was_booted_with(self):
+    def test_verify_finds_missing_booking_of_default_lease(self):
         self.boot_active('vm')
         self.fill_books()
         verifier = verification.Verifier(
@@ -284,7 +284,7 @@ class TestOn(DefaultTestCase):
         self.assertIn('was booted with a lease', str([
             one.text for one in verifier.run(False).left]))
 
-    def test_one_whose_books_are_away_is_refused(self):
+    def test_boot_is_refused_while_database_is_unavailable(self):
         path = os.path.join(self.folder, 'blazar.sqlite')
         os.rename(path, path + '.away')
         os.mkdir(path)
@@ -302,7 +302,7 @@ class TestQuota(DefaultTestCase):
     more_conf = ('[quota]\ndriver = nova.quota.DbQuotaDriver\n'
                  'instances = 1\n')
 
-    def test_it_comes_first(self):
+    def test_nova_quota_is_checked_before_lease(self):
         self.boot_active('one')
         message = self.refused(403, self.boot, 'two')
         self.assertIn('Quota exceeded for instances', message)
@@ -313,7 +313,7 @@ class TestOff(DefaultTestCase):
 
     mode = 'off'
 
-    def test_a_boot_is_no_lease(self):
+    def test_boot_creates_no_lease(self):
         answer = self.post({'reserved': 'False'})
         self.wait_for_status(answer.body['server']['id'], 'ACTIVE')
         self.assertEqual([], [one for one in answer.headers if 'Lease' in one])
@@ -338,7 +338,7 @@ class TestAnnounce(DefaultTestCase):
         self.clock.advance(seconds)
         self.listener.announce()
 
-    def test_it_is_told_once_and_nothing_is_done(self):
+    def test_end_is_announced_once_without_deleting_server(self):
         answer = self.post()
         server = answer.body['server']
         self.wait_for_status(server['id'], 'ACTIVE')
@@ -372,13 +372,13 @@ class TestAnnounce(DefaultTestCase):
                 one['id'])['status'])
         self.assert_no_lease()
 
-    def test_several_are_told_of_together(self):
+    def test_servers_of_one_boot_are_announced_together(self):
         self.boot('vm', count=2)
         self.announce_after(LENGTH + 60)
         payload, = self.recorder.wait(end_notices.EVENT)
         self.assertEqual(2, len(payload['server_ids']))
 
-    def test_it_is_told_after_a_crash(self):
+    def test_end_is_announced_after_crash(self):
         server = self.boot_active('vm')
         self.clock.advance(LENGTH + 60)
         parts = self.listener.parts
@@ -402,7 +402,7 @@ class TestAnnounce(DefaultTestCase):
         payload, = self.recorder.wait(end_notices.EVENT)
         self.assertEqual([server['id']], payload['server_ids'])
 
-    def test_who_is_exempt_or_has_a_lease_is_not_told_of(self):
+    def test_exempt_or_leased_servers_are_not_announced(self):
         self.boot('leased', hints=self.lease_hints())
         for name, value in (
                 ('exempt_project_ids', nova_box.PROJECT_ID),
@@ -413,14 +413,14 @@ class TestAnnounce(DefaultTestCase):
             self.set(**{name: []})
         self.assertEqual([], self.books('SELECT * FROM would_end'))
 
-    def test_nothing_of_leases_is_in_the_way(self):
+    def test_lease_limits_do_not_apply(self):
         """Neither limits nor reservations apply: Nova alone places it."""
         self.flags(group='blazar_enforcement', max_leases_per_project=0,
                    max_lease_duration=1, max_reserved_vcpus_per_project=0)
         self.boot_active('vm', hints={'reserved': 'False'})
         self.assertEqual(1, len(self.books('SELECT * FROM would_end')))
 
-    def test_books_that_are_away_are_not_in_the_way(self):
+    def test_boot_succeeds_while_database_is_unavailable(self):
         path = os.path.join(self.folder, 'blazar.sqlite')
         os.rename(path, path + '.away')
         os.mkdir(path)
@@ -431,7 +431,7 @@ class TestAnnounce(DefaultTestCase):
             os.rename(path + '.away', path)
         self.assertEqual([], self.books('SELECT * FROM would_end'))
 
-    def test_it_is_said_no_more_when_it_is_turned_off(self):
+    def test_ends_are_not_announced_while_option_is_off(self):
         server = self.boot_active('vm')
         self.set(reservation='off')
         self.announce_after(LENGTH + 60)

@@ -106,7 +106,7 @@ class DeletionTestCase(leased.LeasedTestCase):
 
 class InWhoseNameTest(DeletionTestCase):
 
-    def test_in_that_of_the_owner(self):
+    def test_server_is_deleted_with_token_of_owner(self):
         seen = self.record_deletions()
         server_id = self.active()
         self.assertEqual([('alice', mock.ANY)], list(self.trusts.values()))
@@ -116,12 +116,12 @@ class InWhoseNameTest(DeletionTestCase):
         self.assertEqual([('token-of-trust-0', OWNER)], seen)
         self.assertEqual(['trust-0'], self.revoked)
 
-    def test_then_as_nova_itself(self):
+    def test_failed_deletion_as_owner_is_retried_as_nova(self):
         seen = self.record_deletions(lambda context: context.auth_token)
         self.goes(self.active())
         self.assertEqual([('token-of-trust-0', OWNER), (None, None)], seen)
 
-    def test_the_owner_has_what_nova_itself_may_not_touch(self):
+    def test_failed_deletion_as_nova_is_retried_as_owner(self):
         """After either attempt fails, the other is tried too."""
         seen = self.record_deletions(lambda context: not context.auth_token)
         server_id = self.active()
@@ -131,7 +131,7 @@ class InWhoseNameTest(DeletionTestCase):
         self.goes(server_id)
         self.assertEqual([(None, None), ('token-of-trust-0', OWNER)], seen)
 
-    def test_one_that_cannot_be_deleted_is_not_tried_all_the_time(self):
+    def test_failing_deletion_is_not_retried_constantly(self):
         seen = self.record_deletions(lambda context: True)
         server_id = self.active()
         self.clock.advance(3600)
@@ -143,14 +143,14 @@ class InWhoseNameTest(DeletionTestCase):
             self.wait_for(lambda: len(seen) == 2, what='both ways')
         self.assertEqual('TERMINATING', self.lease('vm1')['status'])
 
-    def test_when_the_owner_may_not_any_more(self):
+    def test_server_of_disabled_owner_is_deleted_as_nova(self):
         seen = self.record_deletions()
         server_id = self.active()
         self.no_token = errors.TrustUnavailable('He was disabled.')
         self.goes(server_id)
         self.assertEqual([(None, None)], seen)
 
-    def test_when_keystone_stays_away(self):
+    def test_server_is_deleted_as_nova_if_keystone_stays_unavailable(self):
         """Other leases wait for the capacity of its servers."""
         seen = self.record_deletions()
         server_id = self.active()
@@ -166,7 +166,7 @@ class InWhoseNameTest(DeletionTestCase):
         self.wait_until_gone(server_id)
         self.assertEqual([(None, None)], seen)
 
-    def test_when_keystone_comes_back(self):
+    def test_deletion_waits_for_short_keystone_outage(self):
         seen = self.record_deletions()
         server_id = self.active()
         self.no_token = errors.CloudUnavailable('keystone is away')
@@ -176,7 +176,7 @@ class InWhoseNameTest(DeletionTestCase):
         self.goes(server_id)
         self.assertEqual([('token-of-trust-0', OWNER)], seen)
 
-    def test_a_user_who_may_make_no_trust_gets_his_lease(self):
+    def test_user_who_cannot_create_trust_gets_lease(self):
         self.stub_out(
             'blazar_nova.services.user_credentials.Credentials.delegate',
             mock.Mock(side_effect=errors.TrustUnavailable('restricted')))
@@ -196,7 +196,7 @@ class TrustsTest(api_base.ApiTestCase, DeletionTestCase):
         return [(user, until - self.began)
                 for user, until in self.trusts.values()]
 
-    def test_of_the_lease_api(self):
+    def test_lease_api_creates_and_revokes_trusts(self):
         lease = self.make(3600)
         self.assertEqual([('alice', 7200)], self.until())
         offer = self.make(3600, offer_seconds=600)
@@ -213,7 +213,7 @@ class TrustsTest(api_base.ApiTestCase, DeletionTestCase):
         self.ask('DELETE', f'/leases/{lease["id"]}', code=204)
         self.assertEqual(['trust-0', 'trust-2'], self.revoked)
 
-    def test_a_process_that_dies_leaves_no_lease_without_its_own(self):
+    def test_lease_has_trust_if_process_dies_after_commit(self):
         """The trust is recorded with its purpose; leftover trusts are revoked
         later, or expire.
         """
@@ -255,7 +255,7 @@ class TrustsTest(api_base.ApiTestCase, DeletionTestCase):
             self.ask('POST', path, code=200)
         self.assertEqual(['trust-1'], self.revoked)
 
-    def test_what_is_refused_leaves_none(self):
+    def test_refused_requests_leave_no_trust(self):
         lease = self.make(3600)
         self.make(3600, code=409, reservations=[self.reservation(
             amount=1000)])
@@ -270,7 +270,7 @@ class TrustsTest(api_base.ApiTestCase, DeletionTestCase):
         self.assertEqual(['trust-0'], [
             one for one in self.trusts if one not in self.revoked])
 
-    def test_one_that_an_offer_takes_goes_with_it(self):
+    def test_trust_of_expired_offer_is_revoked(self):
         self.make(3600, offer_seconds=600, on_end='shelve')
         self.assertEqual(1, len(self.trusts))
         self.clock.advance(700)
@@ -278,7 +278,7 @@ class TrustsTest(api_base.ApiTestCase, DeletionTestCase):
         self.listener.parts.lifecycle.lease_close.revoke_over()
         self.assertEqual(['trust-0'], self.revoked)
 
-    def test_placement_is_asked_once_and_not_for_a_later_end(self):
+    def test_placement_is_queried_once_and_not_for_extension(self):
         with mock.patch('blazar_nova.compat.compute_hosts.ask_placement',
                         side_effect=compute_hosts.ask_placement) as ask:
             with mock.patch(
@@ -291,7 +291,7 @@ class TrustsTest(api_base.ApiTestCase, DeletionTestCase):
             self.ask('DELETE', f'/leases/{lease["id"]}', code=204)
             self.assertEqual(1, ask.call_count)
 
-    def test_of_a_boot_that_waits(self):
+    def test_extension_of_deferred_build_requires_new_trust(self):
         self.hold('vm1')
         lease = self.lease('vm1')
         self.change(lease, self.admin, 403, end_date=self.at(9000))
@@ -310,7 +310,7 @@ class TrustsTest(api_base.ApiTestCase, DeletionTestCase):
         self.run_due()
         self.wait_for_status(self.alice.get_servers()[0]['id'], 'ACTIVE')
 
-    def test_of_a_boot_that_another_member_extends(self):
+    def test_other_member_extends_deferred_build_with_own_trust(self):
         server_id = self.hold('vm1')['id']
         self.change(self.lease('vm1'), self.api(user='bob'),
                     end_date=self.at(9000))
@@ -321,7 +321,7 @@ class TrustsTest(api_base.ApiTestCase, DeletionTestCase):
         self.assertEqual('alice', self.wait_for_status(
             server_id, 'ACTIVE')['user_id'])
 
-    def test_those_replaced_do_not_pile_up(self):
+    def test_replaced_trusts_are_revoked(self):
         """A trust that the build may be using is revoked with the lease."""
         server_id = self.hold('vm1', start_in=300)['id']
         for later in range(7200, 7200 + 30 * 60, 60):
@@ -345,7 +345,7 @@ class TrustsTest(api_base.ApiTestCase, DeletionTestCase):
         self.run_due()
         self.assertEqual({*self.trusts}, {*self.revoked})
 
-    def test_of_a_boot_that_waits_to_be_tried_again(self):
+    def test_extension_of_failed_build_requires_new_trust(self):
         self.hold('vm1')
         with mock.patch('blazar_nova.scheduler.filters.LeaseFilter.'
                         'filter_all', return_value=[]):
@@ -398,19 +398,19 @@ class NothingLeftTest(DeletionTestCase):
         self.refused(404, self.alice.api_get, f'/servers/{server_id}')
         self.assertEqual('TERMINATED', self.lease('vm1')['status'])
 
-    def test_when_its_user_deletes_it(self):
+    def test_user_deletion_removes_nova_records(self):
         server_id = self.hold_in_group()
         self.assertEqual(4, len(self.records()))
         self.alice.delete_server(server_id)
         self.assert_nothing_left(server_id)
 
-    def test_when_its_lease_ends(self):
+    def test_lease_deletion_removes_nova_records(self):
         server_id = self.hold_in_group()
         self.listener.parts.lifecycle.lease_end.delete(self.lease('vm1')['id'])
         self.run_due()
         self.assert_nothing_left(server_id)
 
-    def test_when_nova_api_died_meanwhile(self):
+    def test_sync_removes_nova_records_after_nova_api_died(self):
         server_id = self.hold_in_group()
         with mock.patch(
                 'blazar_core.lifecycle.reconciliation.Reconciliation.check',
@@ -421,7 +421,7 @@ class NothingLeftTest(DeletionTestCase):
         self.fill_books()
         self.assert_nothing_left(server_id)
 
-    def test_one_that_is_being_built_keeps_what_its_builder_needs(self):
+    def test_records_of_built_and_reserved_servers_are_kept(self):
         cloud = self.listener.parts.cloud
         active = self.boot_active('plain')['id']
         held = self.hold('vm1')['id']
@@ -432,14 +432,14 @@ class NothingLeftTest(DeletionTestCase):
         self.assertEqual('RESERVED',
                          self.alice.get_server(held)['status'])
 
-    def test_one_without_a_lease(self):
+    def test_orphan_deletion_removes_nova_records(self):
         """nova-api died before it recorded the lease."""
         server_id = self.hold('vm1')['id']
         driven.withdraw(self.listener.parts.leases, self.lease('vm1')['id'])
         self.listener.mirror.delete_orphan(server_id)
         self.assertEqual({}, self.records())
 
-    def test_what_was_left_before_is_found(self):
+    def test_verify_removes_leftover_nova_records(self):
         server_id = self.hold('vm1')['id']
         with mock.patch('blazar_nova.compat.unbuilt_leftovers.forget'):
             self.alice.delete_server(server_id)
@@ -493,7 +493,7 @@ class WithoutTrustTest(api_base.ApiTestCase, DeletionTestCase):
     def later(self, **boot):
         return self.boot('vm1', hints=self.lease_hints('vm1', 3600), **boot)
 
-    def test_a_build_of_what_is_there(self):
+    def test_build_from_existing_resources_needs_no_trust(self):
         self.later()
         lease = self.lease('vm1')
         parts = self.listener.parts
@@ -506,7 +506,7 @@ class WithoutTrustTest(api_base.ApiTestCase, DeletionTestCase):
     def change(self, lease, code=200, **what):
         return self.ask('PUT', f'/leases/{lease["id"]}', what, code=code)
 
-    def test_what_is_made_would_not_be_hers(self):
+    def test_build_that_creates_resources_requires_trust(self):
         before = self.boot_rows()
         hints = self.lease_hints('vm1', 3600)
         again = self.lease_hints('vm1', 3600, recurrence={
@@ -521,7 +521,7 @@ class WithoutTrustTest(api_base.ApiTestCase, DeletionTestCase):
         for number, boot in enumerate(self.MADE):
             self.boot(f'vm{number}', hints=hints, **boot)
 
-    def test_what_is_done_in_her_name_takes_a_trust(self):
+    def test_image_creation_and_shelving_require_trust(self):
         server_id = self.active()
         cloud, lease_id = self.listener.parts.cloud, self.lease('vm1')['id']
         credential = service_user.ServiceUser(
@@ -534,13 +534,13 @@ class WithoutTrustTest(api_base.ApiTestCase, DeletionTestCase):
             self.assertRaises(errors.TrustUnavailable, do)
         self.assertEqual('ACTIVE', self.alice.get_server(server_id)['status'])
 
-    def test_images_at_an_event_take_one_at_once(self):
+    def test_snapshot_before_end_requires_trust_at_creation(self):
         hints = self.lease_hints(
             'vm1', 3600, before_end=self.at(5400),
             before_end_action='snapshot')
         self.refused(403, self.boot, 'vm1', hints=hints)
 
-    def test_whatever_is_kept_it_is_not_built_in_our_name(self):
+    def test_deferred_build_without_required_trust_fails(self):
         self.may = True
         server_id = self.later(**self.MADE[0])['id']
         parts, lease = self.listener.parts, self.lease('vm1')
@@ -554,12 +554,12 @@ class WithoutTrustTest(api_base.ApiTestCase, DeletionTestCase):
                          (lease['status'], lease['status_reason']))
         self.assertNotIn(server_id, self.guests())
 
-    def test_verify_misses_no_trust(self):
+    def test_verify_does_not_require_trust(self):
         self.later()
         self.fill_books()
         self.assert_verified()
 
-    def test_nothing_less_takes_the_place_of_a_trust(self):
+    def test_refused_extension_keeps_existing_trust(self):
         self.may = True
         self.later(**self.MADE[0])
         lease = self.lease('vm1')

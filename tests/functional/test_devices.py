@@ -48,7 +48,7 @@ class DevicesTestCase(test_units.UnitsTestCase):
 
 class KindsTest(DevicesTestCase):
 
-    def test_each_kind_is_counted_by_itself(self):
+    def test_device_kinds_are_counted_separately(self):
         self.reserve(self.a100)
         refused = self.reserve(self.a100, code=409)
         self.assertIn('next_start', str(refused))
@@ -56,14 +56,14 @@ class KindsTest(DevicesTestCase):
         for flavor in (self.v100, self.any_gpu):
             self.reserve(flavor, code=409)
 
-    def test_all_that_is_left_is_of_the_other_kind(self):
+    def test_reservations_of_any_kind_use_all_cards(self):
         self.reserve(self.any_gpu)
         # One of either kind is left: not one of both, and not two.
         self.reserve(self.any_gpu, code=409, amount=2)
         self.reserve(self.any_gpu)
         self.reserve(self.a100, code=409)
 
-    def test_two_kinds_in_one_server(self):
+    def test_server_with_two_devices_uses_both_kinds(self):
         both = self.flavor(
             resources1__CUSTOM_GPU='1', resources2__CUSTOM_GPU='1',
             **{f'trait1__{A100}': 'required', 'group_policy': 'none'})
@@ -80,39 +80,39 @@ class KindsTest(DevicesTestCase):
         self.wait_for_status(server['id'], 'ACTIVE')
         self.assertEqual(left, self.card_of(server))
 
-    def test_a_boot_leaves_the_kind_that_is_reserved(self):
+    def test_unleased_server_avoids_reserved_a100(self):
         self.reserve(self.a100)
         self.assert_left(V100)
 
-    def test_a_boot_leaves_the_other_kind_that_is_reserved(self):
+    def test_unleased_server_avoids_reserved_v100(self):
         self.reserve(self.v100)
         self.assert_left(A100)
 
-    def test_a_leased_server_leaves_the_kind_of_the_next_lease(self):
+    def test_leased_server_avoids_a100_of_next_lease(self):
         self.reserve(self.a100)
         self.assert_left(V100, hints=self.lease_hints(
             'vm1', length=2 * HOUR))
 
-    def test_it_leaves_the_other_kind_of_the_next_lease(self):
+    def test_leased_server_avoids_v100_of_next_lease(self):
         self.reserve(self.v100)
         self.assert_left(A100, hints=self.lease_hints(
             'vm1', length=2 * HOUR))
 
-    def test_no_kind_is_had_for_all_of_a_lease_by_parts(self):
+    def test_lease_needs_one_kind_for_its_whole_window(self):
         """A card is free at each time, but none for the whole window."""
         self.reserve(self.a100, start_in=HOUR)
         self.reserve(self.v100, start_in=3 * HOUR)
         self.reserve(self.any_gpu, start_in=HOUR, length=3 * HOUR, code=409)
         self.reserve(self.any_gpu, start_in=2 * HOUR, length=2 * HOUR)
 
-    def test_what_is_used_counts_by_its_kind(self):
+    def test_usage_is_counted_by_kind(self):
         server = self.boot('vm1', flavor=self.a100)
         self.wait_for_status(server['id'], 'ACTIVE')
         self.fill_books()
         self.reserve(self.a100, code=409)
         self.reserve(self.v100)
 
-    def test_traits_that_change_change_no_promise(self):
+    def test_new_trait_of_provider_does_not_affect_reservations(self):
         self.reserve(self.a100)
         url = f'/resource_providers/{self.cards[A100]}/traits'
         compute_hosts.tell_placement('put', '/traits/CUSTOM_NEW')
@@ -126,7 +126,7 @@ class KindsTest(DevicesTestCase):
         self.assertEqual(2, len([host for (host,) in self.books(
             'SELECT host_id FROM bookings') if host is not None]))
 
-    def test_more_or_fewer_of_a_kind(self):
+    def test_amount_cannot_exceed_cards_of_kind(self):
         lease = self.reserve(self.v100)
         self.ask('PUT', f'/leases/{lease["id"]}', {'reservations': [{
             'id': lease['reservations'][0]['id'], 'amount': 2}]}, code=409)
@@ -148,7 +148,7 @@ class AliasTest(DevicesTestCase):
         request.get_alias_from_config.cache_clear()
         self.addCleanup(request.get_alias_from_config.cache_clear)
 
-    def test_each_device_is_a_group(self):
+    def test_each_pci_alias_device_is_a_request_group(self):
         one, two, three, a100, both = (
             self.flavor(pci_passthrough__alias=alias) for alias in (
                 'gpu:1', 'gpu:2', 'gpu:3', 'a100:1', 'a100:1,v100:1'))
@@ -187,7 +187,7 @@ class MovedTest(DevicesTestCase):
             'reservations.id = bookings.reservation_id WHERE '
             f"lease_id = '{lease['id']}'")]
 
-    def test_a_lease_that_has_to_move_keeps_its_kind(self):
+    def test_reassigned_leases_keep_device_kind(self):
         leases = [self.reserve(self.a100) for _each in range(2)]
         self.reserve(self.a100, code=409)
         self.change('CUSTOM_GPU', self.cards[A100], total=1, max_unit=1,
@@ -203,7 +203,7 @@ class MovedTest(DevicesTestCase):
         lease = self.reserve(self.a100)
         self.assertEqual([self.root], self.hosts_of(lease))
 
-    def test_it_moves_to_where_its_kind_is(self):
+    def test_lease_is_reassigned_to_host_with_its_kind(self):
         lease = self.reserve(self.a100)
         here, = self.hosts_of(lease)
         there, = {self.first, self.root} - {here}
@@ -215,7 +215,7 @@ class MovedTest(DevicesTestCase):
         self.listener.overbooking.look()
         self.assertEqual([there], self.hosts_of(lease))
 
-    def test_a_reservation_of_any_kind_on_both(self):
+    def test_reservation_of_any_kind_spans_both_hosts(self):
         self.reserve(self.any_gpu, amount=5)
         for flavor in (self.a100, self.v100, self.any_gpu):
             self.reserve(flavor, code=409)
@@ -231,7 +231,7 @@ class MovedTest(DevicesTestCase):
 class UncountedTest(DevicesTestCase):
     """PCI devices that placement does not know."""
 
-    def test_leases_of_them_may_be_refused(self):
+    def test_leases_of_uncounted_pci_devices_may_be_refused(self):
         conf = self.useFixture(config_fixture.Config(process.CONF)).config
         conf(group='pci', alias=['{"name": "nic", "vendor_id": "8086", '
                                  '"product_id": "1572"}'])

@@ -54,7 +54,7 @@ class TestDying(whole_hosts_base.HostsTestCase):
                 break
         self.assertGreaterEqual(len(steps), least, steps)
 
-    def test_who_enrols_a_host_and_takes_it_out(self):
+    def test_enrollment_and_removal_recover_from_death_at_each_step(self):
         def enrol():
             with contextlib.suppress(errors.Conflict):
                 self.enrol('host1')
@@ -83,7 +83,7 @@ class TestDying(whole_hosts_base.HostsTestCase):
         self.at_each_step(
             lambda: self.enrolling.remove(self.host_id), taken_out, 5)
 
-    def test_who_starts_a_lease_and_ends_it(self):
+    def test_lease_start_and_end_recover_from_death_at_each_step(self):
         self.enrol('host1')
 
         def start():
@@ -119,7 +119,7 @@ class TestDying(whole_hosts_base.HostsTestCase):
 
         self.at_each_step(end, ended, 12)
 
-    def test_another_listener_goes_on_with_a_late_start(self):
+    def test_other_listener_continues_delayed_start(self):
         """It waits no longer than until the claim expires."""
         self.enrol('host1')
         other = self.new_listener(self.clock)

@@ -152,22 +152,22 @@ class TestEachState(EachStateTestCase):
             {state: self.shown(one) for state, one in servers.items()})
         self.assert_verified()
 
-    def test_delete(self):
+    def test_delete_policy_for_servers_in_each_state(self):
         self.check('delete')
 
-    def test_snapshot(self):
+    def test_snapshot_policy_for_servers_in_each_state(self):
         self.check('snapshot')
 
-    def test_shelve(self):
+    def test_shelve_policy_for_servers_in_each_state(self):
         self.check('shelve')
 
-    def test_stop(self):
+    def test_stop_policy_for_servers_in_each_state(self):
         self.check('stop')
 
-    def test_suspend(self):
+    def test_suspend_policy_for_servers_in_each_state(self):
         self.check('suspend')
 
-    def test_release(self):
+    def test_release_policy_for_servers_in_each_state(self):
         self.check('release')
 
 
@@ -235,22 +235,22 @@ class TestActionsInProgress(EachStateTestCase):
             self.stops[one].strip('_'): self.shown(one) for one in servers})
         self.assert_verified()
 
-    def test_delete(self):
+    def test_delete_policy_during_resize_or_shelve(self):
         self.check('delete', **dict.fromkeys(
             (one.strip('_') for one in self.STEPS), _GONE))
 
-    def test_snapshot(self):
+    def test_snapshot_policy_during_resize_or_shelve(self):
         self.check('snapshot', prep_resize=_IMAGE, resize_instance=_IMAGE,
                    finish_resize=_IMAGE, shelve_instance='SHELVED_OFFLOADED',
                    shelve_offload_instance='SHELVED_OFFLOADED')
 
-    def test_stop(self):
+    def test_stop_policy_during_resize_or_shelve(self):
         self.check('stop', prep_resize='SHUTOFF', resize_instance='SHUTOFF',
                    finish_resize='SHUTOFF',
                    shelve_instance='SHELVED_OFFLOADED',
                    shelve_offload_instance='SHELVED_OFFLOADED')
 
-    def test_shelve(self):
+    def test_shelve_policy_during_resize_or_shelve(self):
         self.check('shelve', **dict.fromkeys(
             (one.strip('_') for one in self.STEPS), 'SHELVED_OFFLOADED'))
 
@@ -277,7 +277,7 @@ class TestAfterTheEnd(test_ends.EndsTestCase):
         self.clock.advance(self.began + seconds - self.clock.now())
         driven.run_due(self.listener.engine)
 
-    def test_they_are_refused(self):
+    def test_user_actions_are_refused_after_lease_end(self):
         server = self.leased(on_end='snapshot')
         other = self.boot_active('other')
         self.act(server, {'unlock': None})
@@ -347,7 +347,7 @@ class TestAfterTheEnd(test_ends.EndsTestCase):
                         if method != 'GET':
                             yield method, path[len(start) - 1:]
 
-    def test_every_route_is_refused_or_harmless(self):
+    def test_every_server_route_is_refused_or_harmless(self):
         server = self.leased(on_end='snapshot')
         self.assertEqual(self.ROUTES.keys(), {
             f'{method} {path}' for method, path in self.ways()})
@@ -364,7 +364,7 @@ class TestAfterTheEnd(test_ends.EndsTestCase):
                 (method, path, answer.status_code, answer.text))
         self.end()
 
-    def test_every_action_is_refused_or_harmless(self):
+    def test_every_server_action_is_refused_or_harmless(self):
         server = self.leased(on_end='snapshot')
         actions = routes.server_controller().wsgi_actions
         self.assertLess(30, len(actions))
@@ -379,14 +379,14 @@ class TestAfterTheEnd(test_ends.EndsTestCase):
                 'has ended, and its end policy' in answer.text,
                 (action, answer.status_code, answer.text))
 
-    def test_a_user_may_delete_it(self):
+    def test_user_may_delete_server_after_lease_end(self):
         server = self.leased(on_end='snapshot')
         self.run_at(HOUR)
         self.alice.delete_server(server['id'])
         self.end()
         self.assertEqual({}, self.images())
 
-    def test_in_the_grace_period_they_are_not(self):
+    def test_user_actions_are_allowed_in_grace_period(self):
         server = self.leased(on_end='snapshot', grace_period='10m')
         self.run_at(HOUR)
         self.assertEqual('TERMINATING', self.lease('mine')['status'])
@@ -440,14 +440,14 @@ class TestTheNextLease(test_ends.EndsTestCase):
         self.assertIn('another lease waits for its capacity',
                       self.lease('mine')['status_reason'])
 
-    def test_it_starts_although_the_server_was_rescued(self):
+    def test_next_lease_starts_although_server_was_rescued(self):
         server = self.reserve('shelve')
         self.act(server, {'rescue': {}})
         self.wait_for_status(server['id'], 'RESCUE')
         self.assert_in_time()
         self.wait_for_status(server['id'], 'SHELVED_OFFLOADED')
 
-    def test_it_starts_although_images_are_refused(self):
+    def test_next_lease_starts_although_images_are_refused(self):
         """As the user has as many images as glance permits."""
         server = self.reserve('shelve')
         with mock.patch(
@@ -456,7 +456,7 @@ class TestTheNextLease(test_ends.EndsTestCase):
             self.assert_in_time()
         self.assert_replaced(server)
 
-    def test_it_starts_although_each_image_is_deleted(self):
+    def test_next_lease_starts_although_images_are_deleted(self):
         server = self.reserve('snapshot')
 
         def delete():
@@ -466,7 +466,7 @@ class TestTheNextLease(test_ends.EndsTestCase):
         self.assert_in_time(delete)
         self.assert_replaced(server)
 
-    def test_it_starts_although_a_task_of_the_user_is_stuck(self):
+    def test_next_lease_starts_although_user_task_is_stuck(self):
         server = self.reserve('stop')
         self.set_task(server, 'shelving')
         self.assert_in_time()
@@ -481,7 +481,7 @@ class TestTheNextLease(test_ends.EndsTestCase):
             instance.task_state = task
             instance.save()
 
-    def test_the_user_does_not_suffer_from_an_outage(self):
+    def test_server_is_kept_during_glance_outage(self):
         server = self.reserve('shelve')
         with mock.patch(
                 'nova.compute.utils.create_image',
@@ -494,7 +494,7 @@ class TestTheNextLease(test_ends.EndsTestCase):
         self.run_until_over(60)
         self.wait_for_status(server['id'], 'SHELVED_OFFLOADED')
 
-    def test_a_step_of_the_policy_may_last(self):
+    def test_snapshot_in_progress_is_not_cut_short(self):
         server = self.reserve('snapshot')
         with mock.patch('nova.compute.rpcapi.ComputeAPI.snapshot_instance'):
             self.run_until_over(280)

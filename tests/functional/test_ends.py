@@ -70,7 +70,7 @@ class EndsTestCase(api_base.ApiTestCase):
 
 class TestEnds(EndsTestCase):
 
-    def test_an_image_is_made_and_the_server_deleted(self):
+    def test_snapshot_policy_creates_image_and_deletes_server(self):
         server = self.leased(on_end='snapshot')
         self.assertEqual('snapshot,delete', self.lease('mine')['on_end'])
         self.end()
@@ -80,7 +80,7 @@ class TestEnds(EndsTestCase):
             image['name'], image['status'],
             image['properties']['instance_uuid']))
 
-    def test_an_image_of_a_server_on_a_volume(self):
+    def test_snapshot_of_volume_backed_server_is_created_once(self):
         """It has no instance_uuid, and is created once."""
         real, made = cinder.API.get, []
 
@@ -106,7 +106,7 @@ class TestEnds(EndsTestCase):
         self.assertEqual(([volume_id], ['mine-vm1']), (
             made, [*self.images()]))
 
-    def test_an_image_that_somebody_else_has_is_none(self):
+    def test_image_of_other_owner_is_ignored(self):
         server = self.leased(on_end='snapshot')
         self.glance.images['junk'] = {
             'id': 'junk', 'name': 'junk', 'owner': 'mallory',
@@ -116,7 +116,7 @@ class TestEnds(EndsTestCase):
         self.end()
         self.assertIn('mine-vm1', self.images())
 
-    def test_a_server_is_kept_and_is_an_ordinary_one(self):
+    def test_stop_suspend_and_shelve_keep_server_without_lease(self):
         for on_end, status, back in (
                 ('stop', 'SHUTOFF', {'os-start': None}),
                 ('suspend', 'SUSPENDED', {'resume': None}),
@@ -134,7 +134,7 @@ class TestEnds(EndsTestCase):
             self.alice.delete_server(server['id'])
             self.wait_until_gone(server['id'])
 
-    def test_one_for_which_there_is_no_room_is_shelved(self):
+    def test_released_server_without_free_capacity_is_shelved(self):
         server = self.leased(on_end='release')
         for _host in self.hosts:
             self.make(start_in=2 * HOUR, reservations=[
@@ -143,7 +143,7 @@ class TestEnds(EndsTestCase):
         self.wait_for_status(server['id'], 'SHELVED_OFFLOADED')
         self.assert_ordinary(server)
 
-    def test_who_has_a_place_is_released(self):
+    def test_released_server_of_slot_keeps_running(self):
         lease = self.make_active(name='mine', on_end='release')
         self.over = self.clock.now() + HOUR
         server = self.boot_active(
@@ -156,7 +156,7 @@ class TestEnds(EndsTestCase):
         self.act(server, {'migrate': None}, self.admin)
         self.wait_for_status(server['id'], 'VERIFY_RESIZE')
 
-    def test_what_nova_refuses_is_said_and_has_a_limit(self):
+    def test_refused_snapshot_is_retried_until_end_timeout(self):
         server = self.leased(on_end='snapshot')
         self.stub_out('nova.compute.api.API.snapshot', mock.Mock(
             side_effect=exception.ImageQuotaExceeded(
@@ -173,7 +173,7 @@ class TestEnds(EndsTestCase):
         self.assertIn('was not complete within 3600 s.',
                       self.lease('mine')['status_reason'])
 
-    def test_what_cannot_be_is_told_what_to_write(self):
+    def test_invalid_on_end_is_refused_with_explanation(self):
         for on_end, part in (
                 (['stop', 'suspend'], 'cannot be both stop and suspend'),
                 ('recycle', '"recycle" is not available'),
@@ -209,7 +209,7 @@ class TestImagesBefore(EndsTestCase):
 
         return self.wait_for(is_done, what=f'{event_type} is done')['action']
 
-    def test_each_event_makes_one_and_the_end_another(self):
+    def test_each_event_and_lease_end_create_an_image(self):
         server = self.leased(
             on_end='snapshot', events=[self.event(600)],
             before_end=self.at(1800), before_end_action='snapshot')
@@ -231,7 +231,7 @@ class TestImagesBefore(EndsTestCase):
             sorted(name[:-17] if name[-6] == 'T' else name
                    for name in self.images()))
 
-    def test_it_is_done_again_and_makes_no_second_one(self):
+    def test_repeated_event_creates_no_second_image(self):
         self.leased(events=[self.event(600)])
         self.run_at(600)
         self.done()
@@ -242,7 +242,7 @@ class TestImagesBefore(EndsTestCase):
                 lease_id, 'remind', event_id))
         self.assertEqual(1, len(self.images()))
 
-    def test_what_was_booted_from_one_has_one_of_its_own(self):
+    def test_server_booted_from_lease_image_gets_own_image(self):
         """Nova passes properties of an image on to images of its servers."""
         self.leased(events=[self.event(600)])
         self.run_at(600)
@@ -268,7 +268,7 @@ class TestImagesBefore(EndsTestCase):
               one['properties']['blazar_server'])
              for name, one in self.images().items() if name == 'second-vm2'])
 
-    def test_what_is_shelved_is_left_out(self):
+    def test_shelved_server_gets_no_image(self):
         lease = self.make_active(name='mine', events=[self.event(600)],
                                  reservations=[self.reservation(amount=2)])
         for name in ('here', 'shelved'):
@@ -283,7 +283,7 @@ class TestImagesBefore(EndsTestCase):
             self.glance.images[one]['name'][:-17]
             for one in {*self.glance.images} - before])
 
-    def test_what_nova_refuses_is_said_until_it_does_not(self):
+    def test_refused_snapshot_is_in_status_reason_until_it_succeeds(self):
         server = self.leased(events=[self.event(600)])
         self.act(server, {'rescue': {}})
         self.wait_for_status(server['id'], 'RESCUE')
@@ -296,7 +296,7 @@ class TestImagesBefore(EndsTestCase):
         self.assertEqual((1, ''), (
             len(self.images()), self.lease('mine')['status_reason']))
 
-    def test_they_may_be_changed(self):
+    def test_event_actions_can_be_updated(self):
         lease = self.make(HOUR, before_end_date=self.at(HOUR + 600))
         path = f'/leases/{lease["id"]}'
         self.assertEqual({
@@ -314,7 +314,7 @@ class TestImagesBefore(EndsTestCase):
         return {one['event_type']: one['action']
                 for one in self.get(lease)['events']}
 
-    def test_what_cannot_be_is_told_what_to_write(self):
+    def test_invalid_event_actions_are_refused_with_explanation(self):
         def at(**wrong):
             return {'events': [{**self.event(600), **wrong}]}
 
@@ -347,7 +347,7 @@ class TestInTheOwnersName(test_deletion.DeletionTestCase, EndsTestCase):
         """Return the expiries of the trusts, in seconds from ``began``."""
         return [until - self.began for _user, until in self.trusts.values()]
 
-    def test_it_is_there_for_as_long_as_the_end_may_take(self):
+    def test_trust_lasts_until_end_timeout_of_policy(self):
         limit = self.listener.parts.conf.blazar.end_timeout
         self.leased(on_end='delete')
         self.assertEqual([HOUR], self.until())
@@ -372,7 +372,7 @@ class TestInTheOwnersName(test_deletion.DeletionTestCase, EndsTestCase):
         self.ask('POST', f'/leases/{offer["id"]}/accept', code=200)
         self.assertEqual([2 * HOUR + limit] * 2, self.until()[-2:])
 
-    def test_who_cannot_give_one_is_told_what_to_write(self):
+    def test_end_policy_that_requires_trust_is_refused_without_it(self):
         lease = self.make(HOUR)
         before = self.books('SELECT id, on_end FROM leases')
         self.delegate = mock.Mock(
@@ -394,7 +394,7 @@ class TestInTheOwnersName(test_deletion.DeletionTestCase, EndsTestCase):
         return {'event_type': 'remind', 'event_date': self.at(HOUR + 60),
                 'action': action}
 
-    def test_it_is_there_for_what_is_done_before_the_end(self):
+    def test_snapshot_events_create_one_trust(self):
         path = f'/leases/{self.make(HOUR)["id"]}'
         before = len(self.trusts)
         for wanted in ({'events': [self.event()]},
@@ -408,7 +408,7 @@ class TestInTheOwnersName(test_deletion.DeletionTestCase, EndsTestCase):
         self.ask('PUT', path, {'name': 'third'}, self.admin, 200)
         self.ask('PUT', path, {'end_date': self.at(4 * HOUR)}, self.admin, 403)
 
-    def test_who_cannot_give_one_has_nothing_done_before_the_end(self):
+    def test_snapshot_events_are_refused_without_trust(self):
         lease = self.make(HOUR)
         path = f'/leases/{lease["id"]}'
         self.ask('PUT', path, {'events': [self.event()]}, self.admin, 403)
@@ -433,7 +433,7 @@ class TestInTheOwnersName(test_deletion.DeletionTestCase, EndsTestCase):
             before, self.books('SELECT * FROM events ORDER BY id'))
         self.make(HOUR, events=[self.event('notify')])
 
-    def test_an_image_before_the_end_is_made_with_it(self):
+    def test_image_at_event_is_retried_until_trust_is_usable(self):
         server = self.leased(events=[{
             **self.event(), 'event_date': self.at(600)}])
         self.no_token = errors.TrustUnavailable('the user was disabled')
@@ -453,7 +453,7 @@ class TestInTheOwnersName(test_deletion.DeletionTestCase, EndsTestCase):
         self.assertIn('remind', image['name'])
         self.assertTrue(self.exists(server['id']))
 
-    def test_an_image_is_made_with_it(self):
+    def test_image_at_lease_end_is_retried_until_trust_is_usable(self):
         server = self.leased(on_end='snapshot')
         self.no_token = errors.TrustUnavailable('the user was disabled')
         self.clock.advance(self.over + 10 - self.clock.now())
@@ -467,7 +467,7 @@ class TestInTheOwnersName(test_deletion.DeletionTestCase, EndsTestCase):
         self.wait_until_gone(server['id'])
         self.assertEqual(['mine-vm1'], [*self.images()])
 
-    def test_nothing_is_made_of_what_is_another_projects(self):
+    def test_trust_cannot_be_used_on_server_of_other_project(self):
         other = self.boot_active('other', client=self.api(
             project=uuids.other, user='bob'))['id']
         cloud = self.listener.parts.cloud
@@ -487,7 +487,7 @@ class TestCheck(EndsTestCase):
             f'/servers/{server["id"]}/os-instance-actions',
         ).body['instanceActions']]
 
-    def test_nothing_is_requested_of_what_has_left(self):
+    def test_nothing_is_requested_if_final_check_fails(self):
         class Left(Exception):
             pass
 
@@ -523,7 +523,7 @@ class TestCheck(EndsTestCase):
         self.wait_until_gone(its)
         cloud.delete(its, None, check)
 
-    def test_glance_is_asked_before_the_check(self):
+    def test_glance_is_queried_before_final_check(self):
         """Its answer may take minutes."""
         server, cloud = self.leased(), self.listener.parts.cloud
         failed = {'id': 'failed', 'status': 'queued', 'properties': {
@@ -543,7 +543,7 @@ class TestCheck(EndsTestCase):
 
 class TestRequests(EndsTestCase):
 
-    def test_deletions_are_counted_by_one_statement(self):
+    def test_earlier_requests_are_counted_by_one_statement(self):
         its, lease_id = self.leased()['id'], self.lease('mine')['id']
         context = nova_context.get_admin_context()
         cloud = self.listener.parts.cloud
@@ -566,7 +566,7 @@ class TestRequests(EndsTestCase):
 
 class TestGlanceIsSilent(EndsTestCase):
 
-    def test_others_of_the_cell_end(self):
+    def test_other_servers_of_cell_end_while_glance_hangs(self):
         server = self.leased(on_end='snapshot')
         other = self.leased('vm2', on_end='delete')
         woken = threading.Event()

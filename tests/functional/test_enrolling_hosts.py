@@ -43,7 +43,7 @@ class TestEnrolling(whole_hosts_base.HostsTestCase):
             session.flush()
             return int(new['id']), old.id
 
-    def test_verify_names_an_enrollment_of_before_it_was_reinstalled(self):
+    def test_verify_reports_stale_enrollment_of_reinstalled_host(self):
         _new_id, old_id = self.enrol_anew()
         for fix in False, True:
             report = verification.Verifier(
@@ -58,7 +58,7 @@ class TestEnrolling(whole_hosts_base.HostsTestCase):
         self.enrolling.remove(old_id)
         self.assert_verified()
 
-    def test_verify_says_nothing_of_enrollments_while_a_cell_is_silent(self):
+    def test_verify_skips_enrollments_while_cell_is_unavailable(self):
         self.enrol_anew()
         parts = self.listener.parts
         with fixtures.MonkeyPatch(
@@ -68,7 +68,7 @@ class TestEnrolling(whole_hosts_base.HostsTestCase):
                 one for one in enrolled_hosts.differences(parts)
                 if one.key[0] == 'enrolled'])
 
-    def test_one_that_was_installed_anew_stays_when_the_old_one_goes(self):
+    def test_reinstalled_host_stays_enrolled_if_old_one_is_removed(self):
         new_id, old_id = self.enrol_anew()
         # Its enrollment may still be in progress.
         for enrollment in 'enrolling', 'enrolled':
@@ -82,7 +82,7 @@ class TestEnrolling(whole_hosts_base.HostsTestCase):
         self.assertEqual({'freepool': [], 'blazar_pool': []},
                          self.aggregates())
 
-    def test_an_enrolled_host_takes_nobody(self):
+    def test_enrolled_host_accepts_no_servers_without_lease(self):
         first, second = self.enrol('host1', 'host2')
         self.assertEqual(
             ('host1', 'host1', 4, 'enrolled', True), tuple(
@@ -107,7 +107,7 @@ class TestEnrolling(whole_hosts_base.HostsTestCase):
         server = self.boot_active('one more', flavor='3')
         self.assertEqual('host1', self.host_of(server))
 
-    def test_members_do_not_see_whose_it_is(self):
+    def test_members_cannot_see_availability_zone_of_host(self):
         """The name of its zone contains the id of the reservation."""
         self.enrol('host1')
         _lease, reservation_id = self.lease_hosts()
@@ -116,7 +116,7 @@ class TestEnrolling(whole_hosts_base.HostsTestCase):
             host, = self.ask('GET', '/os-hosts', client=client)['hosts']
             self.assertEqual(zone, host['availability_zone'])
 
-    def test_not_while_servers_run_there(self):
+    def test_host_with_servers_cannot_be_enrolled(self):
         server = self.boot_active('there')
         host = self.host_of(server)
         exc = self.assertRaises(errors.Conflict, self.enrol, host)
@@ -129,7 +129,7 @@ class TestEnrolling(whole_hosts_base.HostsTestCase):
         self.clock.advance(60)
         self.enrol(host)
 
-    def test_what_is_half_done_is_finished_by_the_same_request(self):
+    def test_repeated_request_completes_enrollment_or_removal(self):
         with self.stumbling('join'):
             self.assertRaises(RuntimeError, self.enrol, 'host1')
         self.assertEqual(['enrolling'], [
@@ -143,7 +143,7 @@ class TestEnrolling(whole_hosts_base.HostsTestCase):
         self.enrolling.remove(host_id)
         self.assertEqual([], self.enrolling.listed())
 
-    def test_two_who_take_it_out_at_once(self):
+    def test_concurrent_removals_of_host_succeed(self):
         """Or a listener that completes the removal of a command."""
         one, = self.enrol('host1')
         host_id, real, also = int(one['id']), pool.leave, []
@@ -159,7 +159,7 @@ class TestEnrolling(whole_hosts_base.HostsTestCase):
         self.assertEqual(([True], []), (also, self.enrolling.listed()))
         self.assertRaises(errors.NotFound, self.enrolling.remove, host_id)
 
-    def test_who_takes_it_out_is_not_overtaken(self):
+    def test_enrollment_during_removal_is_refused(self):
         """A concurrent enrollment between two steps of the removal."""
         one, = self.enrol('host1')
         real, overtaken = pool.leave, []
@@ -185,7 +185,7 @@ class TestEnrolling(whole_hosts_base.HostsTestCase):
         return fixtures.MonkeyPatch(
             f'blazar_nova.compat.pool.{name}', stumble)
 
-    def test_unknown_hosts_and_those_that_are_enrolled(self):
+    def test_unknown_or_enrolled_hosts_are_refused(self):
         self.assertRaises(errors.NotFound, self.enrol, 'no such host')
         self.enrol('host1')
         self.assertRaises(errors.Conflict, self.enrol, 'host1')
@@ -196,7 +196,7 @@ class TestCommands(whole_hosts_base.HostsTestCase):
     def manage(self, *words):
         return self.command('host', *words)
 
-    def test_an_operator_enrols_hosts_and_takes_them_out(self):
+    def test_commands_enroll_list_and_remove_host(self):
         code, text = self.manage('add', 'host1', 'gpu=A100')
         self.assertEqual((0, True), (code, 'it serves leases only' in text))
         host, = self.enrolling.listed()
@@ -207,7 +207,7 @@ class TestCommands(whole_hosts_base.HostsTestCase):
         self.assertEqual((0, True), (code, 'available to all' in text))
         self.assertEqual([], self.enrolling.listed())
 
-    def test_one_goes_when_its_leases_are_over(self):
+    def test_remove_waits_until_leases_of_host_have_ended(self):
         host, = self.enrol('host1')
         lease, _id = self.lease_hosts()
         later = self.make(start_in=2 * HOUR, reservations=[
@@ -236,7 +236,7 @@ class TestCommands(whole_hosts_base.HostsTestCase):
         self.assertIn('is available to all workloads again', text)
         self.assertEqual([], self.enrolling.listed())
 
-    def test_who_waits_no_more_is_followed_by_a_listener(self):
+    def test_listener_completes_interrupted_removal(self):
         host, = self.enrol('host1')
         lease, _id = self.lease_hosts()
 
@@ -257,7 +257,7 @@ class TestCommands(whole_hosts_base.HostsTestCase):
         self.assertEqual({'freepool': [], 'blazar_pool': []},
                          self.aggregates())
 
-    def test_one_that_fails_keeps_no_other_from_leaving(self):
+    def test_failed_removal_does_not_block_other_hosts(self):
         first, second = self.enrol('host1', 'host2')
         for host in (first, second):
             self.enrolling.retire(int(host['id']))
@@ -281,7 +281,7 @@ class TestCommands(whole_hosts_base.HostsTestCase):
         self.enrolling.remove_left()
         self.assertEqual([], self.enrolling.listed())
 
-    def test_who_is_slow_does_not_take_out_what_was_enrolled_again(self):
+    def test_late_removal_does_not_remove_reenrolled_host(self):
         for late in ('before', 'within'):
             host, = self.enrol('host1')
             self.enrolling.retire(int(host['id']))
@@ -314,7 +314,7 @@ class TestCommands(whole_hosts_base.HostsTestCase):
             self.assertEqual({'CUSTOM_BLAZAR_POOL'}, self.traits('host1'))
             self.enrolling.remove(int(host['id']))
 
-    def test_what_cannot_be_done_is_said(self):
+    def test_invalid_commands_print_reason(self):
         for words, part in (
                 (('add', 'nowhere'), 'There is no host nowhere'),
                 (('add', 'host1', 'gpu'), 'gpu is not in the form KEY=VALUE'),
@@ -329,7 +329,7 @@ class TestNotIsolated(whole_hosts_base.HostsTestCase):
 
     more_conf = '[scheduler]\nenable_isolated_aggregate_filtering = False\n'
 
-    def test_nothing_is_enrolled_that_placement_would_not_keep(self):
+    def test_enrollment_requires_isolated_aggregate_filtering(self):
         exc = self.assertRaises(errors.Conflict, self.enrol, 'host1')
         self.assertIn('enable_isolated_aggregate_filtering', str(exc))
 
@@ -351,7 +351,7 @@ class TestZones(whole_hosts_base.HostsTestCase):
             errors.CloudUnavailable, change, self.context, self.aggregate,
             hosts))
 
-    def test_hosts_come_and_go_as_often_as_one_likes(self):
+    def test_adding_and_removing_members_is_idempotent(self):
         for _again in range(2):
             aggregate_members.put(
                 self.context, self.aggregate, ['host1', 'host2'])
@@ -363,7 +363,7 @@ class TestZones(whole_hosts_base.HostsTestCase):
                 self.context, self.aggregate, ['host1', 'plain'])
             self.assertEqual(['host2'], self.hosts_in())
 
-    def test_the_schedulers_hear_of_all_that_is_there_now(self):
+    def test_schedulers_are_notified_of_current_members(self):
         told = []
         self.useFixture(fixtures.MonkeyPatch(
             'nova.scheduler.rpcapi.SchedulerAPI.update_aggregates',
@@ -376,7 +376,7 @@ class TestZones(whole_hosts_base.HostsTestCase):
         self.assertEqual([['host1', 'host2']], [
             sorted(one.hosts) for one in told])
 
-    def test_one_that_is_in_another_zone(self):
+    def test_host_of_other_availability_zone_is_refused(self):
         other = aggregates.make(
             self.context, name='other', metadata={'availability_zone': 'az2'})
         aggregate_members.put(self.context, other, ['host2'])
@@ -385,7 +385,7 @@ class TestZones(whole_hosts_base.HostsTestCase):
         self.assertIn('availability zone az2', message)
         self.assertEqual([], self.hosts_in())
 
-    def test_one_with_servers(self):
+    def test_host_with_servers_cannot_change_availability_zone(self):
         """They would be in another zone than that of their boot."""
         server = self.boot_active('one')
         host = self.host_of(server)
@@ -404,7 +404,7 @@ class TestZones(whole_hosts_base.HostsTestCase):
         self.refused_by_it(aggregate_members.take_out, host)
         self.assertEqual([host], self.hosts_in())
 
-    def test_a_cell_that_does_not_answer(self):
+    def test_hosts_of_unavailable_cell_are_refused(self):
         """Only hosts of that cell have to wait."""
         cell = self.cell_mappings['cell1'].uuid
         self.useFixture(fixtures.MonkeyPatch(
@@ -415,7 +415,7 @@ class TestZones(whole_hosts_base.HostsTestCase):
         aggregate_members.put(self.context, self.aggregate, ['unmapped'])
         self.assertEqual(['unmapped'], self.hosts_in())
 
-    def test_an_aggregate_that_is_gone(self):
+    def test_removal_from_deleted_aggregate_is_ignored(self):
         self.aggregate.destroy()
         aggregate_members.take_out(self.context, self.aggregate, ['host1'])
 
@@ -435,7 +435,7 @@ class TestVerify(whole_hosts_base.HostsTestCase):
         return [one.text for one in (
             report.mended if fix else report.left)]
 
-    def test_nothing_differs_while_hosts_are_leased_and_used(self):
+    def test_verify_finds_nothing_while_hosts_are_leased(self):
         self.assertEqual([], self.texts())
         lease, reservation_id = self.lease_hosts()
         self.wait_for_status(
@@ -446,7 +446,7 @@ class TestVerify(whole_hosts_base.HostsTestCase):
         self.assertEqual('DELETING', self.get(lease)['status'])
         self.assertEqual([], self.texts())
 
-    def test_what_somebody_took_out_of_the_pool_is_put_back(self):
+    def test_verify_restores_host_removed_from_pool(self):
         uuid, = (one.uuid for one in compute_hosts.all_hosts()[0]
                  if one.name == 'host1')
         before = self.aggregates()
@@ -456,7 +456,7 @@ class TestVerify(whole_hosts_base.HostsTestCase):
         self.assertEqual([text], self.texts(fix=True))
         self.assertEqual(([], before), (self.texts(), self.aggregates()))
 
-    def test_what_is_leased_is_put_back_and_is_not_free(self):
+    def test_verify_restores_leased_host_removed_from_pool(self):
         _lease, reservation_id = self.lease_hosts()
         before = self.aggregates()
         mine, = before[reservation_id]
@@ -468,7 +468,7 @@ class TestVerify(whole_hosts_base.HostsTestCase):
         self.texts(fix=True)
         self.assertEqual(([], before), (self.texts(), self.aggregates()))
 
-    def test_a_host_that_an_operator_took_from_a_reservation(self):
+    def test_verify_restores_host_removed_from_reservation(self):
         _lease, reservation_id = self.lease_hosts(2, 2)
         before = self.aggregates()
         context = nova_context.get_admin_context()
@@ -481,7 +481,7 @@ class TestVerify(whole_hosts_base.HostsTestCase):
         self.texts(fix=True)
         self.assertEqual(([], before), (self.texts(), self.aggregates()))
 
-    def test_what_was_begun_is_finished(self):
+    def test_verify_completes_interrupted_enrollment_and_removal(self):
         with whole_hosts_base.Dying(3, True), contextlib.suppress(
                 whole_hosts_base.Died):
             self.enrol('plain')

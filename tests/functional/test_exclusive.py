@@ -22,7 +22,7 @@ class ExclusiveTest(test_joining.JoiningTestCase):
             {'interfaceAttachment': {'port_id': self.port}})
         self.assertEqual(200, response.status)
 
-    def test_a_start_waits_until_an_ordinary_server_has_given_it_back(self):
+    def test_start_waits_until_unleased_server_frees_port(self):
         server = self.hold(networks=self.mine)
         self.attach(self.server)
         self.clock.advance(HOUR)
@@ -40,7 +40,7 @@ class ExclusiveTest(test_joining.JoiningTestCase):
         self.wait_for_status(server['id'], 'ACTIVE')
         self.assertEqual('', self.lease('vm1')['status_reason'])
 
-    def test_none_that_has_it_comes_under_a_lease_beyond_that_start(self):
+    def test_server_with_reserved_port_must_end_before_port_is_needed(self):
         self.hold(networks=self.mine)
         self.attach(self.server)
         message = self.adopt(self.server, code=409, name='ours',
@@ -53,7 +53,7 @@ class ExclusiveTest(test_joining.JoiningTestCase):
             'error_message']
         self.assertIn(f'port {self.port}', message)
 
-    def test_none_that_has_it_is_added_to_one(self):
+    def test_server_with_reserved_port_cannot_be_added_to_lease(self):
         other = self.boot_active('other')
         self.listener.mirror.compare_all()
         self.hold(networks=self.mine)
@@ -64,7 +64,7 @@ class ExclusiveTest(test_joining.JoiningTestCase):
             'error_message']
         self.assertIn(f'port {self.port}', message)
 
-    def test_who_has_it_now_is_said_with_the_end_of_its_lease(self):
+    def test_refusal_names_leased_server_with_port_and_lease_end(self):
         first = self.boot_active('first', networks=self.mine,
                                  hints=self.lease_hints('first'))
         self.run_due()
@@ -73,7 +73,7 @@ class ExclusiveTest(test_joining.JoiningTestCase):
         for part in (first['id'], self.lease('first')['id'], self.at(HOUR)):
             self.assertIn(part, message)
 
-    def test_of_an_ordinary_server_there_is_no_end(self):
+    def test_refusal_for_port_of_unleased_server_names_no_date(self):
         self.attach(self.server)
         message = self.refused(409, self.hold, networks=self.mine)
         self.assertIn(self.port, message)

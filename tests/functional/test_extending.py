@@ -59,7 +59,7 @@ class TestExtending(api_base.ApiTestCase):
         self.run_until(self.clock.now() + 300)
         return self.get(lease)['status'] == 'TERMINATED'
 
-    def test_lots_live(self):
+    def test_parking_lot_lease_from_creation_to_end(self):
         lease = self.make_active(reservations=[
             self.lots_of(), self.reservation()])
         lots, servers = lease['reservations']
@@ -95,7 +95,7 @@ class TestExtending(api_base.ApiTestCase):
         self.assertNotIn(server['id'], [
             one['id'] for one in self.alice.get_servers()])
 
-    def test_what_is_wrong_gets_a_sentence(self):
+    def test_invalid_parameters_of_resource_type_are_refused(self):
         for wrong, part in (({'amount': 'x'}, '"amount" is x'),
                             ({'height': 1}, 'height')):
             self.assertIn(part, str(self.make(
@@ -105,13 +105,13 @@ class TestExtending(api_base.ApiTestCase):
         self.assertIn('Missing parameter width', str(self.make(
             reservations=[missing], code=400)))
 
-    def test_lots_are_no_servers(self):
+    def test_parking_lots_do_not_count_as_instances(self):
         self.make(reservations=[self.lots_of(10, 1)])
         self.make(reservations=[self.reservation(amount=5, vcpus=1)])
         refused = self.make(reservations=[self.reservation()], code=403)
         self.assertIn('instances', str(refused))
 
-    def test_availability_asks_for_servers_if_nothing_is_said(self):
+    def test_availability_defaults_to_servers(self):
         for query, part in (({'vcpu': 2}, 'vcpus'),
                             ({'amount': 2}, 'Missing parameter vcpus')):
             answer = self.ask('GET', '/availability', code=400, **query)
@@ -122,7 +122,7 @@ class TestExtending(api_base.ApiTestCase):
             self.assertGreater(
                 answer['availability'][0]['fits'], 0, query)
 
-    def test_one_that_cannot_be_shown_hides_no_other(self):
+    def test_lease_that_cannot_be_shown_does_not_hide_others(self):
         def broken(*_args):
             raise ZeroDivisionError
 
@@ -133,7 +133,7 @@ class TestExtending(api_base.ApiTestCase):
         self.assertEqual({lease['id'], other['id']},
                          {one['id'] for one in listed})
 
-    def test_what_is_not_installed_any_more_disturbs_nobody(self):
+    def test_uninstalled_resource_type_does_not_break_leases(self):
         lease = self.make_active(reservations=[
             self.lots_of(), self.reservation()])
         lots, servers = sorted(
@@ -159,7 +159,7 @@ class TestExtending(api_base.ApiTestCase):
         self.wait_for(lambda: not self.ends(lease) and (
             'could not be closed' in self.get(lease)['status_reason']))
 
-    def test_a_server_is_kept(self):
+    def test_keep_policy_keeps_server(self):
         server = self.boot_active('kept', hints=self.lease_hints(
             'kept', length=HOUR, on_end='keep'))
         self.fill_books()

@@ -506,7 +506,7 @@ class TestFuzz(leased.LeasedTestCase):
             sqlite3.connect(os.path.join(self.folder, 'blazar.sqlite'))))
         self.seen = None, None
 
-    def test_requests_that_nobody_would_write(self):
+    def test_generated_requests_cause_no_5xx_or_side_effects(self):
         @hypothesis.seed(SEED)
         @hypothesis.settings(
             max_examples=REQUESTS, deadline=None, database=None,
@@ -541,7 +541,7 @@ class TestFuzz(leased.LeasedTestCase):
                    if method != 'GET' and code < 300)
         self.assertGreater(done, REQUESTS // 100, self.drawn)
 
-    def test_what_was_found_so(self):
+    def test_malformed_requests_found_by_fuzzing_are_refused(self):
         lease = self.request(Asked(
             'alice', 'POST', '/reservation/v1/leases', body={
                 'end_date': At(7200), 'reservations': [{

@@ -42,7 +42,7 @@ class GrowthTestCase(api_base.ApiTestCase):
 
 class TestUpdates(GrowthTestCase):
 
-    def test_more_servers_and_larger_ones(self):
+    def test_limit_applies_to_amount_and_size(self):
         for start_in in (HOUR, None):
             lease = (self.make_active if start_in is None else self.make)(
                 start_in=start_in, reservations=self.small())
@@ -53,7 +53,7 @@ class TestUpdates(GrowthTestCase):
             self.amount(lease, 3, 200)
             self.ask('DELETE', f'/leases/{lease["id"]}', code=204)
 
-    def test_no_boot_has_more_than_there_is(self):
+    def test_boot_cannot_exceed_reserved_amount(self):
         lease = self.make_active(reservations=self.small(3))
         self.assertIn('at most 3 servers', self.refused(
             409, self.boot, 'vm', count=4,
@@ -61,14 +61,14 @@ class TestUpdates(GrowthTestCase):
         self.boot('vm', count=3,
                   flavor=lease['reservations'][0]['flavor_id'])
 
-    def test_a_later_end_and_an_earlier_start(self):
+    def test_limit_applies_to_later_end_and_earlier_start(self):
         first = self.make(start_in=HOUR)
         second = self.make(start_in=3 * HOUR)
         self.put(first, end_date=self.at(3 * HOUR + 60))
         self.put(second, start_date=self.at(2 * HOUR - 60))
         self.put(first, 200, end_date=self.at(3 * HOUR))
 
-    def test_an_automatic_extension(self):
+    def test_limit_applies_to_automatic_extension(self):
         first = self.make_active(length=3 * HOUR, auto_extend='1h')
         second = self.make(start_in=3 * HOUR)
         end = driven.parse_iso(first['end_date'])
@@ -88,7 +88,7 @@ class TestRecurring(GrowthTestCase):
         return self.make(start_in=HOUR, code=code, reservations=self.small(
             amount), recurrence={'rule': 'FREQ=DAILY;COUNT=3'}, **more)
 
-    def test_each_occurrence_counts_at_its_time(self):
+    def test_limit_counts_each_occurrence_at_its_time(self):
         self.limited(self.recur(4, 403))
         self.make(start_in=HOUR + 2 * DAY, reservations=self.small())
         self.limited(self.recur(3, 403))
@@ -101,7 +101,7 @@ class TestRecurring(GrowthTestCase):
             self.amount(self.ask('GET', f'/leases/{numbers[number]}',
                                  code=200)['lease'], amount, code)
 
-    def test_one_and_all_of_them_are_moved_within_it(self):
+    def test_limit_applies_to_rescheduled_occurrences(self):
         self.make(start_in=4 * HOUR + 2 * DAY, reservations=self.small(2))
         lease = self.recur(2)
         last = self.ask('GET', f'/leases/{lease["occurrences"][2]["id"]}',
@@ -113,7 +113,7 @@ class TestRecurring(GrowthTestCase):
         self.put(lease, 200, start_date=self.at(5 * HOUR),
                  end_date=self.at(6 * HOUR))
 
-    def test_so_are_boots(self):
+    def test_limit_applies_to_boot_with_recurring_lease(self):
         hints = self.lease_hints(
             'mine', HOUR, recurrence={'rule': 'FREQ=DAILY;COUNT=3'})
         self.assertIn(VCPUS, self.refused(
@@ -124,7 +124,7 @@ class TestRecurring(GrowthTestCase):
 
 class TestTransferred(test_owners.HandingMixin, GrowthTestCase):
 
-    def test_what_is_received_counts_for_the_receiver(self):
+    def test_transferred_lease_counts_for_receiver(self):
         lease = self.make(start_in=HOUR)
         other = self.make(start_in=HOUR, client=self.bob)
         self.limited(self.hand(lease, 403, project_id='b0b', user_id='bob'))
@@ -147,7 +147,7 @@ class TestWaiting(test_retrying.RetryingTestCase, GrowthTestCase):
         self.make(client=others, reservations=[
             self.reservation(amount=1, vcpus=3, disk_gb=0, memory_mb=64)])
 
-    def test_what_waits_counts(self):
+    def test_waiting_lease_counts_towards_limit(self):
         wanted = {'reservations': [self.reservation(vcpus=2)], **self.retry}
         first = self.make(**wanted)
         self.assertEqual('WAITING', first['status'])
@@ -177,7 +177,7 @@ class TestShelved(GrowthTestCase):
             "SELECT json_extract(resources, '$.VCPU'), hosts.name "
             "FROM bookings JOIN hosts ON hosts.id = bookings.host_id")
 
-    def test_one_that_is_elsewhere_counts_once(self):
+    def test_server_unshelved_on_other_host_counts_once(self):
         lease = self.adopt(self.server)['lease']
         (_vcpus, first), = self.booked()
         elsewhere, = {'host1', 'host2'} - {first}
@@ -196,7 +196,7 @@ class TestShelved(GrowthTestCase):
             'remove_servers': [self.server]}, code=200)
         self.adopt(self.other)
 
-    def test_one_is_not_resized_on_its_way_back(self):
+    def test_shelved_offloaded_server_cannot_be_resized(self):
         self.adopt(self.server)
         self.alice.post_server_action(self.server, {'shelve': None})
         self.wait_for_status(self.server, 'SHELVED_OFFLOADED')

@@ -99,7 +99,7 @@ class KeptTest(Failing, test_recurring.RecurringTestCase):
             'hosts.id = bookings.host_id WHERE server_id IS NULL '
             'AND outage IS NULL')]
 
-    def test_the_next_one_is_promised_elsewhere(self):
+    def test_next_occurrence_is_reassigned_to_other_host(self):
         lease = self.boot_each(count=2, how={'between': 'shelve'})
         server, = self.alice.get_servers()
         self.runs_since(lease, 0, server['id'])
@@ -118,7 +118,7 @@ class KeptTest(Failing, test_recurring.RecurringTestCase):
             'OS-EXT-SRV-ATTR:host'])
         self.assert_verified()
 
-    def test_one_that_runs_yet_is_not_in_its_own_way(self):
+    def test_running_server_does_not_block_its_next_occurrence(self):
         """Its group keeps servers on different hosts, and the next occurrence
         is booked on the other host.
         """
@@ -144,7 +144,7 @@ class KeptTest(Failing, test_recurring.RecurringTestCase):
         self.assertEqual([here], self.booked())
         self.assertEqual('ACTIVE', self.statuses(lease)[0])
 
-    def test_one_of_several_that_is_gone_is_not_asked(self):
+    def test_deleted_server_does_not_block_reassignment(self):
         lease = self.boot_each(count=2, how={'between': 'shelve'},
                                min_count=2)
         first, second = (one['id'] for one in self.alice.get_servers())
@@ -170,7 +170,7 @@ class KeptTest(Failing, test_recurring.RecurringTestCase):
 class HealthTest(Failing, leased.LeasedTestCase):
     """Two hosts, one of which is forced down."""
 
-    def test_what_is_promised_there_starts_elsewhere(self):
+    def test_booking_on_failed_host_starts_on_other_host(self):
         soon = self.hold('soon', flavor='5', start_in=HOUR // 2)['id']
         booked = self.bookings()[soon]
         (other,) = self.hosts.keys() - {booked}
@@ -198,7 +198,7 @@ class HealthTest(Failing, leased.LeasedTestCase):
         server = self.wait_for_status(soon, 'ACTIVE')
         self.assertEqual(other, server['OS-EXT-SRV-ATTR:host'])
 
-    def test_what_runs_there_is_evacuated_when_it_is_certain(self):
+    def test_server_is_evacuated_once_host_failure_is_certain(self):
         recorder = self.record()
         server = self.runs('vm1')
         host = server['OS-EXT-SRV-ATTR:host']
@@ -222,7 +222,7 @@ class HealthTest(Failing, leased.LeasedTestCase):
         self.relocate()
         self.assertEqual(1, len(self.evacuations()))
 
-    def test_of_disabled_hosts_those_fail_that_are_forced_down(self):
+    def test_disabled_host_fails_only_if_forced_down(self):
         host = self.runs('vm1')['OS-EXT-SRV-ATTR:host']
         (service,) = self.admin.get_services(host=host, binary='nova-compute')
         self.admin.put_service(service['id'], {'status': 'disabled'})
@@ -251,7 +251,7 @@ class HealthTest(Failing, leased.LeasedTestCase):
     def task_of(self, server):
         return self.admin.get_server(server['id'])['OS-EXT-STS:task_state']
 
-    def test_who_is_too_late_does_not_evacuate(self):
+    def test_late_or_concurrent_evacuation_is_refused(self):
         server = self.runs('vm1')
         host = server['OS-EXT-SRV-ATTR:host']
         self.force_down(host)
@@ -283,7 +283,7 @@ class HealthTest(Failing, leased.LeasedTestCase):
         self.assertEqual('', self.asks(server))
         self.leaves(server)
 
-    def test_what_nova_does_not_evacuate_stays(self):
+    def test_paused_server_is_not_evacuated(self):
         server = self.runs('vm1')
         self.admin.post_server_action(server['id'], {'pause': None})
         self.wait_for_status(server['id'], 'PAUSED')
@@ -293,7 +293,7 @@ class HealthTest(Failing, leased.LeasedTestCase):
         # Nova would not set a task state for it either.
         self.assertIn('nothing that is paused', self.asks(server))
 
-    def test_what_is_with_others_by_a_group_stays(self):
+    def test_server_in_affinity_group_is_not_evacuated(self):
         group = self.alice.post_server_groups(
             {'name': 'group', 'policy': 'affinity'})
         server = self.runs('vm1', {'group': group['id']})
@@ -304,7 +304,7 @@ class HealthTest(Failing, leased.LeasedTestCase):
         self.assertEqual('ACTIVE', self.admin.get_server(
             server['id'])['status'])
 
-    def test_what_is_only_not_heard_of_is_fenced_first(self):
+    def test_silent_host_is_fenced_before_evacuation(self):
         asked, says = [], [False]
 
         class Controllers(monitors.Monitor):
@@ -354,7 +354,7 @@ class HealthTest(Failing, leased.LeasedTestCase):
         self.leaves(server)
         self.assertEqual(1, len(self.evacuations()))
 
-    def test_what_is_later_waits_and_stays_if_it_is_back(self):
+    def test_later_booking_stays_if_host_recovers(self):
         later = self.hold('later', flavor='5', start_in=2 * HOUR)['id']
         booked = self.bookings()[later]
         self.force_down(booked)
@@ -367,7 +367,7 @@ class HealthTest(Failing, leased.LeasedTestCase):
         server = self.wait_for_status(later, 'ACTIVE')
         self.assertEqual(booked, server['OS-EXT-SRV-ATTR:host'])
 
-    def test_where_no_host_is_left_its_owner_is_told(self):
+    def test_owner_is_notified_if_no_host_is_left(self):
         recorder = self.record()
         first = self.hold('vm1', flavor='5', start_in=HOUR // 2)['id']
         self.hold('vm2', flavor='5', start_in=HOUR // 2)
@@ -384,7 +384,7 @@ class HealthTest(Failing, leased.LeasedTestCase):
         self.assertEqual([(None, failing)], [
             (one['before'], one['after']) for one in told['exchanged']])
 
-    def test_a_running_server_is_flagged(self):
+    def test_lease_of_running_server_is_degraded_until_recovery(self):
         server = self.boot_active('vm1', hints=self.lease_hints('vm1'))
         self.run_due()
         self.fill_books()
@@ -396,7 +396,7 @@ class HealthTest(Failing, leased.LeasedTestCase):
         self.back(server['OS-EXT-SRV-ATTR:host'])
         self.assertIs(False, self.lease('vm1')['degraded'])
 
-    def test_new_leases_for_now_go_elsewhere(self):
+    def test_new_leases_avoid_failed_host(self):
         self.force_down('host1')
         self.look_for_failures()
         server = self.boot_active('vm1', hints=self.lease_hints('vm1'))
@@ -416,7 +416,7 @@ class WholeHostsTest(Failing, whole_hosts_base.HostsTestCase):
             'JOIN reservations ON reservations.id = reservation_id '
             f"WHERE reservations.lease_id = '{lease['id']}'")}
 
-    def test_who_comes_later_leaves_for_one_that_has_begun(self):
+    def test_pending_lease_yields_host_to_active_lease(self):
         """Its hosts are in a zone of their own, others are not."""
         self.enrol(*self.hosts)
         wanted = {'reservations': [self.hosts_wanted()]}
@@ -440,7 +440,7 @@ class WholeHostsTest(Failing, whole_hosts_base.HostsTestCase):
             self.get(lost)['reservations'][0]['id']])
         self.assert_verified()
 
-    def test_who_is_apart_from_another_one_stays(self):
+    def test_hosted_server_with_anti_affinity_is_not_evacuated(self):
         """Nova would put it in ERROR."""
         self.enrol('host1', 'host2')
         _lease, reservation_id = self.lease_hosts(2, 2)
@@ -461,7 +461,7 @@ class WholeHostsTest(Failing, whole_hosts_base.HostsTestCase):
         self.assertEqual(0, len(self.evacuations()))
         self.wait_for_status(servers[0]['id'], 'ACTIVE')
 
-    def test_who_is_within_leaves_for_one_that_came_instead(self):
+    def test_hosted_server_is_evacuated_after_host_replacement(self):
         self.enrol('host1', 'host2')
         lease, reservation_id = self.lease_hosts(2, 2)
         self.enrol('plain')
@@ -478,7 +478,7 @@ class WholeHostsTest(Failing, whole_hosts_base.HostsTestCase):
         self.wait_for(lambda: self.host_of(server) != failing)
         self.wait_for_status(server['id'], 'ACTIVE')
 
-    def test_who_is_within_leaves_for_the_other_host(self):
+    def test_hosted_server_is_evacuated_to_other_host_of_lease(self):
         """A hosted server, by its hint alone, without a lease of its own."""
         self.enrol('host1', 'host2')
         _lease, reservation_id = self.lease_hosts(2, 2)
@@ -506,7 +506,7 @@ class WholeHostsTest(Failing, whole_hosts_base.HostsTestCase):
         self.assertEqual(1, len(self.evacuations()))
         self.assert_verified()
 
-    def test_the_lease_gets_another_one(self):
+    def test_failed_host_of_lease_is_replaced(self):
         self.enrol('host1', 'host2')
         lease, reservation_id = self.lease_hosts()
         (first,) = self.aggregates()[reservation_id]
@@ -535,7 +535,7 @@ class WholeHostsTest(Failing, whole_hosts_base.HostsTestCase):
         self.assertEqual(['host1', 'host2'], self.aggregates()['freepool'])
         self.assertNotIn(reservation_id, self.aggregates())
 
-    def test_not_one_of_another_zone(self):
+    def test_replacement_host_is_not_of_other_availability_zone(self):
         """A host has one zone in Nova, and the lease has a zone of its own."""
         self.enrol('host1')
         lease, reservation_id = self.lease_hosts()
@@ -576,7 +576,7 @@ class MaintenanceTest(Failing, whole_hosts_base.HostsTestCase):
             return self.command('host', 'maintain', host, '--until', until,
                                 '--reason', 'firmware', *words)
 
-    def test_what_is_promised_there_starts_elsewhere(self):
+    def test_booking_on_host_in_maintenance_is_reassigned(self):
         self.fill_books()
         held = self.hold('vm1', flavor='4', start_in=3 * HOUR)['id']
         booked = self.bookings()[held]
@@ -603,7 +603,7 @@ class MaintenanceTest(Failing, whole_hosts_base.HostsTestCase):
         self.assertEqual(0, code, text)
         self.assertIn(f'Host {booked} has no bookings of leases', text)
 
-    def test_what_runs_there_is_named_first(self):
+    def test_maintenance_lists_servers_that_cannot_be_migrated(self):
         server = self.runs('vm1', metadata={'blazar:keep': 'true'})
         host = server['OS-EXT-SRV-ATTR:host']
         code, text = self.maintain(host)
@@ -646,7 +646,7 @@ class MaintenanceTest(Failing, whole_hosts_base.HostsTestCase):
             self.assertIn(said, text)
         self.assertEqual([], self.books('SELECT * FROM outages'))
 
-    def test_what_runs_there_is_moved(self):
+    def test_maintenance_migrates_running_server(self):
         server = self.runs('vm1')
         host = server['OS-EXT-SRV-ATTR:host']
         code, text = self.maintain(host)
@@ -660,7 +660,7 @@ class MaintenanceTest(Failing, whole_hosts_base.HostsTestCase):
         self.assertIs(False, self.lease('vm1')['degraded'])
         self.assert_verified()
 
-    def test_by_the_api(self):
+    def test_maintenance_api(self):
         held = self.hold('vm1', flavor='4', start_in=3 * HOUR)['id']
         self.fill_books()
         booked = self.bookings()[held]
@@ -716,7 +716,7 @@ class MaintenanceTest(Failing, whole_hosts_base.HostsTestCase):
         self.ask('DELETE', path, client=self.admin, code=204)
         self.assertEqual([], self.books('SELECT * FROM outages'))
 
-    def test_what_makes_no_sense(self):
+    def test_invalid_maintenance_commands_are_refused(self):
         for words, said in (
                 (('nowhere',),
                  'There is no host nowhere in the reservation database.'),

@@ -91,7 +91,7 @@ class ReservedTest(leased.LeasedTestCase):
             self.assertEqual((microversion, 'RESERVED'), (
                 renamed['name'], renamed.get('status', 'RESERVED')))
 
-    def test_in_every_list(self):
+    def test_reserved_server_in_every_list(self):
         server = self.hold()
         for microversion in (None, '2.1', '2.73', 'latest'):
             self.check_reserved(
@@ -103,7 +103,7 @@ class ReservedTest(leased.LeasedTestCase):
                 got['status'], got['OS-EXT-STS:vm_state'],
                 got['OS-EXT-STS:task_state']))
 
-    def test_at_every_endpoint(self):
+    def test_reserved_server_at_every_endpoint(self):
         v21 = self.alice.base_url
         v2 = v21.replace('/v2.1', '/v2')
         for url, microversion in (
@@ -119,7 +119,7 @@ class ReservedTest(leased.LeasedTestCase):
             client.delete_server(server['id'])
             self.assertEqual({}, self.bookings(), url)
 
-    def test_lists_tell_the_states_apart(self):
+    def test_lists_filter_by_status(self):
         active = self.boot_active('vm1')['id']
         held = [self.hold(f'vm{number}')['id'] for number in (2, 3, 4)]
         for query, ids in (('status=RESERVED', held),
@@ -141,7 +141,7 @@ class ReservedTest(leased.LeasedTestCase):
             marker = f'&marker={page[-1]}'
         self.assertEqual(sorted(held), sorted(seen))
 
-    def test_only_its_project_sees_it(self):
+    def test_reserved_server_is_visible_only_to_its_project(self):
         server = self.hold()
         bob = self.api(project='0' * 32, user='bob')
         self.assertEqual([], self.ids(bob, '/servers?status=RESERVED'))
@@ -156,7 +156,7 @@ class HeldTest(leased.LeasedTestCase):
     more_conf = ('[notifications]\nversioned_notifications_topics = '
                  'versioned_notifications,blazar_notifications\n')
 
-    def test_it_has_no_host_no_allocation_and_no_guest(self):
+    def test_reserved_server_has_no_host_allocation_or_guest(self):
         recorder = self.record('versioned_notifications')
         server = self.hold(networks=[
             {'uuid': self.neutron.network_1['id']}], flavor='5')
@@ -176,7 +176,7 @@ class HeldTest(leased.LeasedTestCase):
         self.assertNotIn(server['id'], [
             data.get('uuid') for _event, data in recorder.events])
 
-    def test_it_can_be_renamed(self):
+    def test_reserved_server_can_be_renamed(self):
         server = self.hold(metadata={'color': 'blue'}, description='mine')
         for microversion in ('2.1', 'latest'):
             client = self.api(microversion=microversion)
@@ -193,7 +193,7 @@ class HeldTest(leased.LeasedTestCase):
             got['name'], got['description'], got['metadata']))
         self.assertEqual([server['id']], list(self.guests()))
 
-    def test_the_rest_of_what_rename_can_change(self):
+    def test_other_fields_of_reserved_server_can_be_updated(self):
         server = self.hold()
         for change in ({'description': 'other'},
                        {'accessIPv4': '192.0.2.7'},
@@ -207,7 +207,7 @@ class HeldTest(leased.LeasedTestCase):
         self.assertEqual(('other', '192.0.2.7', 'RESERVED'), (
             got['description'], got['accessIPv4'], got['status']))
 
-    def test_it_can_be_deleted(self):
+    def test_reserved_server_can_be_deleted(self):
         before = self.book_rows()
         for number, microversion in enumerate(('2.1', 'latest')):
             server = self.hold(f'vm{number}', flavor='5', count=2)
@@ -228,7 +228,7 @@ class HeldTest(leased.LeasedTestCase):
         self.run_due()
         self.assertEqual({}, self.guests())
 
-    def test_one_of_several_can_be_deleted(self):
+    def test_one_of_several_reserved_servers_can_be_deleted(self):
         self.hold('vm', count=3)
         first, *others = (server['id'] for server in self.alice.get_servers())
         self.alice.delete_server(first)
@@ -243,7 +243,7 @@ class HeldTest(leased.LeasedTestCase):
         self.assertEqual(sorted(others), sorted(self.guests()))
         self.assertFalse(self.exists(first))
 
-    def test_two_who_delete_it_at_once(self):
+    def test_concurrent_deletions_of_reserved_server(self):
         for number in range(5):
             server = self.hold(f'vm{number}', flavor='5', count=1)
             both = threading.Barrier(2)
@@ -262,7 +262,7 @@ class HeldTest(leased.LeasedTestCase):
             self.assertEqual('TERMINATED', self.lease(f'vm{number}')['status'])
         self.assertEqual(0, self.book_rows()['bookings'])
 
-    def test_two_who_want_the_last_room_at_once(self):
+    def test_last_free_capacity_goes_to_one_of_concurrent_boots(self):
         self.hold('first', flavor='5')
         both = threading.Barrier(2)
 
@@ -284,7 +284,7 @@ class HeldTest(leased.LeasedTestCase):
         self.assertEqual(2, self.boot_rows()['api.build_requests'])
         self.assertEqual({'host1', 'host2'}, set(self.bookings().values()))
 
-    def test_its_volume_stays_reserved_until_it_is_deleted(self):
+    def test_volume_stays_reserved_until_server_is_deleted(self):
         for name in ('vm1', 'vm2'):
             server = self.hold(name, **FROM_VOLUME)
             (attachment,) = self.cinder.volume_to_attachment[VOLUME].values()
@@ -303,7 +303,7 @@ class HeldTest(leased.LeasedTestCase):
 class NowTest(leased.LeasedTestCase):
     """The build of a lease that starts now is sent at once."""
 
-    def test_it_is_built_at_once(self):
+    def test_server_with_current_lease_is_built_at_once(self):
         server = self.boot('vm1', hints=self.lease_hints('vm1'))
         self.wait_for_status(server['id'], 'ACTIVE')
         self.assertEqual(self.bookings(), self.guests())
@@ -316,7 +316,7 @@ class NowTest(leased.LeasedTestCase):
         self.assertEqual((200, 'renamed'), (
             response.status_code, self.alice.get_server(server['id'])['name']))
 
-    def test_it_is_never_reserved(self):
+    def test_server_with_current_lease_is_never_reserved(self):
         # No conductor gets the build, so the server stays in BUILD.
         with base.at_the_bus(lambda send: None):
             server = self.boot('vm1', hints=self.lease_hints('vm1'))
@@ -324,7 +324,7 @@ class NowTest(leased.LeasedTestCase):
             server['id'])['status'])
         self.assertEqual('STARTING', self.lease('vm1')['status'])
 
-    def test_it_could_be_sent_again_by_a_listener(self):
+    def test_build_is_recorded_in_case_cast_is_lost(self):
         with base.at_the_bus(lambda send: None):
             self.boot('vm1', hints=self.lease_hints('vm1'))
         self.assertEqual(1, self.book_rows()['deferred_builds'])
@@ -352,7 +352,7 @@ class BehindTheCastTest(leased.LeasedTestCase):
 
         return mock.patch(where, fail)
 
-    def test_a_trust_that_cannot_be_made(self):
+    def test_failed_trust_creation_does_not_undo_build(self):
         for number, failure in enumerate(FAILURES):
             with self.failing(
                     'blazar_nova.services.user_credentials.Credentials.'
@@ -360,7 +360,7 @@ class BehindTheCastTest(leased.LeasedTestCase):
                 self.delete_all(self.after_failing(
                     f'vm{number}', self.lease_hints(f'vm{number}')))
 
-    def test_a_trust_that_cannot_be_kept(self):
+    def test_failed_trust_storage_does_not_undo_build(self):
         self.stub_out(
             'blazar_nova.services.user_credentials.Credentials.delegate',
             lambda *_args, **_kwargs: 'trust')
@@ -370,7 +370,7 @@ class BehindTheCastTest(leased.LeasedTestCase):
                 self.delete_all(self.after_failing(
                     f'vm{number}', self.lease_hints(f'vm{number}')))
 
-    def test_events_that_cannot_be_published(self):
+    def test_failed_notification_does_not_undo_build(self):
         for number, failure in enumerate(FAILURES):
             with self.failing(
                     'blazar_nova.schemas.lease_views.LeaseViews.payload',
@@ -379,7 +379,7 @@ class BehindTheCastTest(leased.LeasedTestCase):
                     f'vm{number}', self.lease_hints(f'vm{number}'))
             self.delete_all(server_id)
 
-    def test_a_cast_whose_fate_is_not_known(self):
+    def test_cast_with_unknown_outcome_does_not_undo_build(self):
         """The build was sent, and the API got an error."""
         for number, failure in enumerate(FAILURES):
             def fail(send, failure=failure):
@@ -390,7 +390,7 @@ class BehindTheCastTest(leased.LeasedTestCase):
                 self.delete_all(self.after_failing(
                     f'vm{number}', self.lease_hints(f'vm{number}')))
 
-    def test_a_cast_that_was_not_sent(self):
+    def test_lost_cast_is_sent_again(self):
         with base.at_the_bus(mock.Mock(side_effect=FAILURES[-1])):
             server = self.boot('vm1', hints=self.lease_hints('vm1'))
         self.assertEqual('BUILD', self.alice.get_server(
@@ -405,7 +405,7 @@ class BehindTheCastTest(leased.LeasedTestCase):
         self.wait_for_status(server['id'], 'ACTIVE')
         self.assertEqual(self.bookings(), self.guests())
 
-    def test_the_making_of_the_message_does_not_count(self):
+    def test_serialization_of_message_does_not_use_up_permit(self):
         """Creating a large message takes longer than a permit is valid."""
         took, make = [0], nova_base.NovaObjectSerializer.serialize_entity
         elapsed = clocks.SystemClock.elapsed
@@ -422,7 +422,7 @@ class BehindTheCastTest(leased.LeasedTestCase):
             self.after_failing('vm1', self.lease_hints('vm1'))
         self.assertGreater(took[0], dispatch.SECONDS)
 
-    def test_a_message_that_cannot_be_made(self):
+    def test_listener_sends_build_after_serialization_error(self):
         """No permit is used: a listener sends the build soon."""
         with self.failing('oslo_messaging.rpc.client._BaseCallContext.'
                           '_make_message', ValueError('no JSON')):
@@ -432,7 +432,7 @@ class BehindTheCastTest(leased.LeasedTestCase):
         self.run_due()
         self.wait_for_status(server['id'], 'ACTIVE')
 
-    def test_one_that_stood_still_before_the_sending(self):
+    def test_build_is_not_sent_with_expired_permit(self):
         """The permit has expired by the time the message is ready."""
         with mock.patch('blazar_core.plugins.cloud_api.Deadline.passed',
                         return_value=True):
@@ -443,7 +443,7 @@ class BehindTheCastTest(leased.LeasedTestCase):
         self.assertEqual('BUILD', self.alice.get_server(
             server['id'])['status'])
 
-    def test_a_request_that_died_before_the_cast(self):
+    def test_listener_sends_build_of_request_that_died(self):
         self.stub_out('blazar_core.lifecycle.dispatch.Dispatch.send_own',
                       lambda *args: None)
         self.boot('vm1', hints=self.lease_hints('vm1'))
@@ -458,7 +458,7 @@ class BehindTheCastTest(leased.LeasedTestCase):
         self.assertEqual('ACTIVE', self.lease('vm1')['status'])
         self.assertEqual(0, self.book_rows()['deferred_builds'])
 
-    def test_a_lease_of_which_the_database_does_not_say_whether_it_is(self):
+    def test_unknown_outcome_of_lease_creation_is_resolved_later(self):
         create = creation.LeaseCreation.create
 
         def made(*args, **kwargs):
@@ -487,7 +487,7 @@ class BehindTheCastTest(leased.LeasedTestCase):
         self.assertEqual({'vm1', 'vm2'}, {
             server['name'] for server in self.alice.get_servers()})
 
-    def test_one_that_a_listener_has_sent_meanwhile_is_not_marked(self):
+    def test_server_sent_by_listener_is_not_marked_reserved(self):
         create = creation.LeaseCreation.create
 
         def made(*args, **kwargs):
@@ -504,7 +504,7 @@ class BehindTheCastTest(leased.LeasedTestCase):
         server, = self.alice.get_servers()
         self.assertEqual('BUILD', server['status'])
 
-    def test_it_is_sent_with_the_token_of_its_request(self):
+    def test_listener_sends_build_with_token_of_request(self):
         sent = []
         self.stub_out('blazar_core.lifecycle.dispatch.Dispatch.send_own',
                       lambda *args: None)
@@ -518,7 +518,7 @@ class BehindTheCastTest(leased.LeasedTestCase):
         self.assertTrue(call.context.auth_token)
         self.assertFalse(call.context.is_admin)
 
-    def test_leases_that_a_listener_may_be_starting(self):
+    def test_failed_notification_does_not_undo_deferred_build(self):
         """Also recurring leases: they are not read again."""
         with self.failing('blazar_nova.schemas.lease_views.LeaseViews.payload',
                           FAILURES[0]), self.failing(
@@ -577,21 +577,21 @@ class StoodStillTest(leased.LeasedTestCase):
         self.assertEqual({}, self.cinder.volume_to_attachment.get(VOLUME, {}))
         self.assert_verified()
 
-    def test_until_its_servers_were_deleted(self):
+    def test_boot_stalled_until_orphan_deletion_is_undone(self):
         self.assert_undone(700)
 
-    def test_until_they_are_about_to_be_deleted(self):
+    def test_boot_stalled_until_shortly_before_orphan_deletion_is_undone(self):
         self.assert_undone(500)
 
-    def test_while_their_lease_waits_for_capacity(self):
+    def test_stalled_boot_with_waiting_lease_is_undone(self):
         self.assert_undone(
             700, {'flavor': '4'}, 3600, duration='1h', lease_type='retry',
             retries=10, retry_interval='5m')
 
-    def test_while_the_lease_recurs(self):
+    def test_stalled_boot_with_recurring_lease_is_undone(self):
         self.assert_undone(700, {}, recurrence={'rule': 'FREQ=DAILY;COUNT=2'})
 
-    def test_for_less(self):
+    def test_briefly_stalled_boot_succeeds(self):
         server = self.boot_for(200)
         self.assertEqual('RESERVED', self.alice.get_server(
             server['id'])['status'])
@@ -619,7 +619,7 @@ class SecretsTest(leased.LeasedTestCase):
                 b'password64': base64.b64encode(self.PASSWORD.encode()),
                 b'token': nova_box.Identity().token().encode()}
 
-    def test_database_and_notifications_do_not_have_them(self):
+    def test_database_and_notifications_contain_no_secrets(self):
         recorder = self.record()
         self.hold_with_secrets()
         self.assertEqual(1, self.book_rows()['deferred_builds'])
@@ -640,7 +640,7 @@ class SecretsTest(leased.LeasedTestCase):
         for what, secret in self.secrets().items():
             self.assertNotIn(secret.decode(), repr(recorder.events), what)
 
-    def test_the_server_gets_them_and_the_log_does_not(self):
+    def test_secrets_reach_server_but_not_log(self):
         # At DEBUG, Nova's own API logs the body of every request.
         logs = [self.useFixture(fixtures.FakeLogger(
             name=name, level=level, nuke_handlers=False))

@@ -44,7 +44,7 @@ class KeysTest(HintsTestCase):
 
     KEYS = ('os:scheduler_hints', 'OS-SCH-HNT:scheduler_hints')
 
-    def test_both_keys_at_old_and_new_microversions(self):
+    def test_both_hint_keys_work_at_old_and_new_microversions(self):
         names = []
         for number, key in enumerate(self.KEYS):
             for microversion in ('2.1', 'latest'):
@@ -61,7 +61,7 @@ class KeysTest(HintsTestCase):
                         names[-1], 3600).items()},
                     self.alice.get_server(server['id'])['scheduler_hints'])
 
-    def test_of_both_the_first_wins(self):
+    def test_os_scheduler_hints_key_takes_precedence(self):
         for first, status in (('lease', 'RESERVED'), ('none', 'ACTIVE')):
             hints = {'lease': self.lease_hints(first, 3600), 'none': {}}
             other = ({'lease', 'none'} - {first}).pop()
@@ -83,7 +83,7 @@ class KeysTest(HintsTestCase):
 class ReservedHintTest(HintsTestCase):
     """``reserved``, with and without ``lease_params``."""
 
-    def test_alone_it_means_now_for_the_default_length(self):
+    def test_reserved_alone_starts_now_with_default_duration(self):
         before = clocks.SystemClock().now()
         servers = [self.boot(f'vm{number}', hints={'reserved': value})
                    for number, value in enumerate(
@@ -102,7 +102,7 @@ class ReservedHintTest(HintsTestCase):
         for server in servers:
             self.wait_for_status(server['id'], 'ACTIVE')
 
-    def test_false_and_other_hints_are_an_ordinary_boot(self):
+    def test_boot_with_reserved_false_or_other_hints_has_no_lease(self):
         for number, value in enumerate(('False', False)):
             server = self.boot(f'vm{number}', hints={
                 'reserved': value, 'lease_params': 'not even read'})
@@ -112,7 +112,7 @@ class ReservedHintTest(HintsTestCase):
             self.boot_active(f'vm{number}', hints=hints)
         self.assertEqual({0}, set(self.book_rows().values()))
 
-    def test_what_is_nearly_reserved_is_no_ordinary_boot(self):
+    def test_misspelled_reserved_hint_is_refused(self):
         message = self.refused(400, self.boot, 'vm1', hints={
             'reserve': 'True'})
         self.assertIn('Write --hint reserved=True', message)
@@ -133,7 +133,7 @@ minutes_before_end_lease = 15
     #: 2031-02-03 04:05 UTC
     START = 1927857900
 
-    def test_start_and_length(self):
+    def test_default_start_and_duration(self):
         self.flags(group='blazar_enforcement', max_lease_ahead=-1)
         self.asks(duration='2h')
         self.assertEqual((self.START, self.START + 2 * HOUR),
@@ -155,7 +155,7 @@ class DatesTest(HintsTestCase):
     #: 2030-12-01 16:07 UTC
     START = 1922371620
 
-    def test_every_form(self):
+    def test_every_date_and_duration_format(self):
         self.flags(group='blazar_enforcement', max_lease_ahead=-1)
         forms = ['2030-12-01 16:07', '2030-12-1 16:07', '2030-12-01 16:07:00',
                  '2030-12-01 16:07Z', '2030-12-01T16:07:00Z',
@@ -176,7 +176,7 @@ class DatesTest(HintsTestCase):
             self.assertEqual((self.START, self.START + seconds),
                              self.window(f'end{number}'), form)
 
-    def test_now_is_the_moment_of_the_request(self):
+    def test_now_means_time_of_request(self):
         clock = clocks.SystemClock()
         minute = clocks.minute(clock.now() // 60 * 60)
         for number, start in enumerate(({'start': 'now'}, {},
@@ -207,7 +207,7 @@ class ParamsTest(HintsTestCase):
                           'before_end_lease': 5000, 'remind': 4000,
                           'remind.2': 4100}, self.events('Größe 5'))
 
-    def test_names_and_owners(self):
+    def test_lease_names_owners_and_longest_params(self):
         for name in ('x' * 255, 'twice', 'twice'):
             self.hold(name)
         self.assertEqual(['twice', 'twice', 'x' * 255], sorted(
@@ -240,7 +240,7 @@ class CountsTest(HintsTestCase):
         self.assertEqual(ids, sorted(self.bookings()))
         return ids
 
-    def test_one_lease_with_a_booking_for_each(self):
+    def test_multi_create_boot_has_one_lease_with_booking_per_server(self):
         self.hold('vm', flavor='4', count=4)
         ids = self.check(4)
         # Two of them fit on one host.
@@ -252,7 +252,7 @@ class CountsTest(HintsTestCase):
             self.wait_for_status(server_id, 'ACTIVE')
         self.assertEqual(self.bookings(), self.guests())
 
-    def test_with_a_reservation_id_as_the_answer(self):
+    def test_multi_create_boot_can_return_reservation_id(self):
         for microversion in ('2.1', 'latest'):
             body = {'server': {
                 'name': 'vm', 'imageRef': base.IMAGE, 'flavorRef': '1',
@@ -275,7 +275,7 @@ class CountsTest(HintsTestCase):
                     session.connection().exec_driver_sql(
                         f'DELETE FROM {table}')
 
-    def test_a_max_above_the_min_asks_for_the_max(self):
+    def test_max_count_above_min_count_requests_max_count(self):
         self.hold('vm', min_count=1, max_count=3)
         self.check(3)
         # Also for a lease from now on.
@@ -293,7 +293,7 @@ class CountsTest(HintsTestCase):
 class OtherHintsTest(HintsTestCase):
     """Nova's own hints in addition to those for leases."""
 
-    def test_they_reach_nova(self):
+    def test_other_hints_reach_nova(self):
         server = self.boot('vm1', hints={
             **self.lease_hints('vm1', 3600),
             'different_host': [uuids.another], 'color': 'blue'})
@@ -314,7 +314,7 @@ class OtherHintsTest(HintsTestCase):
         return self.boot(name, hints={
             **self.lease_hints(name, 3600), 'group': group}, **kwargs)
 
-    def test_affinity_keeps_them_on_one_host(self):
+    def test_affinity_group_is_booked_on_one_host(self):
         # The other host, with capacity for one only, would be filled first.
         for name, flavor in (('four', '4'), ('two', '3')):
             self.hold(name, flavor=flavor, client=self.admin, host='host1')
@@ -326,7 +326,7 @@ class OtherHintsTest(HintsTestCase):
             self.bookings()[server] for server in self.members(group)})
         self.start_and_compare(5)
 
-    def test_affinity_that_no_host_can_keep(self):
+    def test_affinity_group_that_fits_no_host_is_refused(self):
         group = self.group('affinity')
         self.assertIn('fits_now: 2 of 3', self.refused(
             409, self.hold_in, group, count=3, flavor='4'))
@@ -337,7 +337,7 @@ class OtherHintsTest(HintsTestCase):
             409, self.hold_in, group, 'later'))
         self.assertEqual(sorted(self.bookings()), self.members(group))
 
-    def test_anti_affinity_keeps_them_apart(self):
+    def test_anti_affinity_group_is_booked_on_separate_hosts(self):
         group = self.group('anti-affinity')
         self.hold_in(group)
         self.hold_in(group, 'later')
@@ -355,7 +355,7 @@ class OtherHintsTest(HintsTestCase):
         self.assertEqual({'host1', 'host2'}, {
             self.bookings()[server] for server in self.members(group)})
 
-    def test_anti_affinity_with_several_to_a_host(self):
+    def test_anti_affinity_honours_max_server_per_host(self):
         group = self.group('anti-affinity', max_server_per_host=2)
         self.assertIn('fits_now: 4 of 5', self.refused(
             409, self.hold_in, group, count=5))
@@ -364,7 +364,7 @@ class OtherHintsTest(HintsTestCase):
                          sorted(self.bookings().values()))
         self.start_and_compare(4)
 
-    def test_groups_with_a_server_without_a_lease(self):
+    def test_group_policies_honour_unleased_members(self):
         for policy, same in (('anti-affinity', False), ('affinity', True)):
             group = self.group(policy)
             other = self.boot_active('plain', hints={'group': group})
@@ -381,7 +381,7 @@ class OtherHintsTest(HintsTestCase):
             self.hold_in(group, policy, count=3, flavor='3')
             self.assertEqual(3, len(self.members(group)))
 
-    def test_soft_policies_choose_where_it_costs_nothing(self):
+    def test_soft_policies_are_honoured_if_capacity_permits(self):
         for policy, hosts in (('soft-anti-affinity', 2),
                               ('soft-affinity', 1)):
             together, alone = self.group(policy), self.group(policy)
@@ -393,7 +393,7 @@ class OtherHintsTest(HintsTestCase):
                     self.bookings()[server]
                     for server in self.members(group)}), policy)
 
-    def test_soft_policies_are_as_with_plain_nova(self):
+    def test_soft_policies_place_servers_as_plain_nova(self):
         """Leases from now on: preferences of Nova's own weighers count."""
         for name, hints in (('plain', {}), ('leased', leased.RESERVE)):
             for count in (2, 1):
@@ -409,7 +409,7 @@ class OtherHintsTest(HintsTestCase):
                     sorted(self.guests()[one] for one in self.members(group)),
                     name)
 
-    def test_soft_policies_know_of_servers_without_a_lease(self):
+    def test_soft_policies_honour_unleased_members(self):
         for policy, same in (('soft-anti-affinity', False),
                              ('soft-affinity', True)):
             group = self.group(policy)
@@ -418,7 +418,7 @@ class OtherHintsTest(HintsTestCase):
             self.assertEqual(same, other['OS-EXT-SRV-ATTR:host'] ==
                              self.bookings()[server['id']])
 
-    def test_soft_policies_look_at_what_runs_when_they_start(self):
+    def test_soft_policies_honour_members_running_at_start(self):
         group = self.group('soft-anti-affinity')
         server_id = self.hold_in(group)['id']
         booked = self.bookings()[server_id]

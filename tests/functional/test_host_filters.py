@@ -43,7 +43,7 @@ class HostFiltersTestCase(test_preflight.PreflightTestCase):
 
 class HostFiltersTest(HostFiltersTestCase):
 
-    def test_what_an_aggregate_says(self):
+    def test_aggregate_extra_specs_filter_is_applied(self):
         flavor = self.flavor_with('aggregate_instance_extra_specs:ssd', 'true')
         for boot in (self.boot_now, lambda one: self.hold(flavor=one)):
             self.assertIn('no host', self.refused(409, boot, flavor))
@@ -59,20 +59,20 @@ class HostFiltersTest(HostFiltersTestCase):
         warning, = self.look()
         self.assertIn('None of the hosts may be used', warning)
 
-    def test_what_a_hypervisor_says(self):
+    def test_compute_capabilities_filter_is_applied(self):
         flavor = self.flavor_with('capabilities:hypervisor_type', 's== ironic')
         self.refused(409, self.boot_now, flavor)
         self.hold(flavor=self.flavor_with(
             'capabilities:hypervisor_type', 's== fake'))
         self.assertEqual([], self.lease('vm1')['warnings'])
 
-    def test_what_no_host_has(self):
+    def test_flavor_that_no_host_supports_is_refused(self):
         """Regardless of free capacity: no host has a NUMA topology."""
         flavor = self.flavor_with('hw:numa_nodes', '1')
         for boot in (self.boot_now, lambda one: self.hold(flavor=one)):
             self.assertIn('no host', self.refused(409, boot, flavor))
 
-    def test_what_is_free_then(self):
+    def test_used_up_numa_topology_causes_warning(self):
         self.fill_numa()
         flavor = self.flavor_with('hw:numa_nodes', '1')
         self.assertIn('A NUMA topology', self.refused(
@@ -90,7 +90,7 @@ class HostFiltersTest(HostFiltersTestCase):
         self.assertIn('not reserved', kept)
         self.assertNotIn('now no host', kept)
 
-    def test_others_ask_no_filter(self):
+    def test_filters_are_not_run_for_other_flavors(self):
         with mock.patch.object(host_filters, 'refused') as refused:
             self.hold()
             self.before()
@@ -104,7 +104,7 @@ class UniqueNameTest(HostFiltersTestCase):
     more_conf = ('[DEFAULT]\n'
                  'osapi_compute_unique_server_name_scope = project\n')
 
-    def test_a_start_says_so_and_waits(self):
+    def test_start_waits_while_hostname_is_in_use(self):
         plain = self.boot_active('vm1')
         self.assertIn('vm1', self.refused(409, self.boot_now, '1'))
         server = self.hold()

@@ -59,7 +59,7 @@ class HostsTestCase(api_base.ApiTestCase):
 
 class TestHosts(HostsTestCase):
 
-    def test_one_is_enrolled_changed_and_serves_everybody_again(self):
+    def test_host_is_enrolled_updated_and_removed(self):
         made = self.enrol('host1', gpu='A100', ssd=True, rack=7, height=1.5)
         self.assertEqual(
             {'hypervisor_hostname': 'host1', 'service_name': 'host1',
@@ -93,7 +93,7 @@ class TestHosts(HostsTestCase):
         # Enroll it once more: its former properties are gone.
         self.assertNotIn('gpu', self.enrol('host1'))
 
-    def test_whether_it_is_reservable_is_what_was_said_last(self):
+    def test_update_changes_whether_host_is_reservable(self):
         path = f'/{self.enrol("host1")["id"]}'
         for said, reservable in ((False, False), ('True', True), ('0', False),
                                  (True, True), (None, True)):
@@ -104,7 +104,7 @@ class TestHosts(HostsTestCase):
         self.hosts_api('PUT', path, {'reservable': 'true'})
         self.reserve()
 
-    def test_they_are_paged(self):
+    def test_host_list_is_paged(self):
         # Hosts are listed in the order in which the listener has found them.
         hosts = sorted((self.enrol('host1'), self.enrol('host2')),
                        key=lambda host: int(host['id']))
@@ -120,7 +120,7 @@ class TestHosts(HostsTestCase):
         self.assertEqual({'hosts': []}, self.hosts_api(
             'GET', marker=hosts[1]['id']))
 
-    def test_blazars_client_works(self):
+    def test_host_api_works_with_blazarclient(self):
         url = self.admin.base_url.rsplit('/v2', 1)[0] + '/reservation/v1'
         client = blazar_client.Client(
             blazar_url=url, auth_token=self.admin.who.token())
@@ -151,7 +151,7 @@ class TestHosts(HostsTestCase):
 
 class TestRefusals(HostsTestCase):
 
-    def test_a_host_that_there_is_not(self):
+    def test_unknown_host_is_not_found(self):
         self.assertIn('There is no host host9. Write the name of a '
                       'hypervisor', self.refusal(
                           404, 'POST', body={'name': 'host9'}))
@@ -162,14 +162,14 @@ class TestRefusals(HostsTestCase):
                 self.refusal(404, method, path, {'gpu': 'A100'})
             self.refusal(404, 'GET', f'{path}/allocation')
 
-    def test_one_that_is_enrolled_already(self):
+    def test_enrolled_host_cannot_be_enrolled_again(self):
         made = self.enrol('host1', gpu='A100')
         self.assertEqual(
             f'Host host1 is enrolled already: its id is {made["id"]}.',
             self.refusal(409, 'POST', body={'name': 'host1', 'gpu': 'B'}))
         self.assertEqual({'hosts': [made]}, self.hosts_api('GET'))
 
-    def test_one_on_which_servers_run(self):
+    def test_host_with_servers_cannot_be_enrolled(self):
         server = self.boot_active('server1')
         host = self.admin.get_server(server['id'])['OS-EXT-SRV-ATTR:host']
         self.assertIn(f'Host {host} cannot be enrolled: it has 1 server.',
@@ -177,14 +177,14 @@ class TestRefusals(HostsTestCase):
         self.assertEqual({'hosts': []}, self.hosts_api('GET'))
         self.assertNotIn(TRAIT, self.traits(host))
 
-    def test_one_that_is_booked(self):
+    def test_booked_host_cannot_be_enrolled(self):
         for _host in self.hosts:
             self.make(start_in=HOUR, reservations=[self.reservation(vcpus=4)])
         self.assertIn('cannot be enrolled: it has 1 booking of leases',
                       self.refusal(409, 'POST', body={'name': 'host1'}))
         self.assertEqual({'hosts': []}, self.hosts_api('GET'))
 
-    def test_one_that_is_reserved_stays(self):
+    def test_reserved_host_cannot_be_removed(self):
         made = self.enrol('host1')
         lease = self.reserve()
         self.assertIn('cannot be taken out: it has 1 booking of leases',
@@ -193,14 +193,14 @@ class TestRefusals(HostsTestCase):
         self.ask('DELETE', f'/leases/{lease["id"]}', code=204)
         self.hosts_api('DELETE', f'/{made["id"]}', code=204)
 
-    def test_a_nova_that_would_let_others_in(self):
+    def test_enrollment_requires_isolated_aggregate_filtering(self):
         self.flags(enable_isolated_aggregate_filtering=False,
                    group='scheduler')
         self.assertIn('Write enable_isolated_aggregate_filtering = True',
                       self.refusal(409, 'POST', body={'name': 'host1'}))
         self.assertEqual({'hosts': []}, self.hosts_api('GET'))
 
-    def test_who_may(self):
+    def test_host_api_permissions_by_role(self):
         made = self.enrol('host1', gpu='A100')
         reader = self.api(user='carol', roles=('reader',))
         nobody = self.api(user='dave', roles=())
@@ -221,7 +221,7 @@ class TestRefusals(HostsTestCase):
                     self.assertEqual('FORBIDDEN', answer['error_name'])
         self.assertEqual({'hosts': [made]}, self.hosts_api('GET'))
 
-    def test_which_one_it_is_members_do_not_see(self):
+    def test_members_cannot_see_host_names_and_private_properties(self):
         made = self.enrol('host1', gpu='A100', rack='7')
         self.hosts_api('PATCH', '/properties/rack', {'private': True})
         self.assertEqual('host1', made['hypervisor_hostname'])
@@ -230,7 +230,7 @@ class TestRefusals(HostsTestCase):
         self.assertEqual({'hosts': [made]}, self.hosts_api(
             'GET', client=self.alice))
 
-    def test_its_power_is_shown_where_hosts_are_switched(self):
+    def test_power_state_is_shown_if_power_management_is_enabled(self):
         self.flags(group='blazar_power', enabled=True)
         made = self.enrol('host1')
         power = {'power_state': 'on', 'power_since': None,
@@ -247,7 +247,7 @@ class TestRefusals(HostsTestCase):
         self.assertEqual(made.keys() - power.keys(), self.hosts_api(
             'GET', f'/{made["id"]}')['host'].keys())
 
-    def test_methods_that_are_not_for_a_url(self):
+    def test_unsupported_methods_answer_405(self):
         for method, path, allowed in (
                 ('PATCH', '', 'GET, POST'), ('POST', '/1', 'GET, PUT'),
                 ('POST', '/allocations', 'GET'), ('PUT', '/1/allocation',
@@ -271,7 +271,7 @@ class TestBadInput(HostsTestCase):
             one['private'] for one in self.hosts_api(
                 'GET', '/properties', all='true')['resource_properties']])
 
-    def test_of_capabilities(self):
+    def test_invalid_extra_capabilities_are_refused(self):
         for extra, words in (
                 ({'vcpus': '8'}, '"vcpus" is no extra capability'),
                 ({'id': '8'}, '"id" is no extra capability'),
@@ -297,7 +297,7 @@ class TestBadInput(HostsTestCase):
                 self.assertIn(words, answer['error_message'])
         self.assert_unchanged()
 
-    def test_of_bodies(self):
+    def test_invalid_bodies_are_refused(self):
         for body, words in (
                 (b'', 'is not JSON'), (b'{', 'is not JSON'),
                 (b'\xff', 'is not JSON'), (b'[' * 100000, 'is not JSON'),
@@ -313,7 +313,7 @@ class TestBadInput(HostsTestCase):
                 self.assertIn(words, answer['error_message'])
         self.assert_unchanged()
 
-    def test_of_names(self):
+    def test_invalid_host_names_are_refused(self):
         for body, words in (
                 ({}, 'Missing parameter name'),
                 ({'name': None}, 'Missing parameter name'),
@@ -323,7 +323,7 @@ class TestBadInput(HostsTestCase):
             self.assertIn(words, self.refusal(400, 'POST', body=body))
         self.assert_unchanged()
 
-    def test_of_changes(self):
+    def test_invalid_host_updates_are_refused(self):
         for body, words in (
                 ({}, 'says nothing of the host'),
                 ({'name': 'host2'}, '"name" is no extra capability'),
@@ -334,7 +334,7 @@ class TestBadInput(HostsTestCase):
             self.assertIn(words, self.refusal(400, 'PUT', self.path, body))
         self.assert_unchanged()
 
-    def test_of_privacy(self):
+    def test_invalid_property_updates_are_refused(self):
         for body, words in (
                 ({}, 'Missing parameter private'),
                 ({'private': None}, 'Missing parameter private'),
@@ -349,7 +349,7 @@ class TestBadInput(HostsTestCase):
                          {'private': True})
         self.assert_unchanged()
 
-    def test_of_queries(self):
+    def test_invalid_queries_are_refused(self):
         for path, query in (
                 ('', {'limit': '0'}), ('', {'limit': '1001'}),
                 ('', {'limit': 'x'}), ('', {'marker': '-1'}),
@@ -363,7 +363,7 @@ class TestBadInput(HostsTestCase):
                 ('/properties', {'private': 'true'})):
             self.refusal(400, 'GET', path, **query)
 
-    def test_of_more_capabilities_than_there_may_be(self):
+    def test_number_of_extra_capabilities_is_limited(self):
         most = enrollment.MAX_EXTRA
         many = {f'k{number}': 'x' for number in range(most)}
         for method, path, body in (
@@ -379,7 +379,7 @@ class TestBadInput(HostsTestCase):
 
 class TestAllocations(HostsTestCase):
 
-    def test_they_are_those_of_all_hosts_and_of_one(self):
+    def test_allocations_of_all_hosts_and_of_one_host(self):
         hosts = [self.enrol(name) for name in self.hosts]
         # The order of the reservations does not matter.
         lease, other = self.reserve(), self.reserve()
@@ -417,7 +417,7 @@ class TestAllocations(HostsTestCase):
             {'allocation': {**mine, 'reservations': []}},
             self.hosts_api('GET', f'/{mine["resource_id"]}/allocation'))
 
-    def test_what_others_have_of_other_hosts_is_none(self):
+    def test_bookings_of_unenrolled_hosts_are_not_listed(self):
         self.make(start_in=HOUR)
         self.assertEqual({'allocations': []},
                          self.hosts_api('GET', '/allocations'))
@@ -434,7 +434,7 @@ class TestProperties(HostsTestCase):
         return self.hosts_api('GET', '/properties', client=client,
                               **query)['resource_properties']
 
-    def test_they_are_told_with_their_values_to_who_wants_them(self):
+    def test_property_list_has_values_on_request(self):
         self.assertEqual([{'property': 'a/b', 'private': False},
                           {'property': 'gpu', 'private': False}],
                          self.properties(client=self.alice))
@@ -443,7 +443,7 @@ class TestProperties(HostsTestCase):
              {'property': 'gpu', 'private': False,
               'values': ['A100', 'H100']}], self.properties(detail='True'))
 
-    def test_private_ones_are_for_admins_who_ask_for_them(self):
+    def test_private_properties_are_listed_for_admins_on_request(self):
         for name, public in (('gpu', 'a/b'), ('a/b', None)):
             found = self.hosts_api('PATCH', f'/properties/{name}',
                                    {'private': True})['resource_property']
@@ -463,7 +463,7 @@ class TestProperties(HostsTestCase):
         self.assertEqual([{'property': 'gpu', 'private': False}],
                          self.properties(self.alice))
 
-    def test_nobody_asks_for_hosts_by_private_ones(self):
+    def test_reservations_cannot_require_private_properties(self):
         wanted = '["=", "$gpu", "H100"]'
         self.hosts_api('PATCH', '/properties/gpu', {'private': True})
         refused = self.reserve(code=400, resource_properties=wanted)
@@ -482,7 +482,7 @@ class TestProperties(HostsTestCase):
 class TestDisabledHosts(HostsTestCase):
     """A lease for later is judged by the expected state of the hosts."""
 
-    def test_one_rule_for_all_types(self):
+    def test_disabled_hosts_are_treated_alike_by_all_resource_types(self):
         self.enrol('host1')
         for name in self.hosts:
             service, = self.admin.get_services('nova-compute', name)

@@ -71,7 +71,7 @@ class AlternatesTestCase(whole_hosts_base.HostsTestCase):
 
 class TestAlternates(AlternatesTestCase):
 
-    def test_within_a_reservation_it_stays_within(self):
+    def test_failed_build_is_retried_within_reservation(self):
         self.enrol('host1', 'host2')
         _lease, reservation_id = self.lease_hosts(2, 2)
         builds = self.fail_once(lambda _host: None)
@@ -79,7 +79,7 @@ class TestAlternates(AlternatesTestCase):
         self.wait_for_status(server['id'], 'ACTIVE')
         self.assertEqual({'host1', 'host2'}, {*builds})
 
-    def test_of_one_host_there_is_no_other(self):
+    def test_failed_build_in_single_host_lease_has_no_alternate(self):
         self.enrol('host1')
         _lease, reservation_id = self.lease_hosts()
         self.fail_once(lambda _host: None)
@@ -87,7 +87,7 @@ class TestAlternates(AlternatesTestCase):
         self.wait_for_status(server['id'], 'ERROR')
         self.assertEqual({}, self.guests())
 
-    def test_an_ordinary_server_does_not_come_to_enrolled_hosts(self):
+    def test_unleased_server_is_not_retried_on_enrolled_hosts(self):
         self.enrol('host1')
         _lease, _reservation_id = self.lease_hosts()
         builds = self.fail_once(lambda _host: None)
@@ -95,7 +95,7 @@ class TestAlternates(AlternatesTestCase):
         self.wait_for_status(server['id'], 'ACTIVE')
         self.assertEqual({'host2', 'plain'}, {*builds})
 
-    def test_it_does_not_come_back_after_its_lease(self):
+    def test_server_being_retried_is_deleted_when_lease_ends(self):
         """The lease ends while the build is between two hosts."""
         self.enrol('host1', 'host2')
         lease, reservation_id = self.lease_hosts(2, 2)
@@ -123,7 +123,7 @@ class TestAlternates(AlternatesTestCase):
                 nova_context.get_admin_context())
         self.wait_until_over(lease['id'])
 
-    def test_one_that_was_on_its_way_before_the_host_was_enrolled(self):
+    def test_verify_reports_build_that_began_before_enrollment(self):
         """The conductor bypasses the plugin; ``verify`` reports it."""
         def lease_others(host):
             self.enrol(*self.hosts.keys() - {host})
@@ -181,7 +181,7 @@ class TestUnderWay(AlternatesTestCase):
         self.wait_for(lambda: began)
         return server, sorted(self.hosts.keys() - {*began})
 
-    def test_a_host_to_which_one_goes_meanwhile_is_not_enrolled(self):
+    def test_host_that_gets_server_during_enrollment_is_refused(self):
         server, others = self.stop('late')
         told = []
 
@@ -203,7 +203,7 @@ class TestUnderWay(AlternatesTestCase):
             [host for host in others if host not in refused],
             [one['service_name'] for one in self.enrolling.listed()])
 
-    def test_one_that_goes_between_two_hosts_keeps_the_next_one(self):
+    def test_leftover_claim_of_deleted_server_delays_enrollment(self):
         """Nova's conductor claims resources for a deleted server."""
         server, _others = self.stop('gone')
         real, claimed = nova_scheduler._novas, []
@@ -232,7 +232,7 @@ class TestUnderWay(AlternatesTestCase):
         self.enrol(host)
         self.assertEqual({'CUSTOM_BLAZAR_POOL'}, self.traits(host))
 
-    def test_a_request_does_not_wait_for_ever(self):
+    def test_enrollment_by_api_stops_waiting_for_builds(self):
         server, (host, _other) = self.stop('slow')
         with fixtures.MonkeyPatch(
                 'blazar_nova.services.host_enrollment.PATIENCE', 0):
@@ -245,7 +245,7 @@ class TestUnderWay(AlternatesTestCase):
         self.assertEqual([], self.enrolling.listed())
         self.assertEqual(set(), self.traits(host))
 
-    def test_who_is_impatient_takes_out_nothing_of_others(self):
+    def test_refused_enrollment_does_not_cancel_enrollment_in_progress(self):
         server, (host, _other) = self.stop('slow')
         impatient = host_enrollment.patient(0)
 
@@ -301,7 +301,7 @@ class TestUnderWay(AlternatesTestCase):
             return str(self.assertRaises(
                 errors.Conflict, self.going_on.result))
 
-    def test_who_was_overtaken_finishes_nothing(self):
+    def test_canceled_enrollment_does_not_complete_later_one(self):
         def begin_and_die():
             # Before the host is closed to other servers again.
             with fixtures.MonkeyPatch('blazar_nova.compat.pool.join',
@@ -313,7 +313,7 @@ class TestUnderWay(AlternatesTestCase):
         self.assertEqual(['enrolling'], [
             one['status'] for one in self.enrolling.listed()])
 
-    def test_who_was_overtaken_takes_nothing_out(self):
+    def test_canceled_enrollment_does_not_remove_enrolled_host(self):
         """The host is enrolled between a check and the next step."""
         real, again = pool.leave, []
 
@@ -329,7 +329,7 @@ class TestUnderWay(AlternatesTestCase):
             one['status'] for one in self.enrolling.listed()])
         self.assertEqual({'CUSTOM_BLAZAR_POOL'}, self.traits('host1'))
 
-    def test_what_is_not_to_be_reserved_is_not_when_verify_has_finished_it(
+    def test_verify_completes_enrollment_as_not_reservable(
             self):
         with fixtures.MonkeyPatch('blazar_nova.compat.pool.join',
                                   lambda _host: 1 / 0):
@@ -340,7 +340,7 @@ class TestUnderWay(AlternatesTestCase):
         self.assertEqual(('enrolled', False, 'A100'), tuple(
             host[key] for key in ('status', 'reservable', 'gpu')))
 
-    def test_who_is_interrupted_is_told_what_has_become_of_it(self):
+    def test_interrupted_command_prints_state_of_host(self):
         def interrupted():
             raise KeyboardInterrupt
 
@@ -352,7 +352,7 @@ class TestUnderWay(AlternatesTestCase):
         self.assertEqual(['enrolling'], [
             one['status'] for one in self.enrolling.listed()])
 
-    def test_the_command_says_what_it_does_where_that_is_wanted(self):
+    def test_verbose_command_prints_its_steps(self):
         code, text = self.command('host', 'add', 'host1')
         self.assertEqual((0, 1), (code, text.count('\n')), text)
         host, = self.enrolling.listed()
@@ -371,7 +371,7 @@ class TestUnderWay(AlternatesTestCase):
             f'Host host1 has the ID {host["id"]}: it serves leases only.']),
             (code, text.splitlines()))
 
-    def test_the_command_says_for_what_it_waits(self):
+    def test_command_names_servers_it_waits_for(self):
         server, (host, _other) = self.stop('slow')
         real = host_servers.under_way
 
@@ -397,7 +397,7 @@ class TestUnderWay(AlternatesTestCase):
         self.assertRegex(text, rf'Waiting: .* 1 server .*{server["id"]}\.\n.*'
                                rf'it serves leases only')
 
-    def test_those_that_wait_for_a_lease_keep_nobody_waiting(self):
+    def test_enrollment_does_not_wait_for_reserved_servers(self):
         server = self.boot('later', self.lease_hints(start_in=HOUR), metadata={
             'vm_state': 'building'})
         self.wait_for_status(server['id'], 'RESERVED')
@@ -416,7 +416,7 @@ class TestUnderWay(AlternatesTestCase):
         # Ambiguous metadata cost more than one query.
         self.assertEqual([server['id']], asked)
 
-    def test_those_that_no_conductor_has_taken_up_are_waited_for(self):
+    def test_enrollment_waits_for_unscheduled_builds(self):
         self.useFixture(fixtures.MonkeyPatch(
             'nova.conductor.manager.ComputeTaskManager.'
             'schedule_and_build_instances', lambda *args, **kwargs: None))
@@ -424,7 +424,7 @@ class TestUnderWay(AlternatesTestCase):
             'vm_state': 'reserved'})['id']}
         self.assertEqual(servers, host_servers.under_way())
 
-    def test_those_that_are_resized_are_waited_for(self):
+    def test_enrollment_waits_for_resizes_in_progress(self):
         server = self.boot_active('grows')
         real, began = manager.ComputeManager.prep_resize, []
 
@@ -485,15 +485,15 @@ class TestNextLease(whole_hosts_base.HostsTestCase):
             "SELECT assigned_to FROM hosts WHERE name = 'host1'"))
         self.assert_verified()
 
-    def test_one_that_was_let_through_by_the_filter(self):
+    def test_server_that_passed_filter_cannot_enter_next_lease(self):
         with self.handed_over(utils, 'claim_resources'):
             self.stays_out(self.within('late', self.first_id))
 
-    def test_one_that_was_claimed_in_the_books(self):
+    def test_server_claimed_in_database_cannot_enter_next_lease(self):
         with self.handed_over(nova_scheduler, '_novas'):
             self.stays_out(self.within('late', self.first_id))
 
-    def test_one_that_has_its_host_in_placement(self):
+    def test_server_allocated_in_placement_delays_next_lease(self):
         """Its allocation is found: no other lease gets the host."""
         real = scheduler_claims.Claims.is_within
 
@@ -510,7 +510,7 @@ class TestNextLease(whole_hosts_base.HostsTestCase):
         self.look()
         self.wait_until_over(self.first['id'])
 
-    def test_whoever_comes_at_each_step_of_the_start(self):
+    def test_other_servers_are_kept_out_at_each_step_of_start(self):
         """Servers without a lease, and those of the host's previous lease."""
         self.delete(self.first['id'])
         self.look()

@@ -99,7 +99,7 @@ class ImportTestCase(whole_hosts_base.HostsTestCase):
 
 class TestPending(ImportTestCase):
 
-    def test_it_is_said_and_then_done(self):
+    def test_dry_run_and_import_of_pending_lease(self):
         lease_id, reservation_id = self.lease_of(
             HOUR, 2 * HOUR, '2', resource_properties=['==', '$gpu', 'A100'])
         before = self.books('SELECT * FROM hosts')
@@ -138,7 +138,7 @@ class TestPending(ImportTestCase):
         self.wait_for_status(server['id'], 'ACTIVE')
         self.assertEqual('host2', self.host_of(server))
 
-    def test_what_was_done_since_then_stands_when_it_is_imported_again(self):
+    def test_repeated_import_keeps_later_changes(self):
         """Changes of hosts, of their properties, and of leases are kept."""
         self.blazar.hide('gpu')
         ids = [self.lease_of(start * HOUR, (start + 1) * HOUR, '1')[0]
@@ -194,7 +194,7 @@ class TestActive(ImportTestCase):
         return {bound_servers.reservation_of(instance.flavor),
                 bound_servers.reservation_of_server(server['id'])}
 
-    def test_it_goes_on_with_its_servers_until_its_end(self):
+    def test_imported_active_lease_keeps_servers_until_end(self):
         other = self.old_boot('without hint', host='host1', client=self.api(
             roles=('admin', 'member', 'reader')))
         self.fill_books()
@@ -249,7 +249,7 @@ class TestActive(ImportTestCase):
                 self.listener.parts, lambda _seconds: None,
                 lambda _text: None, 0, False).run(False).left])
 
-    def test_its_servers_stay_on_its_hosts(self):
+    def test_servers_of_imported_lease_stay_on_its_hosts(self):
         self.imported()
         self.admin.post_server_action(self.server['id'], {'migrate': None},
                                       check_response_status=None)
@@ -257,7 +257,7 @@ class TestActive(ImportTestCase):
             'OS-EXT-STS:task_state'] is None)
         self.assertEqual('host1', self.host_of(self.server))
 
-    def test_with_strangers_the_host_is_refused_and_nothing_changes(self):
+    def test_host_with_foreign_servers_is_refused(self):
         stranger = self.old_boot('stranger', host='host1', client=self.api(
             project=uuids.other, roles=('admin', 'member', 'reader')))
         self.fill_books()
@@ -281,7 +281,7 @@ class TestActive(ImportTestCase):
         self.imported()
         self.assertEqual({self.reservation_id}, self.bound_to(self.server))
 
-    def test_what_blazar_has_beside_it_is_left_alone(self):
+    def test_unrelated_lease_remains_with_blazar(self):
         """An unrelated lease is refused, and remains with Blazar."""
         other, reservation_id = self.lease_of(
             -HOUR, HOUR, resource_type='virtual:instance', status='ACTIVE')
@@ -293,7 +293,7 @@ class TestActive(ImportTestCase):
         self.assert_nothing_differs()
         self.assertEqual(['plain'], self.aggregates()[reservation_id])
 
-    def test_while_a_server_is_resized_it_waits(self):
+    def test_import_waits_for_unconfirmed_resize(self):
         self.flags(allow_resize_to_same_host=True)
         self.admin.post_server_action(self.server['id'], {
             'resize': {'flavorRef': '2'}})
@@ -308,7 +308,7 @@ class TestActive(ImportTestCase):
         self.imported()
         self.assertEqual({self.reservation_id}, self.bound_to(self.server))
 
-    def test_one_that_is_shelved_comes_back_to_its_hosts(self):
+    def test_shelved_server_is_unshelved_on_hosts_of_lease(self):
         self.admin.post_server_action(self.server['id'], {'shelve': None})
         self.wait_for_status(self.server['id'], 'SHELVED_OFFLOADED')
         self.look()
@@ -319,7 +319,7 @@ class TestActive(ImportTestCase):
         self.wait_for_status(self.server['id'], 'ACTIVE')
         self.assertEqual('host1', self.host_of(self.server))
 
-    def test_one_that_is_over_already_ends(self):
+    def test_imported_lease_past_its_end_terminates(self):
         self.blazar.execute('UPDATE leases SET end_date = :end',
                             end='2020-01-01 00:00:00')
         self.blazar.execute('UPDATE leases SET start_date = :start',
@@ -331,7 +331,7 @@ class TestActive(ImportTestCase):
         self.assertEqual(
             'TERMINATED', self.get({'id': self.lease_id})['status'])
 
-    def test_a_host_that_may_not_be_reserved_never_may(self):
+    def test_unreservable_host_is_never_reservable_during_import(self):
         self.blazar.execute('UPDATE computehosts SET reservable = 0')
         self.interrupted('pool.join')
         self.assertEqual([('enrolling', 0)] * 2, self.books(
@@ -342,7 +342,7 @@ class TestActive(ImportTestCase):
             'SELECT enrollment, reservable FROM hosts '
             'WHERE enrollment IS NOT NULL'))
 
-    def test_who_is_interrupted_gives_the_command_again(self):
+    def test_interrupted_import_can_be_repeated(self):
         self.interrupted('pool.join', 'bound_servers.bind_running',
                          'pool.open_to')
         self.imported()
@@ -354,7 +354,7 @@ class TestNotIsolated(ImportTestCase):
 
     more_conf = '[scheduler]\nenable_isolated_aggregate_filtering = False\n'
 
-    def test_nothing_is_imported(self):
+    def test_import_requires_isolated_aggregate_filtering(self):
         self.lease_of(HOUR, 2 * HOUR, '1')
         code, text = self.manage()
         self.assertEqual(2, code)
@@ -363,7 +363,7 @@ class TestNotIsolated(ImportTestCase):
 
 class TestUnreadable(ImportTestCase):
 
-    def test_what_is_no_database_of_blazar(self):
+    def test_unusable_blazar_database_is_refused(self):
         folder = self.useFixture(fixtures.TempDir()).path
         for url, part in (
                 (f'sqlite:///{folder}/empty', 'not a database of Blazar 18'),

@@ -51,7 +51,7 @@ class ServersTestCase(test_importing.ImportTestCase):
 
 class TestPendingServers(ServersTestCase):
 
-    def test_it_begins_with_the_flavor_that_blazar_has_made(self):
+    def test_imported_lease_starts_with_flavor_of_blazar(self):
         lease_id, reservation_id = self.servers_of(HOUR, 2 * HOUR, '2', '2')
         self.aggregate(reservation_id, None, [], reservation=reservation_id,
                        filter_tenant_id=nova_box.PROJECT_ID)
@@ -82,7 +82,7 @@ class TestPendingServers(ServersTestCase):
             self.wait_until_gone(server['id'])
         self.assertIsNone(self.flavor(reservation_id))
 
-    def test_apart_and_like_a_flavor(self):
+    def test_import_of_anti_affinity_and_flavor_reservations(self):
         """Nothing of Blazar remains."""
         wanted = {**blazar18.FLAVOR, 'ram': 512, 'disk': 1, 'extra_specs': {},
                   'OS-FLV-EXT-DATA:ephemeral': 0}
@@ -101,7 +101,7 @@ class TestPendingServers(ServersTestCase):
             'reservations'] if one['id'] == apart)
         self.assertEqual(apart, reservation['server_group_id'])
 
-    def test_one_that_lacks_a_place_gets_it(self):
+    def test_missing_slot_of_imported_lease_is_booked(self):
         lease_id, _id = self.servers_of(HOUR, 2 * HOUR, '2', amount=2)
         self.assertIn('1 of its places are missing', self.manage()[1])
         self.imported()
@@ -110,7 +110,7 @@ class TestPendingServers(ServersTestCase):
             [(0,)], self.books('SELECT COUNT(*) FROM bookings '
                                'WHERE host_id IS NULL'))
 
-    def test_what_would_overbook_is_refused(self):
+    def test_import_that_would_overbook_host_is_refused(self):
         lease_id, _id = self.servers_of(
             HOUR, 2 * HOUR, '2', '2', '2', '1')
         code, text = self.manage('--apply')
@@ -185,7 +185,7 @@ class TestActiveServers(ServersTestCase):
                 self.listener.parts, lambda _seconds: None,
                 lambda _text: None, 0, False).run(False).left])
 
-    def test_it_goes_on_with_its_servers_until_its_end(self):
+    def test_imported_active_lease_keeps_servers_until_end(self):
         self.assertIn(f'Lease lease ({self.lease_id}): imported',
                       self.imported())
         self.assertEqual('ACTIVE', self.get({'id': self.lease_id})['status'])
@@ -215,7 +215,7 @@ class TestActiveServers(ServersTestCase):
             {'id': self.lease_id})['status'])
         self.assertIsNone(self.flavor(self.reservation_id))
 
-    def test_its_servers_can_be_moved_among_hosts_for_leases(self):
+    def test_imported_servers_can_be_migrated_to_enrolled_hosts(self):
         self.imported()
         self.fill_books()
         self.admin.post_server_action(self.server['id'], {'migrate': None})
@@ -225,7 +225,7 @@ class TestActiveServers(ServersTestCase):
         self.wait_for_status(self.server['id'], 'ACTIVE')
         self.assertEqual('host2', self.host_of(self.server))
 
-    def test_one_that_is_shelved_keeps_its_place(self):
+    def test_shelved_server_keeps_its_slot(self):
         self.admin.post_server_action(self.server['id'], {'shelve': None})
         self.wait_for_status(self.server['id'], 'SHELVED_OFFLOADED')
         self.look()
@@ -236,7 +236,7 @@ class TestActiveServers(ServersTestCase):
         self.wait_for_status(self.server['id'], 'ACTIVE')
         self.assertEqual('host1', self.host_of(self.server))
 
-    def test_several_leases_on_one_host_and_strangers(self):
+    def test_only_lease_on_host_with_foreign_server_is_refused(self):
         other, reservation_id = self.begun('2')
         stranger = self.old_boot('stranger', host='host2')
         self.fill_books()
@@ -253,14 +253,14 @@ class TestActiveServers(ServersTestCase):
         self.assertNotIn(reservation_id, self.aggregates())
         self.nothing_differs()
 
-    def test_who_is_interrupted_gives_the_command_again(self):
+    def test_interrupted_import_can_be_repeated(self):
         self.interrupted('pool.join', 'flavors.take_over',
                          'flavors.open_reservation', 'pool.forget')
         self.imported()
         self.assertEqual(self.server['id'], self.places()[0][1])
         self.nothing_differs()
 
-    def test_those_that_come_are_kept_apart_from_those_that_are_there(self):
+    def test_new_servers_keep_anti_affinity_with_imported_ones(self):
         self.admin.delete_server(self.server['id'])
         self.wait_until_gone(self.server['id'])
         self.look()
@@ -276,7 +276,7 @@ class TestActiveServers(ServersTestCase):
         self.assertEqual(['host1', 'host2'], sorted(
             map(self.host_of, (there, other))))
 
-    def test_while_one_is_resized_it_waits(self):
+    def test_import_waits_for_unconfirmed_resize(self):
         self.flags(allow_resize_to_same_host=True)
         self.admin.post_server_action(self.server['id'], {
             'resize': {'flavorRef': '2'}})
@@ -293,7 +293,7 @@ class TestActiveServers(ServersTestCase):
         self.assertEqual(self.server['id'], self.places()[0][1])
         self.nothing_differs()
 
-    def test_one_that_is_over_already_ends(self):
+    def test_imported_lease_past_its_end_terminates(self):
         for column, date in (('end', '2020-01-01'), ('start', '2019-12-31')):
             self.blazar.execute(f'UPDATE leases SET {column}_date = :date',
                                 date=f'{date} 00:00:00')
@@ -304,7 +304,7 @@ class TestActiveServers(ServersTestCase):
         self.assertEqual('TERMINATED', self.get(
             {'id': self.lease_id})['status'])
 
-    def test_beside_a_whole_host_in_one_lease(self):
+    def test_import_of_lease_with_servers_and_whole_host(self):
         whole = self.blazar.insert(
             'reservations', lease_id=self.lease_id, status='active',
             resource_type='physical:host')

@@ -56,7 +56,7 @@ class InterruptibleTestCase(api_base.ApiTestCase):
 
 class InterruptibleTest(InterruptibleTestCase):
 
-    def test_it_uses_what_is_reserved_until_that_is_needed(self):
+    def test_interruptible_server_uses_reserved_capacity_until_eviction(self):
         lease = self.reserve()
         self.assertRegex(self.boot_error('ordinary', flavor='3')['fault'][
             'message'], r'No valid host .* 2 hosts with free capacity are '
@@ -104,7 +104,7 @@ class InterruptibleTest(InterruptibleTestCase):
         for number in range(2):
             self.boot_active(f'reserved{number}', flavor=flavor)
 
-    def test_the_fault_says_why_for_others_only_where_that_is_why(self):
+    def test_fault_mentions_interruptible_servers_only_if_they_fit(self):
         self.reserve(start_in=400)
         said = self.boot_error('vm1')['fault']['message']
         self.assertIn('A lease that ends by', said)
@@ -120,7 +120,7 @@ class InterruptibleTest(InterruptibleTestCase):
             rxtx_factor=1.0, is_public=True, disabled=False,
             extra_specs={'blazar:interruptible': 'True'}).create()
 
-    def test_its_flavor_makes_it_so(self):
+    def test_flavor_extra_spec_makes_server_interruptible(self):
         self.reserve()
         self.new_flavor()
         server_id = self.boot_active('vm1', flavor='cheap')['id']
@@ -132,7 +132,7 @@ class InterruptibleTest(InterruptibleTestCase):
             'DELETE', f'/interruptible/{server_id}', code=409)[
                 'error_message'])
 
-    def test_where_every_server_has_a_lease_it_stays_so(self):
+    def test_lease_by_default_keeps_server_interruptible(self):
         server_id = self.boot_active('vm1', hints=YES)['id']
         self.flags(group='blazar', default_reservation='on')
         self.assertIn('has a lease', self.ask(
@@ -141,7 +141,7 @@ class InterruptibleTest(InterruptibleTestCase):
         self.flags(group='blazar', default_reservation_exempt_roles='member')
         self.ask('DELETE', f'/interruptible/{server_id}', code=204)
 
-    def test_it_is_refused_where_it_is_not_safe_for_long_enough(self):
+    def test_boot_is_refused_if_no_host_is_safe_long_enough(self):
         self.reserve()
         said = self.refused(409, self.boot, 'vm1', hints={
             **YES, 'safe_for': '4h'})
@@ -150,7 +150,7 @@ class InterruptibleTest(InterruptibleTestCase):
         server = self.boot_active('vm1', hints={**YES, 'safe_for': '1h'})
         self.assertEqual(HOUR, self.shown(server['id'])['safe_for'])
 
-    def test_bad_hints(self):
+    def test_invalid_hints_are_refused(self):
         for hints, said in (
                 ({'interruptible': 'perhaps'}, 'neither true nor false'),
                 ({**YES, 'on_evict': 'explode'}, 'shelve or delete'),
@@ -172,7 +172,7 @@ class InterruptibleTest(InterruptibleTestCase):
             self.assertEqual([], session.scalars(
                 sa.select(models.InterruptibleServer)).all())
 
-    def test_a_running_server_becomes_so_and_ordinary_again(self):
+    def test_running_server_becomes_interruptible_and_back(self):
         server_id = self.boot_active('vm1', flavor='4')['id']
         self.fill_books()
         path = f'/interruptible/{server_id}'
@@ -192,7 +192,7 @@ class InterruptibleTest(InterruptibleTestCase):
         self.make(start_in=2 * HOUR, code=409, reservations=[
             self.reservation(vcpus=4, amount=2)])
 
-    def test_it_is_unshelved_when_it_is_safe_again(self):
+    def test_evicted_server_is_unshelved_once_host_is_safe(self):
         server_id = self.boot_active('vm1', flavor='4', hints={
             **YES, 'resume': 'auto', 'safe_for': '10m'})['id']
         self.fill_books()
@@ -214,7 +214,7 @@ class InterruptibleTest(InterruptibleTestCase):
         self.until(start)
         self.assertIsNone(self.shown(server_id)['eviction'])
 
-    def test_a_boot_with_a_lease_starts_when_others_are_evicted(self):
+    def test_boot_with_lease_waits_for_evictions(self):
         for number in range(2):
             self.boot_active(f'vm{number}', flavor='4', hints=YES)
         self.fill_books()
@@ -227,14 +227,14 @@ class InterruptibleTest(InterruptibleTestCase):
         self.assertIn('interruptible servers are evicted before',
                       lease['warnings'][0])
 
-    def test_without_a_trust_it_is_refused(self):
+    def test_automatic_resume_requires_trust(self):
         self.useFixture(fixtures.MockPatch(
             'blazar_nova.services.user_credentials.Credentials.delegate',
             side_effect=errors.TrustUnavailable('none')))
         self.assertIn('without resume=auto', self.refused(
             403, self.boot, 'vm1', hints={**YES, 'resume': 'auto'}))
 
-    def test_others_neither_see_nor_change_it(self):
+    def test_other_projects_cannot_see_or_change_interruptible_server(self):
         server_id = self.boot_active('vm1', hints=YES)['id']
         bob = self.api(project=uuids.other, user='bob')
         path = f'/interruptible/{server_id}'
@@ -264,7 +264,7 @@ class InterruptibleTest(InterruptibleTestCase):
         self.wait_for_status(server_id, 'VERIFY_RESIZE')
         self.fill_books()
 
-    def test_a_resize_takes_no_reserved_capacity(self):
+    def test_server_with_unconfirmed_resize_is_evicted(self):
         """Until it is confirmed it is in the way of both hosts."""
         server_id = self.boot_active('vm1', flavor='1', hints=YES)['id']
         source = self.host_of(server_id)
@@ -289,7 +289,7 @@ class InterruptibleTest(InterruptibleTestCase):
         self.until(start - 100)
         self.assert_verified()
 
-    def test_a_resize_to_a_flavor_of_the_other_kind(self):
+    def test_resize_to_interruptible_flavor_needs_interruptible_server(self):
         server_id = self.boot_active('vm1', flavor='1')['id']
         self.new_flavor()
         self.assertIn('Make server', self.refused(
@@ -306,7 +306,7 @@ class InterruptibleTest(InterruptibleTestCase):
         self.assert_verified()
         self.ask('DELETE', f'/interruptible/{server_id}', code=204)
 
-    def test_it_is_migrated_where_that_is_safer(self):
+    def test_server_is_migrated_instead_of_shelved_to_safer_host(self):
         server_id = self.boot_active('vm1', flavor='1', hints=YES)['id']
         source = self.host_of(server_id)
         other = self.boot_active('vm2', flavor='4')['id']
@@ -328,13 +328,13 @@ class InterruptibleTest(InterruptibleTestCase):
         self.assertIsNone(self.shown(server_id)['safe_until'])
         self.assert_verified()
 
-    def test_a_server_of_a_lease_is_not_made_so(self):
+    def test_leased_server_cannot_become_interruptible(self):
         server = self.boot_active('vm1', hints=self.lease_hints('vm1'))
         self.assertIn('has a lease', self.ask(
             'PUT', f'/interruptible/{server["id"]}', {}, code=409)[
                 'error_message'])
 
-    def test_a_server_in_error_is_not_made_so(self):
+    def test_server_in_error_cannot_become_interruptible(self):
         server_id = self.boot_active('vm1')['id']
         self.admin.post_server_action(
             server_id, {'os-resetState': {'state': 'error'}})
@@ -342,13 +342,13 @@ class InterruptibleTest(InterruptibleTestCase):
         self.assertIn('is error: a server becomes interruptible only',
                       refused['error_message'])
 
-    def test_verify_finds_nothing(self):
+    def test_verify_accepts_interruptible_and_other_servers(self):
         self.boot_active('vm1', hints=YES)
         self.boot_active('vm2')
         self.fill_books()
         self.assert_verified()
 
-    def test_verify_tells_interruptible_servers_from_ordinary_ones(self):
+    def test_verify_corrects_usage_of_interruptible_servers(self):
         server_id = self.boot_active('vm1', flavor='1', hints=YES)['id']
         self.fill_books()
         with self.listener.parts.database.writer() as session:
@@ -364,7 +364,7 @@ class InterruptibleTest(InterruptibleTestCase):
         self.assert_verified()
         self.assertTrue(self.shown(server_id)['placed'])
 
-    def test_the_servers_of_a_boot_share_a_trust(self):
+    def test_servers_of_one_boot_share_trust(self):
         made = self.useFixture(fixtures.MockPatch(
             'blazar_nova.services.user_credentials.Credentials.delegate',
             return_value='trust')).mock

@@ -46,7 +46,7 @@ class JoiningTestCase(api_base.ApiTestCase):
 
 class TestAdopting(JoiningTestCase):
 
-    def test_its_room_becomes_bounded_and_it_ends_with_the_lease(self):
+    def test_added_server_has_bounded_usage_and_ends_with_lease(self):
         self.assertEqual(2, self.used())
         lease = self.adopt(self.server)
         self.assertEqual('ACTIVE', lease['status'])
@@ -66,7 +66,7 @@ class TestAdopting(JoiningTestCase):
         self.assertEqual('TERMINATED', self.get(lease)['status'])
         self.assertEqual(0, self.used())
 
-    def test_what_it_had_for_ever_is_there_for_others_afterwards(self):
+    def test_capacity_after_lease_of_running_servers_can_be_reserved(self):
         others = [self.boot_active(f'vm{i}', flavor='3')['id']
                   for i in range(3)]
         self.listener.mirror.compare_all()
@@ -84,7 +84,7 @@ class TestAdopting(JoiningTestCase):
         self.assertEqual([1, 1], [
             one['amount'] for one in lease['reservations']])
 
-    def test_more_join_and_one_leaves(self):
+    def test_servers_are_added_and_removed(self):
         lease = self.adopt(self.server)
         other = self.boot_active('other', flavor='3')['id']
         self.listener.mirror.compare_all()
@@ -103,7 +103,7 @@ class TestAdopting(JoiningTestCase):
             self.assertEqual(
                 'ACTIVE', self.admin.get_server(server)['status'])
 
-    def test_one_booted_with_a_lease_leaves_it(self):
+    def test_server_booted_with_lease_can_be_removed(self):
         hints = self.lease_hints('mine', length=HOUR)
         server = self.boot_active('vm', hints=hints)['id']
         self.listener.mirror.compare_all()
@@ -112,7 +112,7 @@ class TestAdopting(JoiningTestCase):
         self.assertEqual('ACTIVE', self.admin.get_server(server)['status'])
         self.assertEqual('TERMINATED', self.lease('mine')['status'])
 
-    def test_none_leaves_what_is_promised_to_others(self):
+    def test_server_on_capacity_of_later_lease_cannot_be_removed(self):
         more = [self.boot_active(f'vm{i}', flavor='3')['id']
                 for i in range(3)]
         self.listener.mirror.compare_all()
@@ -126,7 +126,7 @@ class TestAdopting(JoiningTestCase):
         self.assertIn('reserved by later leases', str(answer))
         self.assertIn(self.server, self.bookings())
 
-    def test_asked_for_twice_by_a_key_it_is_one_lease(self):
+    def test_idempotency_key_creates_lease_once(self):
         url = self.alice.base_url.rsplit('/v2', 1)[0]
         answers = [requests.post(
             f'{url}/reservation/v1/leases', json={
@@ -138,7 +138,7 @@ class TestAdopting(JoiningTestCase):
         first, second = (one.json()['lease']['id'] for one in answers)
         self.assertEqual(first, second)
 
-    def test_one_that_was_just_booted(self):
+    def test_just_booted_server_can_be_leased(self):
         new = self.boot_active('new', flavor='3')['id']
         self.adopt(new)
         self.assertIn(new, self.bookings())
@@ -155,7 +155,7 @@ class TestResized(JoiningTestCase):
             self.server, {'resize': {'flavorRef': '3'}})
         self.wait_for_status(self.server, 'VERIFY_RESIZE')
 
-    def test_none_comes_or_leaves_that_may_go_back(self):
+    def test_server_with_unconfirmed_resize_cannot_be_added(self):
         lease = self.adopt(self.boot_active('other', flavor='1')['id'])
         self.resize()
         for answer in (self.adopt(self.server, code=409), self.put(
@@ -168,7 +168,7 @@ class TestResized(JoiningTestCase):
         self.assertEqual([1, 2], sorted(
             one['resources']['VCPU'] for one in added['reservations']))
 
-    def test_none_leaves_that_may_go_back(self):
+    def test_server_with_unconfirmed_resize_cannot_be_removed(self):
         lease = self.adopt(self.server)
         self.resize()
         self.assertIn('Confirm or revert', str(self.put(
@@ -186,35 +186,35 @@ class TestWhoMayNot(JoiningTestCase):
             *servers or (self.server,), code=code, **more)))
         self.assertNotIn(self.server, self.bookings())
 
-    def test_a_server_of_another_project(self):
+    def test_server_of_other_project_is_refused(self):
         self.check('could not be found', code=400,
                    client=self.api(project='b0b', user='bob'))
 
-    def test_one_that_is_not_there(self):
+    def test_unknown_server_is_refused(self):
         self.check('could not be found', uuidutils.generate_uuid(), code=400)
 
-    def test_one_that_is_locked(self):
+    def test_locked_server_is_refused(self):
         self.alice.post_server_action(self.server, {'lock': None})
         self.check('is locked')
 
-    def test_one_that_has_a_lease(self):
+    def test_server_with_lease_is_refused(self):
         lease = self.adopt(self.server)
         answer = self.adopt(self.server, code=409)
         self.assertIn('has a lease already', str(answer))
         self.put(lease, code=409, add_servers=[self.server])
 
-    def test_one_that_waits_for_its_lease(self):
+    def test_reserved_server_is_refused(self):
         held = self.hold('held')
         self.check('is not built yet', held['id'])
 
-    def test_what_is_no_list_of_ids(self):
+    def test_invalid_list_of_servers_is_refused(self):
         for servers in ([], 'x', [1], ['x'], {}, ['\x00'],
                         [uuidutils.generate_uuid() for _ in range(51)]):
             self.ask('POST', '/leases', {
                 'name': 'a', 'end_date': self.at(HOUR), 'servers': servers},
                 code=400)
 
-    def test_later_or_with_something_else(self):
+    def test_lease_of_servers_must_start_now_and_have_nothing_else(self):
         self.check('starts now', code=400, start_date=self.at(60))
         for more in ({'reservations': [self.reservation()]},
                      {'offer_seconds': 600},
@@ -222,23 +222,23 @@ class TestWhoMayNot(JoiningTestCase):
                      {'recurrence': {'rule': 'FREQ=DAILY;COUNT=2'}}):
             self.check('nothing else', code=400, **more)
 
-    def test_into_a_lease_that_servers_are_booted_into(self):
+    def test_lease_with_reservations_for_boots_accepts_no_servers(self):
         lease = self.make_active()
         answer = self.put(lease, code=409, add_servers=[self.server])
         self.assertIn('has reservations for boots', str(answer))
 
-    def test_into_one_that_has_not_begun(self):
+    def test_pending_lease_accepts_no_servers(self):
         self.hold('held')
         answer = self.put(self.lease('held'), code=409,
                           add_servers=[self.server])
         self.assertIn('while a lease is ACTIVE', str(answer))
 
-    def test_one_that_is_not_in_the_lease_does_not_leave_it(self):
+    def test_removal_of_server_outside_lease_is_refused(self):
         lease = self.adopt(self.server)
         other = self.boot_active('other')['id']
         self.put(lease, code=400, remove_servers=[other])
 
-    def test_together_with_another_change(self):
+    def test_server_removal_with_other_changes_is_refused(self):
         lease = self.adopt(self.server)
         self.put(lease, code=400, remove_servers=[self.server], name='b')
         self.put(lease, code=400, servers=[self.server])
@@ -248,7 +248,7 @@ class TestWithoutRelease(JoiningTestCase):
 
     more_conf = '[blazar]\non_end = delete\n'
 
-    def test_nobody_leaves(self):
+    def test_servers_cannot_be_removed_without_release_policy(self):
         lease = self.adopt(self.server)
         self.put(lease, code=403, remove_servers=[self.server])
         self.assertIn(self.server, self.bookings())
@@ -266,7 +266,7 @@ class TestNotByThePolicy(JoiningTestCase):
                                  lambda: [*rules, stricter]))
         super().setUp()
 
-    def test_only_admins_let_servers_leave(self):
+    def test_policy_restricts_server_removal(self):
         lease = self.adopt(self.server)
         self.assertIn(self.RULE, str(self.put(
             lease, code=403, remove_servers=[self.server])))
@@ -282,7 +282,7 @@ class TestLimits(JoiningTestCase):
 
     more_conf = '[blazar_enforcement]\nmax_reserved_vcpus_per_project = 3\n'
 
-    def test_what_joins_counts(self):
+    def test_added_server_counts_towards_limit(self):
         lease = self.adopt(self.server)
         other = self.boot_active('other', flavor='3')['id']
         self.listener.mirror.compare_all()
@@ -299,7 +299,7 @@ class TestLimits(JoiningTestCase):
         return self.refused(
             code, self.alice.post_server_action, server, action)
 
-    def test_what_is_resized_is_within_them(self):
+    def test_limit_applies_to_resize(self):
         """Flavor 1 has one CPU, 3 has two, and 4 has four."""
         self.flags(allow_resize_to_same_host=True)
         server = self.boot_active('small', flavor='1')['id']
@@ -317,7 +317,7 @@ class TestLimits(JoiningTestCase):
         # By its present size, not that of its boot.
         self.put(lease, code=403, add_servers=[self.server])
 
-    def test_a_resize_is_reverted_within_them(self):
+    def test_limit_applies_to_resize_revert(self):
         """Capacity that a smaller server has left to another lease is kept."""
         self.flags(allow_resize_to_same_host=True)
         first, other = (self.boot_active(name, flavor='3')['id']
@@ -341,7 +341,7 @@ class TestLimits(JoiningTestCase):
         self.alice.post_server_action(first, revert)
         self.wait_for_status(first, 'ACTIVE')
 
-    def test_two_reverts_at_once_are_within_them(self):
+    def test_limit_applies_to_concurrent_resize_reverts(self):
         """The first revert counts before it is complete."""
         self.flags(allow_resize_to_same_host=True)
         self.admin.post_flavor({'flavor': {
@@ -368,7 +368,7 @@ class TestLimits(JoiningTestCase):
             json.loads(one)['VCPU'] for one, in self.books(
                 'SELECT resources FROM bookings')))
 
-    def test_the_scheduler_judges_a_resize_too(self):
+    def test_scheduler_also_applies_limit_to_resize(self):
         self.flags(allow_resize_to_same_host=True)
         server = self.boot_active('small', flavor='1')['id']
         self.listener.mirror.compare_all()
@@ -389,7 +389,7 @@ class TestLimits(JoiningTestCase):
             f"{server}' AND migrating_to IS NULL"))
         self.assertEqual('ACTIVE', self.alice.get_server(server)['status'])
 
-    def test_a_rebuild_with_a_larger_image_takes_no_more(self):
+    def test_rebuild_with_larger_image_keeps_booked_size(self):
         lease = self.adopt(self.server)
         before = self.books('SELECT resources FROM bookings')
         self.alice.post_server_action(
@@ -411,13 +411,13 @@ class TestLimits(JoiningTestCase):
         self.wait_until_gone(server)
         self.listener.mirror.compare_all()
 
-    def test_what_was_deleted_does_not_when_others_join(self):
+    def test_deleted_server_does_not_count_when_servers_are_added(self):
         lease, gone = self.small()
         self.put(lease, code=403, add_servers=[self.server])
         self.delete(gone)
         self.put(lease, add_servers=[self.server])
 
-    def test_what_was_deleted_does_not_when_the_others_stay_longer(self):
+    def test_deleted_server_does_not_count_when_lease_is_extended(self):
         lease, gone = self.small()
         self.delete(gone)
         self.adopt(self.server)
@@ -431,7 +431,7 @@ class TestQuota(JoiningTestCase):
                  'driver = nova.quota.DbQuotaDriver\n'
                  'instances = 2\ncores = 4\n')
 
-    def test_what_the_cloud_counts_does_not_count_twice(self):
+    def test_added_servers_do_not_count_twice_towards_quota(self):
         other = self.boot_active('other', flavor='3')['id']
         self.listener.mirror.compare_all()
         lease = self.adopt(self.server)

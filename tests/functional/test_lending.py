@@ -72,7 +72,7 @@ class LendingTestCase(whole_hosts_base.HostsTestCase):
 
 class InterruptibleTest(LendingTestCase):
 
-    def test_it_uses_an_enrolled_host_until_a_lease_needs_that(self):
+    def test_interruptible_server_uses_lent_host_until_it_is_needed(self):
         _first, host = self.lent('first')
         self.assertEqual('plain', host)
         self.boot_active('rest', flavor='3')
@@ -102,7 +102,7 @@ class InterruptibleTest(LendingTestCase):
         self.fails(self.boot('late', hints=YES))
         self.assert_verified()
 
-    def test_one_that_its_owner_has_locked_leaves_in_time(self):
+    def test_locked_server_is_evicted_in_time(self):
         self.fill()
         server_id, host = self.lent()
         self.alice.post_server_action(server_id, {'lock': {}})
@@ -123,7 +123,7 @@ class InterruptibleTest(LendingTestCase):
             'OS-EXT-SRV-ATTR:host'] == host for one in self.admin.get_servers(
                 search_opts={'all_tenants': 1}))
 
-    def test_common_hosts_come_first_however_few_placement_answers(self):
+    def test_common_hosts_are_preferred_with_few_placement_results(self):
         self.flags(group='scheduler', max_placement_results=1)
         hosts = [self.lent(f'lent{number}', flavor='3')[1]
                  for number in range(6)]
@@ -132,14 +132,14 @@ class InterruptibleTest(LendingTestCase):
             one: hosts[2:].count(one) for one in hosts[2:]})
         self.fails(self.boot('too many', flavor='3', hints=YES))
 
-    def test_it_does_not_become_an_ordinary_server_there(self):
+    def test_server_on_lent_host_cannot_become_ordinary(self):
         self.fill()
         server_id, host = self.lent()
         said = self.ask('DELETE', f'/interruptible/{server_id}', code=409)
         self.assertIn('its host serves leases only', said['error_message'])
         self.assertTrue(self.shown(server_id)['placed'])
 
-    def test_it_is_safe_there_for_as_long_as_it_wants(self):
+    def test_safe_for_selects_host_that_is_safe_long_enough(self):
         self.reserve(hosts=1)
         self.make(start_in=2 * HOUR, reservations=[self.reservation(vcpus=4)])
         _server_id, host = self.lent(safe_for='4h')
@@ -148,7 +148,7 @@ class InterruptibleTest(LendingTestCase):
             409, self.boot, 'too big', flavor='4',
             hints={**YES, 'safe_for': '4h'}))
 
-    def test_a_removed_host_keeps_its_server(self):
+    def test_removed_host_keeps_its_server(self):
         self.fill()
         server_id, host = self.lent()
         self.enrolling.remove(self.enrolling.id_of(host))
@@ -157,7 +157,7 @@ class InterruptibleTest(LendingTestCase):
         self.assert_verified()
         self.ask('DELETE', f'/interruptible/{server_id}', code=204)
 
-    def test_it_is_moved_among_lent_hosts(self):
+    def test_server_is_live_migrated_among_lent_hosts(self):
         self.fill()
         server_id, host = self.lent()
         self.admin.post_server_action(
@@ -169,12 +169,12 @@ class InterruptibleTest(LendingTestCase):
         self.fill_books()
         self.assert_verified()
 
-    def test_it_takes_no_host_that_a_lease_has(self):
+    def test_leased_hosts_are_not_lent(self):
         self.fill()
         self.lease_hosts(2, 2)
         self.fails(self.boot('lent', hints=YES))
 
-    def test_several_servers_of_a_request_are_lent_hosts(self):
+    def test_servers_of_one_boot_are_placed_on_lent_hosts(self):
         self.fill()
         self.boot('lent', flavor='3', hints=YES, count=4)
         for server in self.alice.get_servers():
@@ -190,7 +190,7 @@ class InterruptibleTest(LendingTestCase):
             'OS-EXT-STS:task_state'] is None)
         return self.host_of({'id': server_id})
 
-    def test_leases_take_hosts_first_where_no_server_is_evicted(self):
+    def test_leases_prefer_hosts_without_lent_servers(self):
         self.fill()
         server_id, host = self.lent()
         lease = self.reserve(hosts=1)
@@ -200,7 +200,7 @@ class InterruptibleTest(LendingTestCase):
         self.assertEqual({'host1', 'host2'} - {host}, {
             *self.aggregates()[lease['reservations'][0]['id']]})
 
-    def test_a_lease_that_starts_before_an_eviction_gets_other_hosts(self):
+    def test_lease_that_starts_before_eviction_gets_other_hosts(self):
         self.fill()
         self.lent()
         self.reserve(start_in=LEAD - 120, hosts=2, code=409)
@@ -208,7 +208,7 @@ class InterruptibleTest(LendingTestCase):
         self.lease_hosts(1)
         self.fails(self.boot('late', flavor='4', hints=YES))
 
-    def test_with_evict_now_a_lease_starts_after_the_evictions(self):
+    def test_lease_starts_after_immediate_evictions(self):
         self.fill()
         for name in ('one', 'two'):
             self.lent(name, flavor='4')
@@ -227,7 +227,7 @@ class InterruptibleTest(LendingTestCase):
         self.run_until(start)
         self.assertEqual('ACTIVE', self.get(lease)['status'])
 
-    def test_only_interruptible_servers_are_forced_there(self):
+    def test_only_interruptible_servers_can_be_forced_on_lent_hosts(self):
         there = {'client': self.admin, 'availability_zone': 'nova:host1'}
         self.fails(self.boot('ordinary', **there))
         server = self.boot_active('lent', hints=YES, **there)
@@ -240,7 +240,7 @@ class InterruptibleTest(LendingTestCase):
         self.fails(self.boot('late', hints=YES, client=self.admin,
                              availability_zone='nova:host2'))
 
-    def test_ordinary_servers_do_not_move_there(self):
+    def test_ordinary_servers_cannot_move_to_lent_hosts(self):
         server = self.boot_active('ordinary')
         for action in ({'os-migrateLive': {
                 'host': 'host1', 'block_migration': 'auto'}},
@@ -259,7 +259,7 @@ class InterruptibleTest(LendingTestCase):
         self.wait_for_error(server['id'], 'unshelve')
         self.assertIsNone(self.host_of(server))
 
-    def test_it_moves_there_in_every_way(self):
+    def test_interruptible_server_can_move_to_lent_hosts(self):
         server_id, host = self.lent()
         self.assertEqual('plain', host)
         first = self.moved(server_id, {'migrate': None}, host)
@@ -287,7 +287,7 @@ class InterruptibleTest(LendingTestCase):
         self.assertIn(self.host_of({'id': server_id}), ('host1', 'host2'))
         self.assert_verified()
 
-    def test_it_is_evacuated_to_another_lent_host(self):
+    def test_interruptible_server_is_evacuated_to_lent_host(self):
         self.fill()
         server_id, host = self.lent()
         self.computes[host].stop()
@@ -297,14 +297,14 @@ class InterruptibleTest(LendingTestCase):
         self.assertEqual(other, self.moved(
             server_id, {'evacuate': {}}, host))
 
-    def test_none_is_lent_while_the_database_does_not_answer(self):
+    def test_hosts_are_not_lent_while_database_is_unavailable(self):
         self.fill()
         self.useFixture(fixtures.MockPatch(
             'blazar_core.capacity.eligibility.own_of',
             side_effect=errors.DatabaseUnavailable()))
         self.fails(self.boot('lent', hints=YES))
 
-    def test_a_hint_alone_is_not_enough(self):
+    def test_unrecorded_server_with_hint_gets_no_lent_host(self):
         self.fill()
         self.useFixture(fixtures.MockPatch(
             'blazar_nova.services.interruptible_servers.InterruptibleServers.'
@@ -314,7 +314,7 @@ class InterruptibleTest(LendingTestCase):
 
 class PowerTest(LendingTestCase):
 
-    def test_a_host_that_is_in_use_is_not_switched_off(self):
+    def test_lent_host_in_use_is_not_switched_off(self):
         self.flags(service_down_time=100_000)
         self.flags(group='blazar_power', enabled=True)
         switches = test_power.Switches('host1', 'host2', 'plain')
@@ -345,7 +345,7 @@ class CleaningTest(LendingTestCase):
     more_conf = ('[blazar]\nlend_enrolled_hosts = True\n'
                  'cleaning_time = 10\n')
 
-    def test_it_is_evicted_so_much_earlier(self):
+    def test_eviction_is_earlier_by_cleaning_time(self):
         self.fill()
         server_id, _host = self.lent()
         self.reserve(start_in=LEAD + 300, hosts=2, code=409)
@@ -359,7 +359,7 @@ class CleaningTest(LendingTestCase):
         self.until(start - EVICTION)
         self.wait_for_status(server_id, 'SHELVED_OFFLOADED')
 
-    def test_none_comes_while_it_could_not_leave_in_time(self):
+    def test_host_is_not_lent_if_eviction_would_be_too_late(self):
         self.fill()
         self.reserve(start_in=LEAD + 300)
         self.fails(self.boot('late', hints=YES))
@@ -371,7 +371,7 @@ class NotLendingTest(LendingTestCase):
 
     more_conf = ''
 
-    def test_by_default_none_is_lent(self):
+    def test_hosts_are_not_lent_by_default(self):
         self.fill()
         self.fails(self.boot('lent', hints=YES))
         self.refused(409, self.boot, 'bounded',
@@ -380,7 +380,7 @@ class NotLendingTest(LendingTestCase):
 
 class BoundedTest(LendingTestCase):
 
-    def test_a_lease_of_a_boot_uses_an_enrolled_host(self):
+    def test_boot_with_lease_uses_enrolled_host(self):
         self.fill()
         server = self.boot_active('bounded', flavor='4',
                                   hints=self.lease_hints('bounded'))
@@ -392,7 +392,7 @@ class BoundedTest(LendingTestCase):
         self.reserve(start_in=3 * HOUR, hosts=2)
         self.assert_verified()
 
-    def test_a_lease_for_later_is_built_there(self):
+    def test_deferred_build_uses_enrolled_host(self):
         self.fill()
         hints = self.lease_hints('bounded', start_in=HOUR)
         server = self.boot('bounded', flavor='4', hints=hints)
@@ -410,7 +410,7 @@ class BoundedTest(LendingTestCase):
         self.assertIn(self.host_of(server), ('host1', 'host2'))
         return server
 
-    def test_it_does_not_stay_after_its_end(self):
+    def test_released_server_is_shelved_from_enrolled_host(self):
         server = self.bounded(on_end='release', length=HOUR)
         lease, = self.ask('GET', '/leases', code=200)['leases']
         self.run_until(driven.parse_iso(lease['end_date']))
@@ -421,7 +421,7 @@ class BoundedTest(LendingTestCase):
         self.alice.post_server_action(server['id'], {'unshelve': None})
         self.wait_for_error(server['id'], 'unshelve')
 
-    def test_it_is_not_extended_into_a_lease_of_hosts(self):
+    def test_extension_into_lease_of_hosts_is_refused(self):
         self.bounded(length=HOUR)
         lease, = self.ask('GET', '/leases', code=200)['leases']
         self.reserve(start_in=2 * HOUR, hosts=2)
@@ -430,7 +430,7 @@ class BoundedTest(LendingTestCase):
         self.ask('PUT', f'/leases/{lease["id"]}', {
             'end_date': self.at(2 * HOUR - 120)}, code=200)
 
-    def test_it_moves_to_other_hosts_while_it_fits(self):
+    def test_server_is_live_migrated_to_other_enrolled_host(self):
         server = self.bounded()
         host = self.host_of(server)
         other, = {'host1', 'host2'} - {host}
@@ -442,7 +442,7 @@ class BoundedTest(LendingTestCase):
         self.reserve(start_in=60, hosts=2, code=409)
         self.assert_verified()
 
-    def test_several_servers_of_a_boot_use_other_hosts_only(self):
+    def test_multi_create_boot_does_not_use_enrolled_hosts(self):
         self.fill()
         self.refused(409, self.boot, 'bounded', count=2,
                      hints=self.lease_hints('bounded'))

@@ -86,7 +86,7 @@ class ListTest(leased.LeasedTestCase):
         return server_lists._novas.original_fn(
             objects.BuildRequestList, context, filters, **how)
 
-    def test_finds_what_nova_finds(self):
+    def test_list_finds_same_servers_as_nova(self):
         ids = self.copies(12)
         self.assertNotEqual(
             server_lists._novas, objects.BuildRequestList.get_by_filters)
@@ -108,7 +108,7 @@ class ListTest(leased.LeasedTestCase):
                 seen.add(tuple(found))
         self.assertGreater(len(seen), 50)
 
-    def test_looks_at_what_nova_looks_at(self):
+    def test_rows_have_same_fields_as_instances(self):
         self.copies(4)
         rows = server_lists._Rows(self.admins, {})
         for row in rows.get_all(self.admins):
@@ -119,7 +119,7 @@ class ListTest(leased.LeasedTestCase):
                     self.assertEqual(getattr(real, name),
                                      getattr(row.instance, name), name)
 
-    def test_what_is_built_meanwhile_is_left_out(self):
+    def test_build_requests_deleted_during_list_are_omitted(self):
         """Its request is deleted when it was found, or when it was read."""
         for name in ('get_all', 'text_of'):
             real, deleted = getattr(server_lists._Rows, name), []
@@ -148,7 +148,7 @@ class ListTest(leased.LeasedTestCase):
                 self.assertEqual(([], ids), (
                     [one for one in found if one in ids], deleted), filters)
 
-    def test_makes_objects_of_what_is_shown_only(self):
+    def test_list_creates_objects_only_for_shown_servers(self):
         self.copies(30)
         with mock.patch.object(
                 objects.BuildRequest, '_from_db_object',
@@ -163,7 +163,7 @@ class ListTest(leased.LeasedTestCase):
                     3, len(response.json()['servers']), response.text)
                 self.assertEqual(3, made.call_count, query)
 
-    def test_what_has_not_changed_since_is_left_out(self):
+    def test_changes_since_omits_unchanged_reserved_servers(self):
         (building,) = [one for number, one in enumerate(self.copies(4))
                        if number == 3]
         for client in (self.old_client, self.admin):
@@ -176,7 +176,7 @@ class ListTest(leased.LeasedTestCase):
                 self.assertEqual(there, self.held in found, found)
                 self.assertIn(building, found)
 
-    def test_sorting_by_what_some_do_not_have(self):
+    def test_list_sorts_by_fields_that_some_servers_lack(self):
         self.copies(5)
         for key in ('updated_at', 'key_name', 'availability_zone',
                     'launched_at', 'terminated_at'):
@@ -185,7 +185,7 @@ class ListTest(leased.LeasedTestCase):
             self.assertEqual(200, response.status_code, response.text)
             self.assertLess(4, len(response.json()['servers']))
 
-    def test_expressions_that_others_take_for_ever_for(self):
+    def test_expensive_regular_expressions_are_bounded(self):
         slow = self.hold('a' * 60 + '!')['id']
         for pattern, found in (('(a|a)%2B$', []), ('(a)%2B!$', [slow])):
             response = self.alice.api_request(f'/servers?name={pattern}')
@@ -198,7 +198,7 @@ class ListTest(leased.LeasedTestCase):
             self.assertEqual(400, response.status_code, response.text)
             self.assertIn('Write a simpler one', response.text)
 
-    def test_reads_no_texts_that_nobody_asks_for(self):
+    def test_list_reads_details_only_if_query_needs_them(self):
         self.copies(30)
         with mock.patch.object(
                 server_lists._Rows, 'text_of', autospec=True,

@@ -13,7 +13,7 @@ from tests import logged
 
 class TestLog(test_ends.EndsTestCase):
 
-    def test_all_lines_about_a_lease_name_its_project_and_its_server(self):
+    def test_log_lines_of_lease_name_lease_and_project(self):
         held = self.hold('mine', 600)
         lease_id = self.lease('mine')['id']
         lines = self.useFixture(logged.Lines('blazar_core', 'blazar_nova'))
@@ -34,7 +34,7 @@ class TestLog(test_ends.EndsTestCase):
                      'is gone', 'has ended'):
             self.assertIn(part, ' '.join(about))
 
-    def test_a_comparison_is_told_of_where_a_server_differed(self):
+    def test_sync_is_logged_at_info_only_if_servers_differ(self):
         server = self.hold('mine', 600)
         lines = self.useFixture(logged.Lines('blazar_core', 'blazar_nova'))
         self.clock.advance(600)

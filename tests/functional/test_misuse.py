@@ -44,7 +44,7 @@ class TestMisuse(whole_hosts_base.HostsTestCase):
         self.admin.delete_server(server_id)
         self.wait_until_gone(server_id)
 
-    def test_a_hint_in_whatever_way_it_is_written(self):
+    def test_hint_for_reservation_of_other_project_is_refused(self):
         mine = self.reservation_id
         later = self.make(start_in=10 * 3600, client=self.bob, reservations=[
             self.hosts_wanted()])['reservations'][0]['id']
@@ -67,7 +67,7 @@ class TestMisuse(whole_hosts_base.HostsTestCase):
             HINTS[0]: {'a': 'b'}, HINTS[1]: {'reservation': mine}})
         self.is_elsewhere(answer.body['server']['id'])
 
-    def test_names_of_hosts_zones_and_what_is_said_of_a_server(self):
+    def test_host_zone_and_metadata_do_not_give_access(self):
         for named in ({'host': 'host1'}, {'hypervisor_hostname': 'host1'},
                       {'availability_zone': 'nova:host1'},
                       {'availability_zone': 'nova::host1'},
@@ -81,7 +81,7 @@ class TestMisuse(whole_hosts_base.HostsTestCase):
             answer = self.post(HINTS[0], {}, **values)
             self.is_elsewhere(answer.body['server']['id'])
 
-    def test_an_image_that_asks_for_the_traits(self):
+    def test_image_with_reservation_traits_does_not_give_access(self):
         trait = f'trait:{self.trait_of(self.reservation_id)}'
         for asked in (('trait:CUSTOM_BLAZAR_POOL',),
                       ('trait:CUSTOM_BLAZAR_POOL', trait)):
@@ -92,7 +92,7 @@ class TestMisuse(whole_hosts_base.HostsTestCase):
             for client in (self.alice, self.bob):
                 self.fails(self.boot('x', client=client, imageRef=image['id']))
 
-    def test_out_of_it_by_coming_back(self):
+    def test_unshelve_cannot_move_server_out_of_leased_hosts(self):
         """Not even by an admin, who may name a host."""
         self.alice.post_server_action(self.mine, {'shelve': None})
         self.wait_for_status(self.mine, 'SHELVED_OFFLOADED')
@@ -118,7 +118,7 @@ class TestMisuse(whole_hosts_base.HostsTestCase):
         if code is not None:
             self.assertEqual(code, answer.status_code, (method, path[:80]))
 
-    def test_hosts_are_the_operators_and_odd_values_break_nothing(self):
+    def test_host_api_is_for_admins_and_odd_values_cause_no_5xx(self):
         for method, path in (
                 ('GET', '/os-hosts/1'), ('GET', '/os-hosts/allocations'),
                 ('GET', '/os-hosts/1/allocation'),

@@ -169,7 +169,7 @@ class ChiTest(ClientsTestCase):
             name=name, start=start, end=self.at(end),
             reservations=list(reservations), events=[]))
 
-    def test_nodes_from_the_lease_to_the_server(self):
+    def test_lease_of_nodes_and_boot_of_server(self):
         made = self.submit(self.chi.node_reservation(
             ['==', '$node_type', 'compute_skylake'],
             ['>', '$architecture.smt_size', 40]))
@@ -201,7 +201,7 @@ class ChiTest(ClientsTestCase):
         return datetime.datetime.fromisoformat(self.at(seconds)).replace(
             tzinfo=datetime.UTC)
 
-    def test_what_is_not_leased_here_is_named(self):
+    def test_refusal_names_unsupported_reservation_type(self):
         refused = self.assertRaises(
             blazar_exception.BlazarClientException, self.submit,
             self.chi.node_reservation(), self.chi.network_reservation('net'))
@@ -230,7 +230,7 @@ class AzimuthTest(ClientsTestCase):
                  'resource_type': 'flavor:instance', 'affinity': 'None'}
                 for flavor_id in ('1', '2')]})
 
-    def test_a_lease_of_sizes(self):
+    def test_lease_of_several_flavors(self):
         answer = self.create(amount=1)
         self.assertEqual((201, 'application/json'), (
             answer.status_code, answer.headers['Content-Type']))
@@ -247,7 +247,7 @@ class AzimuthTest(ClientsTestCase):
             self.assertEqual(f'reservation:{reserved}', flavors[reserved])
             self.assertIn(asked, flavors)
 
-    def test_what_it_does_not_show_says_why(self):
+    def test_refusal_for_capacity_has_code_and_message(self):
         """It shows errors to its user only for 400 and 500."""
         answer = self.create(amount=50)
         self.assertEqual((409, 409), (
@@ -258,7 +258,7 @@ class AzimuthTest(ClientsTestCase):
 class WarreTest(ClientsTestCase):
     """warre, by which Nectar reserves flavors: one user for all projects."""
 
-    def test_from_the_reservation_to_its_end(self):
+    def test_lease_from_creation_to_deletion(self):
         leases = self.blazar(self.alice).lease
         lease = leases.create(
             name='Reservation 4f1c', start=self.at(60),
@@ -288,7 +288,7 @@ class TerraformTest(ClientsTestCase):
         """Return servers as its microversion shows them."""
         return self.api(microversion=None).api_get(path).body
 
-    def test_an_instance_with_hints(self):
+    def test_instance_with_lease_hints(self):
         """It treats every status but BUILD and ACTIVE as an error."""
         provider = self.api(microversion='2.37')
         made = self.boot('vm1', client=provider, config_drive=False,
@@ -303,7 +303,7 @@ class TerraformTest(ClientsTestCase):
                         hints=self.lease_hints())
         self.wait_for_status(now['id'], 'ACTIVE')
 
-    def test_a_lease_first_and_an_instance_with_its_flavor(self):
+    def test_instance_with_flavor_of_lease(self):
         lease = self.make_active()
         flavor_id = lease['reservations'][0]['flavor_id']
         made = self.boot('vm1', flavor=flavor_id, config_drive=False,
@@ -341,7 +341,7 @@ class ServiceTestCase(ClientsTestCase):
 class BudgetTest(ServiceTestCase):
     """A service that was written for Blazar gets all requests."""
 
-    def test_what_it_is_asked(self):
+    def test_budget_service_gets_all_requests(self):
         self.enrol('host1')
         self.fill_books()
         hosts = {'resource_type': 'physical:host', 'min': 1, 'max': 1,
@@ -368,7 +368,7 @@ class BudgetTest(ServiceTestCase):
             sent['reservations'][0][key]
             for key in ('amount', 'vcpus', 'memory_mb')))
 
-    def test_its_message_is_what_the_user_reads(self):
+    def test_message_of_budget_service_reaches_user(self):
         self.service.answer = (403, {}, json.dumps(
             {'message': 'Your budget is used up.'}))
         answer = self.make(start_in=HOUR, code=403)
@@ -382,7 +382,7 @@ class CommitsTest(ServiceTestCase):
 
     options = 'external_service_commits = True\n'
 
-    def test_a_dry_run_is_asked_about_and_not_committed(self):
+    def test_dry_run_is_checked_but_not_committed(self):
         body = {'name': 'asked', 'start_date': self.at(HOUR),
                 'end_date': self.at(2 * HOUR), 'reservations': [NANO]}
         quote = self.ask('POST', '/leases', body, code=200, dry_run='true')

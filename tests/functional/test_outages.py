@@ -48,7 +48,7 @@ class AwayFixture:
 
 class BooksAwayTest(AwayFixture, leased.LeasedTestCase):
 
-    def test_what_was_told_meanwhile_is_compared(self):
+    def test_notifications_during_outage_are_synced_afterwards(self):
         self.useFixture(fixtures.MonkeyPatch(
             'blazar_nova.listener.periodic_sync._PAUSE', 1))
         listener = self.start_listener()
@@ -75,7 +75,7 @@ class BooksAwayTest(AwayFixture, leased.LeasedTestCase):
         self.wait_for_status(server['id'], 'ERROR')
         self.alice.delete_server(server['id'])
 
-    def test_ordinary_servers_live_as_ever(self):
+    def test_unleased_servers_work_during_outage(self):
         # Existing reservations are kept.
         self.hold('held', flavor='5')
         first = self.boot_active('first')
@@ -92,7 +92,7 @@ class BooksAwayTest(AwayFixture, leased.LeasedTestCase):
         self.fill_books()
         self.boot_active('third', flavor='5')
 
-    def test_leases_are_told_so(self):
+    def test_lease_requests_are_refused_during_outage(self):
         held = self.hold('held')
         with self.away():
             for hints in (self.lease_hints('vm'),
@@ -106,7 +106,7 @@ class BooksAwayTest(AwayFixture, leased.LeasedTestCase):
                              self.alice.get_server(held['id'])['status'])
         self.hold('later')
 
-    def test_processes_start(self):
+    def test_processes_start_during_outage(self):
         with self.away():
             wiring.shared.cache_clear()
             wsgi.Loader().load_app('osapi_compute')
@@ -122,7 +122,7 @@ class BooksAwayTest(AwayFixture, leased.LeasedTestCase):
         manager = self.scheduler.manager
         manager.host_manager = host_manager.HostManager()
 
-    def test_an_operator_may_want_no_boots_then(self):
+    def test_on_database_failure_refuse_rejects_boots(self):
         self.flags(group='blazar', on_database_failure='refuse')
         self.stop_scheduler_filter()
         self.boot_active('before')
@@ -154,7 +154,7 @@ class HostsAwayTest(AwayFixture, whole_hosts_base.HostsTestCase):
             action: {**values, 'host': host}}, check_response_status=None)
         return response.status, response.content.decode()
 
-    def test_nobody_is_moved_there_and_nobody_away(self):
+    def test_servers_are_not_moved_to_or_from_leased_hosts(self):
         forced = (('2.1', 'os-migrateLive', {
             'block_migration': False, 'disk_over_commit': False}),
             ('2.67', 'os-migrateLive', {
@@ -198,7 +198,7 @@ class HostsAwayTest(AwayFixture, whole_hosts_base.HostsTestCase):
 
 class PlacementAwayTest(api_base.ApiTestCase):
 
-    def test_leases_are_told_so(self):
+    def test_lease_requests_are_refused_during_outage(self):
         def away(*_args, **_kwargs):
             raise keystone_exceptions.ConnectFailure('http://secret.place')
 
@@ -232,7 +232,7 @@ class ClockTest(api_base.ApiTestCase):
                 lambda _self: 1000):
             yield
 
-    def test_leases_are_told_so_and_nothing_is_left(self):
+    def test_lease_requests_are_refused_with_wrong_clock(self):
         with self.wrong():
             for hints in (self.lease_hints('vm'),
                           self.lease_hints('vm', HOUR),
@@ -249,7 +249,7 @@ class ClockTest(api_base.ApiTestCase):
         self.hold('later')
         self.make()
 
-    def test_what_there_is_can_be_seen_and_not_changed(self):
+    def test_leases_can_be_shown_but_not_changed_with_wrong_clock(self):
         lease = self.make()
         path = f'/leases/{lease["id"]}'
         with self.wrong():
@@ -261,12 +261,12 @@ class ClockTest(api_base.ApiTestCase):
             'GET', path, code=200)['lease']['name'])
         self.ask('DELETE', path, code=204)
 
-    def test_what_is_wrong_by_any_clock_is_told_first(self):
+    def test_other_errors_take_precedence_over_clock_skew(self):
         with self.wrong():
             self.refused(400, self.boot, 'vm', flavor='no such flavor')
             self.ask('GET', '/leases/no-such-lease', code=404)
 
-    def test_ordinary_servers_live_as_ever(self):
+    def test_unleased_servers_work_with_wrong_clock(self):
         with self.wrong():
             server = self.boot_active('vm', hints={})
             self.alice.delete_server(server['id'])
@@ -285,7 +285,7 @@ class CellAwayTest(leased.LeasedTestCase):
         self.answers = threading.Event()
         self.addCleanup(self.answers.set)
 
-    def test_the_end_of_a_lease_is_put_off(self):
+    def test_lease_end_is_postponed_while_cell_is_unavailable(self):
         server_id = self.boot_active(
             'vm1', hints=self.lease_hints('vm1'))['id']
         self.fill_books()

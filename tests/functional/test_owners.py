@@ -54,7 +54,7 @@ class TestOrphans(OwnersTestCase):
             self.parts.database, self.parts.clock, self.parts.identity,
             self.parts.lifecycle.lease_end.delete, True, HOUR))
 
-    def test_the_lease_of_a_project_that_is_gone_ends_with_its_servers(self):
+    def test_lease_of_deleted_project_ends_with_its_servers(self):
         lease = self.make_active(length=48 * HOUR)
         server = self.boot_active(
             'vm', flavorRef=lease['reservations'][0]['id'])
@@ -77,7 +77,7 @@ class TestOrphans(OwnersTestCase):
         self.ask('GET', f'/leases/{lease["id"]}', client=self.admin, code=404)
         self.assertEqual(1, len(self.recorder.told('lease.event.orphaned')))
 
-    def test_one_whose_owner_is_back_goes_on(self):
+    def test_lease_continues_if_project_exists_again(self):
         lease = self.make_active(length=48 * HOUR)
         self.gone.add(nova_box.PROJECT_ID)
         self.listener.find_orphans()
@@ -107,7 +107,7 @@ class HandingMixin(OwnersMixin):
 
 class TestHandingOver(HandingMixin, api_base.ApiTestCase):
 
-    def test_one_that_has_not_begun(self):
+    def test_pending_lease_is_transferred(self):
         lease = self.make(start_in=HOUR)
         answer = self.hand(lease, project_id='b0b', user_id='bob')['lease']
         self.assertEqual(('b0b', 'bob', 'PENDING'), tuple(
@@ -121,7 +121,7 @@ class TestHandingOver(HandingMixin, api_base.ApiTestCase):
         self.assertEqual('ACTIVE', there['status'])
         self.assertEqual(['b0b'], self.flavor_of(lease).projects)
 
-    def test_the_flavor_and_the_group_of_one_that_has_begun(self):
+    def test_flavor_and_group_of_active_lease_are_transferred(self):
         lease = self.make_active(reservations=[
             self.reservation(affinity=False)])
         self.assertEqual([nova_box.PROJECT_ID],
@@ -149,7 +149,7 @@ class TestHandingOver(HandingMixin, api_base.ApiTestCase):
             check_response_status=[code])
         return answer.body
 
-    def test_with_servers_only_the_user(self):
+    def test_lease_with_servers_can_only_change_user(self):
         lease = self.make_active()
         server = self.boot_active(
             'vm', flavorRef=lease['reservations'][0]['id'])
@@ -162,7 +162,7 @@ class TestHandingOver(HandingMixin, api_base.ApiTestCase):
         self.fill_books()
         self.hand(lease, project_id='b0b')
 
-    def test_one_that_came_with_a_boot_keeps_its_project(self):
+    def test_lease_of_boot_keeps_its_project(self):
         self.hold()
         lease, = self.ask('GET', '/leases')['leases']
         said = self.hand(lease, 409, project_id='b0b')['error_message']
@@ -170,7 +170,7 @@ class TestHandingOver(HandingMixin, api_base.ApiTestCase):
         self.assertEqual('carol', self.hand(
             lease, user_id='carol')['lease']['user_id'])
 
-    def test_members_may_not(self):
+    def test_members_cannot_transfer_leases(self):
         lease = self.make(start_in=HOUR)
         for owner in ({'project_id': 'b0b'}, {'user_id': 'bob'}):
             said = self.hand(lease, 403, self.alice, **owner)
@@ -179,7 +179,7 @@ class TestHandingOver(HandingMixin, api_base.ApiTestCase):
         self.hand(lease, 200, self.alice, project_id=lease['project_id'])
         self.hand(lease, 404, self.bob, project_id='b0b')
 
-    def test_what_cannot_be_understood(self):
+    def test_invalid_transfers_are_refused(self):
         lease = self.make(start_in=HOUR)
         for owner in ({'project_id': 1}, {'project_id': ''},
                       {'user_id': 'x' * 65}, {'user_id': ['x']},
@@ -188,7 +188,7 @@ class TestHandingOver(HandingMixin, api_base.ApiTestCase):
             self.hand(lease, 400, **owner)
         self.assertEqual(lease['project_id'], self.get(lease)['project_id'])
 
-    def test_to_nobody(self):
+    def test_transfer_to_unknown_project_or_user_is_refused(self):
         lease = self.make(start_in=HOUR)
         self.gone.update({'b0b', 'bob'})
         self.assertIn('no project b0b', self.hand(
@@ -196,13 +196,13 @@ class TestHandingOver(HandingMixin, api_base.ApiTestCase):
         self.assertIn('no user bob', self.hand(
             lease, 400, user_id='bob')['error_message'])
 
-    def test_to_whom_it_belongs_already(self):
+    def test_transfer_to_current_owner_changes_nothing(self):
         lease = self.make(start_in=HOUR)
         self.hand(lease, project_id=lease['project_id'],
                   user_id=lease['user_id'])
         self.assertEqual([], self.recorder.told('lease.update'))
 
-    def test_the_limits_of_the_new_project_count(self):
+    def test_limits_of_new_project_apply(self):
         self.flags(group='blazar_enforcement', max_leases_per_project=1)
         lease = self.make(start_in=HOUR)
         bobs = self.make(start_in=HOUR, client=self.bob)
@@ -213,7 +213,7 @@ class TestHandingOver(HandingMixin, api_base.ApiTestCase):
         self.make(start_in=HOUR, client=self.bob, code=403)
         self.make(start_in=HOUR)
 
-    def test_one_without_an_owner_has_one_again(self):
+    def test_orphaned_lease_can_be_transferred(self):
         lease = self.make(start_in=HOUR)
         self.gone.add(nova_box.PROJECT_ID)
         self.listener.find_orphans()
@@ -228,14 +228,14 @@ class TestHandingOver(HandingMixin, api_base.ApiTestCase):
 class TestTrusts(HandingMixin, test_deletion.DeletionTestCase,
                  api_base.ApiTestCase):
 
-    def test_that_of_the_owner_before_is_revoked(self):
+    def test_trust_of_former_owner_is_revoked(self):
         lease = self.make(start_in=HOUR)
         self.assertEqual([('alice', mock.ANY)], [*self.trusts.values()])
         self.hand(lease, user_id='bob', project_id='b0b')
         self.assertEqual(['trust-0'], self.revoked)
         self.assertEqual([], self.books('SELECT * FROM credentials'))
 
-    def test_an_end_that_takes_one_is_changed_first(self):
+    def test_end_policy_that_requires_trust_prevents_transfer(self):
         lease = self.make(start_in=HOUR, on_end='snapshot')
         for owner in {'project_id': 'b0b'}, {'user_id': 'bob'}:
             said = self.hand(lease, 409, **owner)['error_message']
@@ -246,7 +246,7 @@ class TestTrusts(HandingMixin, test_deletion.DeletionTestCase,
         self.hand(lease, user_id='bob', project_id='b0b')
         self.assertEqual(['trust-0'], self.revoked)
 
-    def test_servers_that_wait_are_built_in_the_name_of_who_booted_them(self):
+    def test_deferred_build_keeps_trust_of_booting_user(self):
         self.hold()
         lease, = self.ask('GET', '/leases')['leases']
         self.hand(lease, user_id='carol')
@@ -260,7 +260,7 @@ class TestHosts(HandingMixin, whole_hosts_base.HostsTestCase):
         super().setUp()
         self.bob = self.api(project='b0b', user='bob')
 
-    def test_who_has_the_hosts_may_use_them(self):
+    def test_new_owner_may_use_leased_hosts(self):
         self.enrol('host1')
         lease, reservation_id = self.lease_hosts()
         self.hand(lease, project_id='b0b', user_id='bob')
@@ -268,7 +268,7 @@ class TestHosts(HandingMixin, whole_hosts_base.HostsTestCase):
         owner, = self.owners(reservation_id)
         self.assertEqual('b0b', owner)
 
-    def test_they_are_shared_with_projects_that_exist(self):
+    def test_hosts_are_shared_only_with_existing_projects(self):
         self.enrol('host1')
         lease, reservation_id = self.lease_hosts()
 
@@ -288,7 +288,7 @@ class TestHosts(HandingMixin, whole_hosts_base.HostsTestCase):
             'events': [], 'reservations': [
                 self.hosts_wanted(projects=['c0c'])]}, code=400)
 
-    def test_keystone_is_asked_once_for_each_of_them(self):
+    def test_keystone_is_queried_once_per_project(self):
         for name in 'host1', 'host2':
             self.enrol(name)
         self.seen.clear()
@@ -299,7 +299,7 @@ class TestHosts(HandingMixin, whole_hosts_base.HostsTestCase):
             sorted({*self.seen} - {'/projects/service', '/users/nova'}))
         self.assertEqual(1, self.seen.count('/projects/b0b'))
 
-    def test_who_is_on_the_hosts_is_in_the_way(self):
+    def test_hosted_server_prevents_transfer(self):
         self.enrol('host1')
         lease, reservation_id = self.lease_hosts()
         server = self.within('vm', reservation_id)
@@ -308,7 +308,7 @@ class TestHosts(HandingMixin, whole_hosts_base.HostsTestCase):
         self.assertIn('1 server of its project', said)
         self.assertEqual(lease['project_id'], self.get(lease)['project_id'])
 
-    def test_who_comes_at_that_moment_keeps_it(self):
+    def test_server_arriving_during_transfer_prevents_it(self):
         self.enrol('host1')
         lease, _reservation_id = self.lease_hosts()
         with mock.patch.object(

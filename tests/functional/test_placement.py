@@ -46,12 +46,12 @@ class PromiseTest(PlacementTestCase):
         fault = self.admin.get_server(server['id'])['fault']['message']
         self.assertIn('No valid host', fault)
 
-    def test_a_boot_without_a_lease_does_not_eat_a_promise(self):
+    def test_unleased_boot_cannot_use_reserved_capacity(self):
         self.boot('vm1', flavor='5', count=2,
                   hints=self.lease_hints('vm1', start_in=HOUR))
         self.refused_by_the_scheduler('plain')
 
-    def test_it_is_let_in_where_it_fits_beside_the_promise(self):
+    def test_unleased_boot_may_use_free_capacity(self):
         self.boot('vm1', flavor='4', hints=self.lease_hints(
             'vm1', start_in=HOUR))
         self.boot('vm2', flavor='5', hints=self.lease_hints(
@@ -62,7 +62,7 @@ class PromiseTest(PlacementTestCase):
         self.fill_books()
         self.refused_by_the_scheduler('full')
 
-    def test_it_is_let_in_when_the_lease_is_over(self):
+    def test_unleased_boot_may_use_capacity_of_ended_lease(self):
         held = self.boot('vm1', flavor='5', count=2, hints=self.lease_hints(
             'vm1', start_in=HOUR))
         self.refused_by_the_scheduler('plain')
@@ -71,7 +71,7 @@ class PromiseTest(PlacementTestCase):
         self.assertFalse(self.exists(held['id']))
         self.boot_active('now', flavor='5')
 
-    def test_several_at_once_count_together(self):
+    def test_servers_of_one_boot_count_together(self):
         self.boot('vm1', flavor='4', count=2, min_count=2,
                   hints=self.lease_hints('vm1', start_in=HOUR))
         where = self.booked()
@@ -82,7 +82,7 @@ class PromiseTest(PlacementTestCase):
         self.refused_by_the_scheduler('two', flavor='4', count=2)
         self.boot_active('one', flavor='4')
 
-    def test_a_short_lease_may_use_what_is_promised_for_later(self):
+    def test_short_lease_may_use_capacity_reserved_for_later(self):
         self.boot('vm1', flavor='5', count=2,
                   hints=self.lease_hints('vm1', start_in=2 * HOUR))
         self.boot_active('short', flavor='5', hints=self.lease_hints(
@@ -91,7 +91,7 @@ class PromiseTest(PlacementTestCase):
                                hints=self.lease_hints('long', length=3 * HOUR))
         self.assertIn('next_start', message)
 
-    def test_a_hint_does_not_let_anybody_in(self):
+    def test_forged_hints_give_no_reserved_capacity(self):
         self.boot('vm1', flavor='5', count=2,
                   hints=self.lease_hints('vm1', start_in=HOUR))
         lease = self.lease('vm1')
@@ -104,7 +104,7 @@ class PromiseTest(PlacementTestCase):
         self.refused(400, self.boot, 'forged', hints={
             'reservation_id': reservation['id']})
 
-    def test_moves_of_others_respect_promises_too(self):
+    def test_migrations_respect_reserved_capacity(self):
         plain = self.boot_active('plain')
         here = plain['OS-EXT-SRV-ATTR:host']
         self.fill_books()
@@ -148,7 +148,7 @@ class LeasedPlacementTest(PlacementTestCase):
             host=host, binary='nova-compute')]
         self.admin.put_service(service['id'], {'status': 'disabled'})
 
-    def test_it_goes_to_its_booked_host(self):
+    def test_leased_server_is_placed_on_booked_host(self):
         server_id = self.begin()
         booked = self.booked()[server_id]
         # Nova's own weighers spread: they prefer empty hosts.
@@ -157,7 +157,7 @@ class LeasedPlacementTest(PlacementTestCase):
         server = self.start(server_id)
         self.assertEqual(booked, server['OS-EXT-SRV-ATTR:host'])
 
-    def test_where_nova_refuses_that_one_the_booking_follows(self):
+    def test_booking_follows_if_nova_rejects_booked_host(self):
         server_id = self.begin()
         booked = self.booked()[server_id]
         self.disable(booked)
@@ -168,7 +168,7 @@ class LeasedPlacementTest(PlacementTestCase):
                          self.booked()[server_id])
         self.assertEqual('ACTIVE', self.lease('vm1')['status'])
 
-    def test_it_does_not_go_where_another_promise_would_break(self):
+    def test_server_is_not_placed_on_capacity_of_other_lease(self):
         server_id = self.begin()
         booked = self.booked()[server_id]
         self.boot('others', flavor='5', count=2, hints=self.lease_hints(
@@ -182,7 +182,7 @@ class LeasedPlacementTest(PlacementTestCase):
         self.assertEqual(('STARTING', 'PENDING'), (
             self.lease('vm1')['status'], self.lease('others')['status']))
 
-    def test_it_is_followed_when_it_moves_later(self):
+    def test_booking_follows_live_migration(self):
         server_id = self.begin()
         before = self.start(server_id)['OS-EXT-SRV-ATTR:host']
         self.fill_books()
@@ -195,7 +195,7 @@ class LeasedPlacementTest(PlacementTestCase):
         self.fill_books()
         self.assertEqual(after, self.booked()[server_id])
 
-    def test_one_that_was_shelved_comes_back_to_its_room(self) -> None:
+    def test_shelved_server_is_unshelved_to_its_booking(self) -> None:
         """If everything is reserved, no other host is possible."""
         server_id = self.boot_active(
             'vm1', flavor='5', hints=self.lease_hints('vm1'))['id']
@@ -210,7 +210,7 @@ class LeasedPlacementTest(PlacementTestCase):
         self.fill_books()
         self.assertEqual(3, len(set(self.booked().values())))
 
-    def test_its_booking_grows_with_it(self):
+    def test_booking_grows_with_resize(self):
         server_id = self.begin()
         self.start(server_id)
         self.fill_books()
@@ -228,7 +228,7 @@ class LeasedPlacementTest(PlacementTestCase):
             usages = list(session.scalars(sa.select(models.Host.usage)))
         self.assertEqual([{}, {}, {}], usages)
 
-    def test_the_servers_of_one_lease_may_change_places(self):
+    def test_servers_of_one_lease_may_swap_bookings(self):
         """Nova rejects one of the booked hosts: both still find one."""
         self.boot('vm1', flavor='5', count=2, hints=self.lease_hints(
             'vm1', start_in=HOUR))
@@ -239,7 +239,7 @@ class LeasedPlacementTest(PlacementTestCase):
         for server_id in booked:
             self.wait_for_status(server_id, 'ACTIVE')
 
-    def test_one_lookup_answers_for_all_hosts(self):
+    def test_filter_queries_are_independent_of_number_of_hosts(self):
         self.boot('vm1', flavor='5', hints=self.lease_hints(
             'vm1', start_in=HOUR))
         self.boot_active('the first one reads everything')
@@ -250,7 +250,7 @@ class LeasedPlacementTest(PlacementTestCase):
         # Independent of the number of hosts.
         self.assertIn(len(statements), range(1, 7), statements)
 
-    def test_what_was_known_a_moment_ago_refuses_nobody(self):
+    def test_stale_index_does_not_refuse_boot(self):
         self.hold('vm1', flavor='4', count=6)
         held = [one['id'] for one in self.alice.get_servers()]
         self.stop_the_filters_clock()
@@ -260,7 +260,7 @@ class LeasedPlacementTest(PlacementTestCase):
             self.alice.delete_server(server_id)
         self.boot_active('plain')
 
-    def test_what_was_known_a_moment_ago_breaks_no_promise(self):
+    def test_stale_index_does_not_overbook(self):
         """Nor with so many hosts left that the filter does not read them."""
         self.useFixture(fixtures.MockPatchObject(filters, 'FEW', 0))
         self.stop_the_filters_clock()
@@ -268,7 +268,7 @@ class LeasedPlacementTest(PlacementTestCase):
         refused = self.boot('refused', flavor='4')
         self.wait_for_status(refused['id'], 'ERROR')
 
-    def test_few_that_were_known_a_moment_ago_are_not_all(self):
+    def test_stale_index_is_refreshed_if_few_hosts_are_left(self):
         """The free host is reserved, and the reserved one is free again."""
         self.hold('vm1', flavor='4', count=4)
         held = [one['id'] for one in self.alice.get_servers()]
@@ -278,7 +278,7 @@ class LeasedPlacementTest(PlacementTestCase):
             self.alice.delete_server(server_id)
         self.boot_active('plain', flavor='5')
 
-    def test_a_booking_that_no_request_tells_of_is_found(self):
+    def test_filter_finds_booking_without_hint(self):
         """As after a resize that could not be refused."""
         self.hold('vm1', flavor='4', count=6)
         server_id, there = self.booked().popitem()
@@ -296,7 +296,7 @@ class LeasedPlacementTest(PlacementTestCase):
         self.assertIn(there, [host.nodename for host in
                               self.ours().filter_all(hosts, spec)])
 
-    def test_books_are_read_before_somebody_waits_for_them(self):
+    def test_booking_index_is_loaded_in_advance(self):
         """By a scheduler when it starts, and an API at its first request.
         """
         self.assertEqual([self.ours()._eligibility._index], self.followed)
@@ -349,33 +349,33 @@ class ClaimTest(PlacementTestCase):
         server = self.boot('refused', **kwargs)
         self.wait_for_status(server['id'], 'ERROR')
 
-    def test_boots_do_not_take_what_is_promised_all_the_same(self):
+    def test_claim_counts_before_any_notification(self):
         self.hold('vm1', flavor='4')
         self.boot_active('plain', flavor='4')
         self.assertEqual(4, self.usage()['VCPU'])
         self.refused_by_the_scheduler()
 
-    def test_several_at_once_count_each(self):
+    def test_each_server_of_one_boot_is_claimed(self):
         self.hold('vm1', flavor='4')
         self.boot('plain', flavor='3', count=2)
         self.wait_for(lambda: self.usage().get('VCPU') == 4,
                       what='both count')
         self.refused_by_the_scheduler()
 
-    def test_one_that_is_forced_counts_too(self):
+    def test_forced_server_is_claimed(self):
         self.hold('vm1', flavor='5')
         self.boot_active('forced', availability_zone='nova:host1',
                          client=self.admin)
         self.assertEqual(1, self.usage()['VCPU'])
 
-    def test_what_placement_does_not_grant_is_taken_back(self):
+    def test_claim_is_removed_if_placement_rejects_it(self):
         with mock.patch('nova.scheduler.client.report.SchedulerReportClient.'
                         'claim_resources', return_value=False) as claim:
             self.refused_by_the_scheduler()
         claim.assert_called_once()
         self.assertEqual({}, self.usage())
 
-    def test_a_leased_server_is_placed_and_counts_once(self):
+    def test_leased_server_is_claimed_once(self):
         server_id = self.boot_active('vm1', hints=self.lease_hints('vm1'))[
             'id']
         with self.listener.parts.database.reader() as session:
@@ -384,7 +384,7 @@ class ClaimTest(PlacementTestCase):
         self.assertIsNotNone(booking.claimed_at)
         self.assertEqual({}, self.usage())
 
-    def test_it_is_claimed_where_nova_moves_it(self):
+    def test_migration_is_claimed_on_source_and_target(self):
         self.start_compute('host2')
         self.fill_books()
         server = self.boot_active('vm1')
@@ -404,7 +404,7 @@ class MovedTest(base.FunctionalTestCase):
             return dict(session.scalars(sa.select(models.Host.usage).where(
                 models.Host.name == host)).one())
 
-    def test_who_has_moved_leaves_its_old_host_soon(self):
+    def test_usage_of_source_host_is_freed_soon_after_migration(self):
         self.listener = self.start_listener()
         self.wait_for(lambda: len(self.listener.mirror.hosts._facts) == 2,
                       what='the books know the hosts')
@@ -471,7 +471,7 @@ class NewsTest(leased.LeasedTestCase):
                 made['id'], {'extra_specs': extra_specs})
         return ty.cast(str, made['id'])
 
-    def test_what_boots_take_is_known_without_asking(self):
+    def test_usage_of_boot_is_known_without_placement(self):
         boots: list[dict[str, ty.Any]] = [
             {}, {'flavor': self.flavor()}, dict(test_held.FROM_VOLUME)]
         for count, boot in enumerate(boots, 1):
@@ -483,7 +483,7 @@ class NewsTest(leased.LeasedTestCase):
                              self.usage(news['host']), boot)
             self.assertNotEqual({}, self.usage(news['host']))
 
-    def test_what_left_is_known_without_asking(self):
+    def test_usage_of_deletion_is_known_without_placement(self):
         for _twice in range(2):
             server = self.boot_active('plain')
             self.listener.mirror.compare_all()
@@ -498,7 +498,7 @@ class NewsTest(leased.LeasedTestCase):
             self.assertEqual(0, self.tell('instance.create.end', self.news()))
             self.assertEqual({}, self.usage(host))
 
-    def test_a_flavor_that_says_for_itself_what_it_takes(self):
+    def test_resource_override_of_flavor_is_counted(self):
         server = self.boot_active('plain', flavor=self.flavor({
             'resources:DISK_GB': '1'}))
         self.assertEqual(0, self.tell('instance.create.end', self.news()))
@@ -506,7 +506,7 @@ class NewsTest(leased.LeasedTestCase):
         self.assertEqual(self.allocated(host), self.usage(host))
         self.assertEqual(1, self.usage(host)['DISK_GB'])
 
-    def test_what_it_does_not_tell_is_asked(self):
+    def test_undetermined_resource_class_is_read_from_placement(self):
         """A host has more resource classes than the flavor determines."""
         server = self.boot_active('plain')
         host = server['OS-EXT-SRV-ATTR:host']
@@ -521,7 +521,7 @@ class NewsTest(leased.LeasedTestCase):
         self.assertEqual((capacity, self.allocated(host)), (
             self.host_rows()[host].capacity, self.usage(host)))
 
-    def test_other_things_that_happen_are_asked_about(self):
+    def test_other_notifications_query_placement(self):
         server = self.boot_active('plain')
         host = server['OS-EXT-SRV-ATTR:host']
         # The allocations of its only provider.
@@ -529,7 +529,7 @@ class NewsTest(leased.LeasedTestCase):
         self.assertEqual(self.allocated(host), self.usage(host))
         self.assertIn('VCPU', self.usage(host))
 
-    def test_a_host_that_the_books_do_not_know_is_read_in_full(self):
+    def test_unknown_host_is_read_in_full(self):
         self.boot_active('plain')
         with self.listener.parts.database.writer() as session:
             session.execute(sa.delete(models.Host))
@@ -538,7 +538,7 @@ class NewsTest(leased.LeasedTestCase):
         self.assertIn('VCPU', host.usage)
         self.assertLess(0, host.capacity['VCPU'])
 
-    def test_what_says_nothing_of_hosts_asks_for_nothing(self):
+    def test_irrelevant_notifications_query_nothing(self):
         host = self.boot_active('plain')['OS-EXT-SRV-ATTR:host']
         with self.listener.parts.database.writer() as session:
             session.execute(sa.update(models.Host).values(usage={}))

@@ -18,7 +18,7 @@ class PlainNovaTest(base.FunctionalTestCase):
                  '[oslo_messaging_notifications]\n'
                  'driver = messagingv2\n')
 
-    def test_an_ordinary_server_boots_and_goes(self):
+    def test_server_boots_and_is_deleted(self):
         server = self.boot_active('vm1')
         self.assertEqual({server['id']: server['OS-EXT-SRV-ATTR:host']},
                          self.guests())
@@ -34,11 +34,11 @@ class PlainNovaTest(base.FunctionalTestCase):
                           'cell1.instances': 0, 'api.request_specs': 1,
                           'api.instance_mappings': 1}, self.boot_rows())
 
-    def test_the_oldest_microversion_boots_too(self):
+    def test_boot_at_oldest_microversion(self):
         server = self.boot('vm1', client=self.api(microversion=None))
         self.wait_for_status(server['id'], 'ACTIVE')
 
-    def test_a_host_holds_what_its_capacity_says(self):
+    def test_host_capacity_limits_servers(self):
         self.boot_active('vm1', flavor='5')
         self.start_compute('host3', nova_box.Capacity(vcpus=1))
         self.boot_active('vm2', flavor='5')
@@ -52,7 +52,7 @@ class PlainNovaTest(base.FunctionalTestCase):
         self.refused(403, bob.get_services)
         self.assertEqual([], bob.get_servers())
 
-    def test_who_has_no_token_is_told_so(self):
+    def test_request_without_token_is_unauthorized(self):
         response = requests.get(self.alice.base_url + '/servers')
         self.assertEqual(401, response.status_code)
         self.assertIsNone(nova_box.Identity.of_token('no token'))
@@ -69,7 +69,7 @@ class ConfigurationTest(base.FunctionalTestCase):
 
     plugin = False
 
-    def test_of_what_nova_has_in_api_paste_ini_one_line_changes(self):
+    def test_documentation_changes_one_line_of_api_paste_ini(self):
         before = samples.nova_paste().splitlines()
         after = samples.with_leases(samples.nova_paste()).splitlines()
         self.assertEqual(
@@ -80,6 +80,6 @@ class ConfigurationTest(base.FunctionalTestCase):
                  'blazar' not in line and 'pipeline_factory' not in line])
         self.assertRaises(ValueError, samples.with_leases, 'nothing')
 
-    def test_nova_conf_is_a_file(self):
+    def test_nova_conf_file_has_plain_configuration(self):
         with open(self.conf_file) as f:
             self.assertEqual(nova_box.plain_conf(self.folder), f.read())

@@ -131,7 +131,7 @@ class PlainBesideTest(testtools.TestCase):
             str(text) for _test, text in result.errors + result.failures))
         return ty.cast('list[tuple[ty.Any, ...]]', scenario._transcript)
 
-    def test_every_answer_is_the_same(self):
+    def test_answers_are_the_same_with_and_without_plugin(self):
         without = self.transcript_of(plugin=False)
         with_it = self.transcript_of(plugin=True)
         self.assertGreater(len(without), 90)

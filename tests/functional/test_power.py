@@ -123,7 +123,7 @@ class PowerTest(whole_hosts_base.HostsTestCase):
         self.assertEqual([('off', 'host1')], self.switches.done)
         self.report(self.clock.now() - 200)
 
-    def test_the_service_of_one_host_is_read_alone(self):
+    def test_service_of_one_host_is_read(self):
         computes = power_services.Computes([])
         computes.disable('host1')
         found = computes.service('host1')
@@ -140,7 +140,7 @@ class PowerTest(whole_hosts_base.HostsTestCase):
                     self.ask('GET', '/os-hosts', client=self.admin)['hosts']
                     if one['service_name'] == host)
 
-    def test_one_is_off_and_on_before_its_lease(self):
+    def test_idle_host_is_switched_off_and_on_before_its_lease(self):
         self.go_off()
         off_at = self.clock.now()
         self.assertEqual((True, power_services.REASON), (
@@ -176,7 +176,7 @@ class PowerTest(whole_hosts_base.HostsTestCase):
         self.assertEqual('ACTIVE', self.get(lease)['status'])
         self.assertFalse(self.get(lease)['degraded'])
 
-    def test_one_with_a_server_stays_on(self):
+    def test_host_with_server_stays_on(self):
         """Whatever the reservation database has of it."""
         _lease, reservation_id = self.lease_hosts()
         host, = (name for name, in self.books(
@@ -194,7 +194,7 @@ class PowerTest(whole_hosts_base.HostsTestCase):
             self.switch()
         self.assertNotIn(('off', host), self.switches.done)
 
-    def test_one_that_servers_come_to_or_leave_stays_on(self):
+    def test_host_in_resize_or_with_allocation_stays_on(self):
         _lease, reservation_id = self.lease_hosts(2, 2)
         server = self.boot_active('vm1', hints={
             'reservation': reservation_id})
@@ -215,7 +215,7 @@ class PowerTest(whole_hosts_base.HostsTestCase):
         self.assertIn(uuids.build, computes.occupied(
             self.uuid_of('plain'), 'plain'))
 
-    def test_what_an_operator_has_disabled_is_his(self):
+    def test_host_disabled_by_operator_is_left_alone(self):
         service = self.service()
         service.disabled, service.disabled_reason = True, 'fan'
         service.save()
@@ -228,7 +228,7 @@ class PowerTest(whole_hosts_base.HostsTestCase):
         computes.enable('host1', 'unused')
         self.assertTrue(self.service().disabled)
 
-    def test_a_boot_from_now_on_waits_for_a_host_that_is_off(self):
+    def test_boot_waits_for_host_to_be_switched_on(self):
         """One that serves all workloads, as its operator wants."""
         # The API has the time of the machine.
         self.clock.advance(-100)
@@ -287,7 +287,7 @@ class PowerTest(whole_hosts_base.HostsTestCase):
             self.assertRaises(errors.ConfigurationError,
                               power_services.Computes, [wrong])
 
-    def test_one_that_does_not_come_back_has_failed(self):
+    def test_host_that_does_not_boot_again_has_failed(self):
         self.go_off()
         lease = self.make(1500, reservations=[self.hosts_wanted(2, 2)])
         self.switch(800)
@@ -311,7 +311,7 @@ class ListenerTest(whole_hosts_base.HostsTestCase):
         self.flags(group='blazar_power', enabled=True, hosts_file=self.path,
                    spare_hosts=1)
 
-    def test_one_of_two_goes_off_and_is_seen(self):
+    def test_listener_switches_off_one_of_two_idle_hosts(self):
         code, text = self.command('host', 'power', '--dry-run')
         self.assertEqual(0, code, text)
         self.assertIn('nothing needs it', text)
@@ -344,7 +344,7 @@ class ListenerTest(whole_hosts_base.HostsTestCase):
         self.assertIn({'name': 'hosts_switched_off', 'count': 1},
                       counts.rows)
 
-    def test_whether_its_file_is_used_is_a_metric(self):
+    def test_metric_shows_whether_hosts_file_is_used(self):
         listener = self.new_listener(self.clock)
         metric = b'blazar_power_hosts_file_used'
 
@@ -359,7 +359,7 @@ class ListenerTest(whole_hosts_base.HostsTestCase):
         os.rename(f'{self.path}.away', self.path)
         self.assertEqual([metric + b' 1.0'], used())
 
-    def test_without_its_file_a_listener_does_not_start(self):
+    def test_listener_does_not_start_without_hosts_file(self):
         self.flags(group='blazar_power', hosts_file='/nowhere')
         exc = self.assertRaises(
             errors.ConfigurationError, self.new_listener, self.clock)

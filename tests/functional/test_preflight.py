@@ -44,7 +44,7 @@ class PreflightTestCase(leased.LeasedTestCase):
 
 class PreflightTest(PreflightTestCase):
 
-    def test_nothing_is(self):
+    def test_complete_boot_has_no_warnings(self):
         self.hold()
         self.before()
         self.assertEqual([], self.look())
@@ -55,7 +55,7 @@ class PreflightTest(PreflightTestCase):
         self.wait_for_status(
             self.lease('vm1')['reservations'][0]['servers'][0], 'ACTIVE')
 
-    def test_the_image_is_gone_and_comes_back(self):
+    def test_missing_or_deactivated_image_is_reported(self):
         self.hold()
         self.before()
         image = self.glance.images.pop(base.IMAGE)
@@ -70,7 +70,7 @@ class PreflightTest(PreflightTestCase):
         self.clock.advance(preflight.AGAIN)
         self.assertEqual([], self.look())
 
-    def test_the_server_group_was_deleted(self):
+    def test_deleted_server_group_is_reported(self):
         group = self.alice.post_server_groups(
             {'name': 'apart', 'policy': 'anti-affinity', 'rules': {}})['id']
         self.boot('vm1', hints=self.lease_hints('vm1', 2 * HOUR) | {
@@ -81,7 +81,7 @@ class PreflightTest(PreflightTestCase):
             f'Server group {group} no longer exists: its policy is '
             f'not enforced.'], self.look())
 
-    def test_the_image_may_not_be_used_any_more(self):
+    def test_unauthorized_image_is_reported(self):
         self.hold()
         self.before()
         kept = mock.Mock(side_effect=exception.ImageNotAuthorized(
@@ -89,7 +89,7 @@ class PreflightTest(PreflightTestCase):
         with mock.patch('nova.image.glance.API.get', new=kept):
             self.assertIn('Not authorized', self.look()[0])
 
-    def test_the_security_group_was_deleted(self):
+    def test_deleted_security_group_is_reported(self):
         group = self.neutron.security_group['id']
         groups = 'nova.network.security_group_api'
         with mock.patch(f'{groups}.validate_name', return_value=group):
@@ -101,7 +101,7 @@ class PreflightTest(PreflightTestCase):
             warning, = self.look()
         self.assertEqual(f'Security group {group} not found.', warning)
 
-    def test_of_very_many_things_some_are_named(self):
+    def test_number_of_warnings_is_limited(self):
         self.hold(imageRef='', block_device_mapping_v2=[
             {'boot_index': number, 'uuid': test_held.VOLUME,
              'source_type': 'volume', 'destination_type': 'volume'}
@@ -112,7 +112,7 @@ class PreflightTest(PreflightTestCase):
             warnings = self.look()
         self.assertEqual((21, 'And 760 more.'), (len(warnings), warnings[-1]))
 
-    def test_the_listener_looks_by_itself(self):
+    def test_listener_runs_preflight_periodically(self):
         self.hold()
         self.before()
         self.start_listener(self.clock)
@@ -120,7 +120,7 @@ class PreflightTest(PreflightTestCase):
             'SELECT preflight_at FROM leases') != [(None,)],
             what='somebody has looked')
 
-    def test_the_port_was_deleted(self):
+    def test_deleted_port_is_reported(self):
         port = self.neutron.port_1['id']
         self.hold(networks=[{'port': port}])
         self.before()
@@ -128,7 +128,7 @@ class PreflightTest(PreflightTestCase):
         warning, = self.look()
         self.assertIn(f'{port} could not be found', warning)
 
-    def test_the_volume_was_deleted(self):
+    def test_deleted_or_failed_volume_is_reported(self):
         self.hold(imageRef='', block_device_mapping_v2=[
             {'boot_index': 0, 'uuid': test_held.VOLUME,
              'source_type': 'volume', 'destination_type': 'volume'}])
@@ -146,7 +146,7 @@ class PreflightTest(PreflightTestCase):
                 [f'Volume {test_held.VOLUME} is in error_deleting.'],
                 self.look())
 
-    def test_no_host_may_be_used(self):
+    def test_lack_of_enabled_hosts_is_reported(self):
         self.hold()
         self.before()
         for host in self.hosts:
@@ -155,7 +155,7 @@ class PreflightTest(PreflightTestCase):
                     'status': 'disabled'})
         self.assertEqual(['None of the hosts may be used.'], self.look())
 
-    def test_the_user_may_not_any_more(self):
+    def test_unusable_trust_is_reported(self):
         self.hold()
         lease = self.lease('vm1')
         self.listener.parts.leases.credentials.store(
@@ -166,7 +166,7 @@ class PreflightTest(PreflightTestCase):
                 side_effect=errors.TrustUnavailable('He was disabled')):
             self.assertEqual(['He was disabled.'], self.look())
 
-    def test_a_service_that_does_not_say_is_asked_again(self):
+    def test_preflight_is_retried_if_service_is_unavailable(self):
         self.hold()
         self.before()
         away = mock.Mock(side_effect=exception.GlanceConnectionFailed(
@@ -187,7 +187,7 @@ class QuotaTest(PreflightTestCase):
     more_conf = ('[quota]\n'
                  'driver = nova.quota.DbQuotaDriver\n')
 
-    def test_the_quota_is_used_up(self):
+    def test_exhausted_quota_is_reported(self):
         self.hold(flavor='4')
         self.before()
         self.flags(cores=3, group='quota')

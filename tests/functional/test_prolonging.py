@@ -19,7 +19,7 @@ class TestExtending(api_base.ApiTestCase):
         self.run_until(
             driven.parse_iso(self.get(lease)['end_date']) - seconds)
 
-    def test_a_server_with_its_boot(self):
+    def test_lease_of_boot_is_extended_automatically(self):
         server = self.boot_active('vm1', hints=self.lease_hints(
             'mine', duration='1d', auto_extend='2h'))
         self.fill_books()
@@ -35,7 +35,7 @@ class TestExtending(api_base.ApiTestCase):
         self.run_until(end + 7200 * 3)
         self.wait_until_gone(server['id'])
 
-    def test_what_is_reserved_until_a_limit_is_reached(self):
+    def test_automatic_extension_stops_at_limit(self):
         lease = self.make_active(
             length=3 * HOUR, auto_extend='1h',
             reservations=[self.reservation(amount=2)])
@@ -55,7 +55,7 @@ class TestExtending(api_base.ApiTestCase):
         self.assertEqual('', self.get(lease)['status_reason'])
         self.assertNotEqual(kept['end_date'], self.get(lease)['end_date'])
 
-    def test_what_is_done_in_the_name_of_the_owner_does_not_go_with_it(self):
+    def test_automatic_extension_excludes_actions_that_require_trust(self):
         lease = self.make(length=HOUR)
         for body in ({'auto_extend': '1h', 'on_end': 'snapshot'},
                      {'auto_extend': '1h', 'before_end_action': 'snapshot'}):
@@ -78,14 +78,14 @@ class TestEndingEarly(test_retrying.RetryingTestCase):
         return self.make(name='other', reservations=[self.reservation(
             amount=2, vcpus=3, disk_gb=0, memory_mb=64)], **more)
 
-    def test_what_is_deleted_can_be_had_at_once(self):
+    def test_capacity_of_deleted_lease_is_free_at_once(self):
         self.wanted(code=409)
         self.ask('DELETE', f'/leases/{self.full["id"]}', code=204)
         # No event was carried out since.
         self.wanted()
         self.assert_right()
 
-    def test_what_ends_earlier_gives_back_the_rest_at_once(self):
+    def test_capacity_after_earlier_end_is_free_at_once(self):
         self.wanted(start_in=1800, length=1800, code=409)
         self.ask('PUT', f'/leases/{self.full["id"]}',
                  {'end_date': self.at(1800)}, code=200)
@@ -108,7 +108,7 @@ class TestNoShows(test_retrying.RetryingTestCase):
         self.no_shows.look()
         self.run_until(self.clock.now())
 
-    def test_it_is_announced_and_its_room_is_given_back(self):
+    def test_unused_lease_is_announced_and_ended(self):
         self.look(HOUR)
         self.assertIn('It is unused',
                       self.get(self.full)['status_reason'])
@@ -120,7 +120,7 @@ class TestNoShows(test_retrying.RetryingTestCase):
         self.refused(400, self.boot, 'late', flavor=flavor_id)
         self.assert_right()
 
-    def test_who_boots_in_time_keeps_it(self):
+    def test_lease_used_after_announcement_continues(self):
         self.delete(self.full)
         lease = self.make_active(length=self.length)
         self.look(HOUR)

@@ -26,7 +26,7 @@ class PurgeTest(api_base.ApiTestCase):
               contextlib.redirect_stderr(out)):
             return manage.main([*words]), out.getvalue()
 
-    def test_what_was_over_long_ago_goes_and_nothing_else(self):
+    def test_purge_deletes_only_leases_that_ended_before_date(self):
         over = self.make_active(name='over')
         used = self.boot_active('vm', hints=self.lease_hints('used'))
         later = self.hold('later', start_in=5 * DAY)

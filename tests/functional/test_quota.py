@@ -35,7 +35,7 @@ class QuotaTestCase(api_base.ApiTestCase):
 
 class TestLeases(QuotaTestCase):
 
-    def test_leases_add_up_that_meet(self):
+    def test_overlapping_leases_add_up(self):
         lease = self.places(1)
         self.exceeded(self.places(2, 403, start_in=HOUR + 60),
                       self.servers, 2, 2, 1)
@@ -53,19 +53,19 @@ class TestLeases(QuotaTestCase):
                 {'id': reservation_id, 'amount': amount}]}, code=code)
         self.ask('PUT', url, {'name': 'other'}, code=200)
 
-    def test_servers_without_a_lease_count_for_all_time(self):
+    def test_unleased_servers_count_at_any_time(self):
         self.boot_active('plain')
         self.exceeded(self.places(2, 403), self.servers, 2, 2, 1)
         self.places(1)
 
-    def test_a_server_of_a_lease_counts_once_and_in_its_time(self):
+    def test_leased_server_counts_once_within_its_window(self):
         self.boot_active('leased', hints=self.lease_hints())
         self.fill_books()
         self.exceeded(self.places(2, 403, start_in=60), self.servers, 2, 2, 1)
         self.places(1, start_in=60, length=60)
         self.places(2, start_in=HOUR)
 
-    def test_a_server_in_a_place_counts_once(self):
+    def test_server_in_slot_counts_once(self):
         lease = self.make_active(reservations=[
             self.reservation(amount=2, vcpus=1)])
         flavor_id = lease['reservations'][0]['flavor_id']
@@ -75,7 +75,7 @@ class TestLeases(QuotaTestCase):
         self.places(2, start_in=HOUR)
         self.boot_active('two', flavor=flavor_id)
 
-    def test_a_boot_that_waits_for_its_lease_counts(self):
+    def test_reserved_server_counts(self):
         self.hold('held')
         self.exceeded(self.places(2, 403), self.servers, 2, 2, 1)
         self.places(2, start_in=2 * HOUR)
@@ -113,7 +113,7 @@ class TestPlacement(TestLeases):
         'shelved_offload_time = 0\n' + TestLeases.more_conf +
         'count_usage_from_placement = true\n')
 
-    def test_a_server_that_is_shelved_counts_by_its_booking(self):
+    def test_shelved_server_counts_by_its_booking(self):
         server = self.boot_active('leased', hints=self.lease_hints())
         self.fill_books()
         self.places(1, 403, start_in=60, vcpus=4, length=60)

@@ -83,7 +83,7 @@ class RecurringTestCase(api_base.ApiTestCase):
 
 class TestBoots(RecurringTestCase):
 
-    def test_each_occurrence_has_a_server_of_its_own(self):
+    def test_each_occurrence_has_its_own_server(self):
         lease = self.boot_each()
         self.assertEqual(
             {'vm-1': 'RESERVED', 'vm-2': 'RESERVED', 'vm-3': 'RESERVED'},
@@ -111,7 +111,7 @@ class TestBoots(RecurringTestCase):
         self.assertEqual(3, len(self.listed(
             ended='true', occurrences='true')))
 
-    def test_several_servers_each_time_and_the_answer_says_of_which(self):
+    def test_recurring_multi_create_boot_answers_lease_id(self):
         response = self.alice.api_request(
             '/servers', method='POST', headers={
                 'Content-Type': 'application/json'},
@@ -131,7 +131,7 @@ class TestBoots(RecurringTestCase):
         self.fill_books()
         self.assert_verified()
 
-    def test_all_or_nothing(self):
+    def test_boot_is_refused_if_one_occurrence_does_not_fit(self):
         """The second occurrence does not fit."""
         self.fill(DAY + HOUR)
         message = self.refused(409, self.boot, 'vm', hints=self.lease_hints(
@@ -149,7 +149,7 @@ class TestBoots(RecurringTestCase):
         self.make(start_in, name='other', reservations=[
             self.reservation(vcpus=4, amount=2, memory_mb=8000)])
 
-    def test_what_fits_and_said_what_does_not(self):
+    def test_fits_some_leaves_out_occurrences_that_do_not_fit(self):
         self.fill(HOUR)
         lease = self.boot_each(how={'fits': 'some'})
         self.assertEqual(['LEFT_OUT', 'PENDING', 'PENDING'],
@@ -165,14 +165,14 @@ class TestBoots(RecurringTestCase):
                        if one['name'] == name]
             self.wait_for_status(server, 'ACTIVE')
 
-    def test_none_fits(self):
+    def test_boot_is_refused_if_no_occurrence_fits(self):
         for day in range(2):
             self.fill(HOUR + day * DAY)
         self.refused(409, self.boot, 'vm', hints=self.lease_hints(
             'vm', HOUR, recurrence=self.recurrence(2, fits='some')))
         self.assertEqual({}, self.names())
 
-    def test_one_that_starts_now(self):
+    def test_recurring_lease_may_start_now(self):
         lease = self.boot_each(start_in=None, count=2)
         # It started by the clock of the API, which is not the listener's.
         self.run_until(self.start_of(lease, 0))
@@ -181,7 +181,7 @@ class TestBoots(RecurringTestCase):
         self.fill_books()
         self.assertEqual(['ACTIVE', 'PENDING'], self.statuses(lease))
 
-    def test_its_dates_are_those_of_the_zone(self):
+    def test_occurrences_follow_daylight_saving_of_time_zone(self):
         """Nine in Berlin, before and after the change of daylight saving."""
         zone = zoneinfo.ZoneInfo('Europe/Berlin')
         day = datetime.datetime.fromtimestamp(
@@ -218,7 +218,7 @@ class TestBoots(RecurringTestCase):
                     datetime.datetime.combine(day, datetime.time(2, 30)),
                     zone), zone).hour == 3)
 
-    def test_an_hour_that_the_clocks_skip(self):
+    def test_occurrence_in_skipped_hour_is_shifted(self):
         """In the lease API, in a quote, in a hint, and by a change."""
         day = self.gap()
         before = day - datetime.timedelta(days=1)
@@ -272,7 +272,7 @@ class TestBoots(RecurringTestCase):
         return [seconds(one['end_date']) - seconds(one['start_date'])
                 for one in lease['occurrences']]
 
-    def test_refusals_say_what_to_write(self):
+    def test_invalid_recurrences_are_refused_with_explanation(self):
         for how, part in (
                 ({'rule': 'FREQ=SECONDLY;COUNT=2'}, 'Write one of HOURLY'),
                 ({'rule': 'FREQ=DAILY;COUNT=101'}, '100 times at most'),
@@ -308,7 +308,7 @@ class TestBoots(RecurringTestCase):
         self.assertEqual({}, self.names())
         self.assertEqual([], self.listed())
 
-    def test_the_limits_hold_for_all_of_them_together(self):
+    def test_limits_apply_to_all_occurrences_together(self):
         self.flags(max_held_servers_per_project=2, group='blazar_enforcement')
         message = self.refused(403, self.boot, 'vm', hints=self.lease_hints(
             'vm', HOUR, recurrence=self.recurrence()))
@@ -324,7 +324,7 @@ class TestKept(RecurringTestCase):
         super().end_of(number, lease)
         self.fill_books()
 
-    def test_one_server_is_shelved_and_brought_back(self):
+    def test_server_is_shelved_between_occurrences(self):
         lease = self.boot_each(how={'between': 'shelve'})
         server, = self.alice.get_servers()
         self.assertEqual(('vm', 'RESERVED'),
@@ -348,7 +348,7 @@ class TestKept(RecurringTestCase):
         self.wait_until_gone(server['id'])
         self.assertEqual(['TERMINATED'] * 3, self.statuses(lease))
 
-    def test_one_that_its_user_unshelves_is_in_the_next_occurrence(self):
+    def test_server_unshelved_by_user_is_in_next_occurrence(self):
         lease = self.boot_each(how={'between': 'shelve'})
         server, = self.alice.get_servers()
         self.runs_since(lease, 0, server['id'])
@@ -370,7 +370,7 @@ class TestKept(RecurringTestCase):
         self.end_of(2, lease)
         self.wait_until_gone(server['id'])
 
-    def test_what_somebody_has_deleted_does_not_come_again(self):
+    def test_deleted_server_is_not_recreated(self):
         lease = self.boot_each(count=2, how={'between': 'shelve'})
         self.run_until(self.start_of(lease, 0))
         server, = self.alice.get_servers()
@@ -385,7 +385,7 @@ class TestKept(RecurringTestCase):
         self.fill_books()
         self.assert_verified()
 
-    def test_all_are_deleted_between_two(self):
+    def test_deletion_of_recurring_lease_deletes_kept_server(self):
         lease = self.boot_each(how={'between': 'shelve'})
         self.run_until(self.start_of(lease, 0))
         server, = self.alice.get_servers()
@@ -404,7 +404,7 @@ class TestOneAndAll(RecurringTestCase):
         return self.get(lease['occurrences'][number])['reservations'][0][
             'servers']
 
-    def test_one_is_skipped(self):
+    def test_one_occurrence_can_be_deleted(self):
         lease = self.boot_each()
         server, = self.servers_of(lease, 1)
         self.ask('DELETE', f'/leases/{lease["occurrences"][1]["id"]}',
@@ -418,7 +418,7 @@ class TestOneAndAll(RecurringTestCase):
         self.fill_books()
         self.assert_verified()
 
-    def test_one_is_moved(self):
+    def test_one_occurrence_can_be_rescheduled(self):
         lease = self.boot_each()
         one = lease['occurrences'][1]
         self.ask('PUT', f'/leases/{one["id"]}', {
@@ -429,7 +429,7 @@ class TestOneAndAll(RecurringTestCase):
             [self.start_of(self.get(lease), number) - self.began
              for number in range(3)])
 
-    def test_one_is_ended_and_the_others_go_on(self):
+    def test_active_occurrence_can_be_ended_early(self):
         lease = self.boot_each()
         self.run_until(self.start_of(lease, 0))
         server, = self.servers_of(lease, 0)
@@ -443,7 +443,7 @@ class TestOneAndAll(RecurringTestCase):
         self.assertEqual(['DELETED', 'PENDING', 'PENDING'],
                          self.statuses(lease))
 
-    def test_all_are_moved(self):
+    def test_all_occurrences_can_be_rescheduled(self):
         """Their new windows overlap the old ones."""
         lease = self.boot_each(name='vm')
         for by in (DAY, -DAY, 2 * HOUR):
@@ -461,7 +461,7 @@ class TestOneAndAll(RecurringTestCase):
         self.fill_books()
         self.assert_verified()
 
-    def test_all_are_moved_and_renamed_in_one_transaction(self):
+    def test_occurrences_are_rescheduled_and_renamed_atomically(self):
         lease = self.boot_each(name='vm')
         start = self.start_of(lease, 0) + DAY
 
@@ -477,7 +477,7 @@ class TestOneAndAll(RecurringTestCase):
         self.assertEqual(['moved'] * 3, [
             one['name'] for one in self.listed(occurrences='true')])
 
-    def test_all_are_moved_or_none(self):
+    def test_refused_rescheduling_changes_no_occurrence(self):
         lease = self.boot_each()
         self.make(2 * HOUR, name='other', reservations=[
             self.reservation(vcpus=4, amount=2, memory_mb=8000)])
@@ -493,7 +493,7 @@ class TestOneAndAll(RecurringTestCase):
         self.fill_books()
         self.assert_verified()
 
-    def test_all_are_moved_within_the_limits_of_the_project(self):
+    def test_rescheduling_does_not_count_old_bookings(self):
         """Their old bookings are not counted in addition to the new ones."""
         lease = self.boot_each()
         self.flags(max_reserved_vcpus_per_project=1,
@@ -505,13 +505,13 @@ class TestOneAndAll(RecurringTestCase):
         self.assertEqual([start + day * DAY for day in range(3)], [
             self.start_of(after, number) for number in range(3)])
 
-    def test_nothing_else_is_changed_of_all(self):
+    def test_other_updates_of_recurring_lease_are_refused(self):
         lease = self.boot_each()
         for body in ({'on_end': 'shelve'}, {'project_id': 'other'},
                      {'grace_period': 60}, {'servers': ['x']}):
             self.ask('PUT', f'/leases/{lease["id"]}', body, code=400)
 
-    def test_all_are_deleted_by_one_request(self):
+    def test_recurring_lease_is_deleted_by_one_request(self):
         lease = self.boot_each()
         self.run_until(self.start_of(lease, 0))
         server, = self.servers_of(lease, 0)
@@ -527,7 +527,7 @@ class TestOneAndAll(RecurringTestCase):
         self.fill_books()
         self.assert_verified()
 
-    def test_another_project_sees_and_changes_nothing(self):
+    def test_other_projects_cannot_see_or_change_recurring_lease(self):
         lease = self.boot_each()
         mallory = self.api('other', 'mallory')
         for method, body in (('GET', None), ('PUT', {'name': 'x'}),
@@ -538,7 +538,7 @@ class TestOneAndAll(RecurringTestCase):
             'GET', '/leases', client=mallory, code=200)['leases'])
         self.assertEqual(['PENDING'] * 3, self.statuses(lease))
 
-    def test_lists_have_it_once_and_pages_go_on_after_it(self):
+    def test_recurring_lease_is_listed_once_and_paged(self):
         for name in ('a', 'b', 'c'):
             self.boot_each(name, count=2)
         first = self.ask('GET', '/leases', code=200, sort='name', limit='1')
@@ -550,7 +550,7 @@ class TestOneAndAll(RecurringTestCase):
 
 class TestTrusts(test_deletion.DeletionTestCase, RecurringTestCase):
 
-    def test_whoever_dies_when_they_are_moved_leaves_none_too_short(self):
+    def test_trusts_cover_rescheduled_occurrences_after_crash(self):
         lease = self.boot_each()
         start = self.start_of(lease, 0) + 2 * HOUR
         # Nothing is written after the transaction that moves them.
@@ -570,7 +570,7 @@ class TestTrusts(test_deletion.DeletionTestCase, RecurringTestCase):
 
 class TestPlaces(RecurringTestCase):
 
-    def test_each_occurrence_has_places_of_its_own(self):
+    def test_each_occurrence_has_its_own_slots(self):
         lease = self.make(HOUR, recurrence=self.recurrence(2))
         self.assertEqual(['PENDING'] * 2, self.statuses(lease))
         self.run_until(self.start_of(lease, 0))
@@ -588,7 +588,7 @@ class TestPlaces(RecurringTestCase):
         self.fill_books()
         self.assert_verified()
 
-    def test_placement_is_not_asked_where_all_fit_on_their_hosts(self):
+    def test_rescheduling_on_same_hosts_does_not_query_placement(self):
         lease = self.make(HOUR, recurrence=self.recurrence(5))
         asked = self.placement_asked()
         self.ask('PUT', f'/leases/{lease["id"]}', {
@@ -597,7 +597,7 @@ class TestPlaces(RecurringTestCase):
         self.assertEqual(0, sum('/resource_providers' in url
                                 for url in asked), asked)
 
-    def test_what_would_fit(self):
+    def test_quote_of_recurring_lease(self):
         for amount, fits in ((1, True), (5, False)):
             quote = self.ask('POST', '/leases', {
                 'name': 'x', 'start_date': self.at(HOUR),
@@ -607,7 +607,7 @@ class TestPlaces(RecurringTestCase):
                 dry_run='true')['quote']
             self.assertEqual(fits, quote['fits'])
 
-    def test_servers_are_not_kept_in_places(self):
+    def test_slots_cannot_keep_servers_between_occurrences(self):
         error = self.make(HOUR, code=400, recurrence=self.recurrence(
             between='shelve'))
         self.assertIn('servers that come with a boot', str(error))
@@ -642,7 +642,7 @@ class TestAmounts(RecurringTestCase):
             'reservations': [self.reservation(amount=amount)]},
             code=code, **query)
 
-    def test_in_requests_for_leases_and_in_quotes(self):
+    def test_total_amount_is_limited_for_leases_and_quotes(self):
         for query in ({}, {'dry_run': 'true'}):
             error = self.ask_for(3, 400, **query)
             self.assertIn(
@@ -651,7 +651,7 @@ class TestAmounts(RecurringTestCase):
         self.assertEqual([], self.listed())
         self.ask_for(2, 201)
 
-    def test_when_one_of_them_grows(self):
+    def test_total_amount_is_limited_when_occurrence_grows(self):
         lease = self.ask_for(1, 201)['lease']
         number = lease['occurrences'][1]['id']
         reservation, = self.ask(
@@ -660,7 +660,7 @@ class TestAmounts(RecurringTestCase):
             self.ask('PUT', f'/leases/{number}', {'reservations': [
                 {'id': reservation['id'], 'amount': amount}]}, code=code)
 
-    def test_in_boots(self):
+    def test_total_amount_is_limited_for_boots(self):
         for how in ({}, {'between': 'shelve'}):
             message = self.refused(
                 400, self.boot, 'vm', min_count=3, hints=self.lease_hints(

@@ -140,7 +140,7 @@ class RefusedTestCase(leased.LeasedTestCase):
 class BadRequestTest(RefusedTestCase):
     """400 and a message that says what to write."""
 
-    def test_what_is_bad_in_hints(self):
+    def test_invalid_hints_are_refused_with_explanation(self):
         for text, words in BAD_PARAMS:
             self.check({'reserved': 'True', 'lease_params': text}, words)
         for hints, words in BAD_HINTS:
@@ -153,7 +153,7 @@ class BadRequestTest(RefusedTestCase):
         self.assertEqual('.', message[-1], repr(hints)[:200])
         self.assertLess(len(message), 500)
 
-    def test_at_every_key_and_version(self):
+    def test_invalid_hints_are_refused_at_every_key_and_microversion(self):
         for microversion in ('2.1', 'latest'):
             for key in ('os:scheduler_hints', 'OS-SCH-HNT:scheduler_hints'):
                 self.assertIn('lease_params', self.refused(
@@ -174,7 +174,7 @@ class BadRequestTest(RefusedTestCase):
         self.assertEqual(set(novas.headers), set(ours.headers))
         self.check_nothing_left()
 
-    def test_what_nova_would_not_accept_is_left_to_nova(self):
+    def test_requests_invalid_for_nova_are_refused_by_nova(self):
         for body in ('', 'no JSON', '[]', '5', '{"os:scheduler_hints": 5}',
                      json.dumps({'os:scheduler_hints': [leased.RESERVE]}),
                      json.dumps({'os:scheduler_hints': leased.RESERVE})):
@@ -189,7 +189,7 @@ class BadRequestTest(RefusedTestCase):
             self.refused(code, self.hold, **wrong)
         self.check_nothing_left()
 
-    def test_the_reservation_of_another_project(self):
+    def test_reservation_of_other_project_is_refused_as_unknown(self):
         server = self.hold()
         mine = self.lease('vm1')['reservations'][0]['id']
         bob = self.api(project='0' * 32, user='bob')
@@ -213,7 +213,7 @@ class BadRequestTest(RefusedTestCase):
 class NoRoomTest(RefusedTestCase):
     """409 with the reason, the next start, and how many would fit."""
 
-    def test_three_where_two_fit(self):
+    def test_refusal_of_too_many_servers_answers_fits_now(self):
         for hints in (self.lease_hints('vm', 3600), self.lease_hints('vm')):
             for numbers in ({'count': 3}, {'min_count': 3},
                             {'min_count': 1, 'max_count': 3}):
@@ -238,7 +238,7 @@ class NoRoomTest(RefusedTestCase):
                 self.hold, count=3, flavor='5', client=client)['fits_now'])
         self.check_nothing_left()
 
-    def test_the_next_start_is_one_that_will_do(self):
+    def test_boot_at_next_start_succeeds(self):
         self.boot('first', flavor='5', count=2,
                   hints=self.lease_hints('first', 3600, length=7200))
         self.boot('second', flavor='5',
@@ -268,7 +268,7 @@ class NoRoomTest(RefusedTestCase):
         self.conflict(self.boot, 'vm', **wanted, hints=self.lease_hints(
             'vm', 14399, length=3 * 3600))
 
-    def test_leases_that_follow_each_other_do_not_meet(self):
+    def test_adjacent_leases_do_not_overlap(self):
         for start in (3600, 7200, 14400):
             self.boot(f'vm{start}', flavor='5', count=2,
                       hints=self.lease_hints(None, start))
@@ -279,7 +279,7 @@ class NoRoomTest(RefusedTestCase):
         self.assertEqual(('no_room', 1), (fault['reason'], fault['fits_now']))
         self.assertEqual(clocks.iso(self.began + 18000), fault['next_start'])
 
-    def test_servers_without_an_end_are_in_the_way_for_ever(self):
+    def test_unleased_servers_use_capacity_indefinitely(self):
         for name in ('vm1', 'vm2'):
             self.boot_active(name)
         self.fill_books()
@@ -287,7 +287,7 @@ class NoRoomTest(RefusedTestCase):
         self.assertEqual(('too_big', 0, None), (
             fault['reason'], fault['fits_now'], fault['next_start']))
 
-    def test_hosts_that_a_boot_may_use(self):
+    def test_availability_zone_restricts_hosts(self):
         self.aggregate('az1', 'host2')
         host = self.bookings
         server = self.hold('zone', availability_zone='az1')
@@ -298,7 +298,7 @@ class NoRoomTest(RefusedTestCase):
         self.hold('zone3', flavor='5', availability_zone='nova')
         self.assertEqual('host1', self.booked('zone3'))
 
-    def test_forced_hosts(self):
+    def test_forced_host_restricts_hosts(self):
         server = self.hold('forced', availability_zone='nova:host2',
                            client=self.admin)
         self.assertEqual('host2', self.bookings()[server['id']])
@@ -311,7 +311,7 @@ class NoRoomTest(RefusedTestCase):
         self.hold('other', flavor='5', client=self.admin, host='host1')
         self.assertEqual('host1', self.booked('other'))
 
-    def test_traits_of_the_flavor(self):
+    def test_traits_of_flavor_restrict_hosts(self):
         unknown = self.flavor_with('trait:CUSTOM_NOT_KNOWN', 'required')
         self.refused(409, self.hold, flavor=unknown)
         flavor = self.flavor_with('trait:HW_CPU_X86_SGX', 'required')
@@ -325,7 +325,7 @@ class NoRoomTest(RefusedTestCase):
         self.hold('without', flavor=flavor)
         self.assertEqual('host1', self.booked('without'))
 
-    def test_hosts_that_are_disabled(self):
+    def test_disabled_hosts_are_not_booked(self):
         (service,) = self.admin.get_services('nova-compute', 'host1')
         self.admin.put_service(service['id'], {'status': 'disabled'})
         for name in ('vm1', 'vm2'):
@@ -358,7 +358,7 @@ class NoRoomTest(RefusedTestCase):
 class NothingLeftTest(RefusedTestCase):
     """Changes of create() in other services are undone."""
 
-    def test_in_the_server_group(self):
+    def test_refused_boot_leaves_no_server_group_members(self):
         group = self.alice.post_server_groups(
             {'name': 'group1', 'policy': 'soft-affinity'})['id']
         hints = {**self.lease_hints('vm', 3600), 'group': group}
@@ -368,7 +368,7 @@ class NothingLeftTest(RefusedTestCase):
         self.assertEqual(0, self._count('api', 'instance_group_member'))
         self.check_nothing_left()
 
-    def test_at_cinder(self):
+    def test_refused_boot_leaves_no_volume_attachments(self):
         volumes = VOLUME, cinder.CinderFixture.ISCSI_BACKED_VOL
         mapping = [{'uuid': volume, 'source_type': 'volume',
                     'destination_type': 'volume', 'boot_index': index}
@@ -382,7 +382,7 @@ class NothingLeftTest(RefusedTestCase):
             self.assertEqual([{}, {}], [
                 self.cinder.volume_to_attachment[one] for one in volumes])
 
-    def test_when_the_books_are_locked_or_away(self):
+    def test_boot_that_fails_by_database_error_leaves_nothing(self):
         for error, code in (
                 ('blazar_core.common.errors.ConcurrentUpdate', 409),
                 ('oslo_db.exception.DBConnectionError', 503),
@@ -399,7 +399,7 @@ class NothingLeftTest(RefusedTestCase):
                              hints=self.lease_hints())
             self.check_nothing_left()
 
-    def test_many_at_once(self):
+    def test_concurrent_boots_are_admitted_up_to_capacity(self):
         # Eight request four slots; those that are refused leave nothing.
         together = threading.Barrier(8)
 
@@ -434,7 +434,7 @@ class QuotaTest(RefusedTestCase):
                  'driver = nova.quota.DbQuotaDriver\n'
                  'instances = 2\n')
 
-    def test_a_refused_boot_takes_nothing_of_it(self):
+    def test_refused_boot_uses_no_quota(self):
         self.refused(403, self.hold, count=3)
         for _ in range(3):
             self.conflict(self.boot, 'vm', hints=self.lease_hints(),

@@ -48,7 +48,7 @@ class RetryingTestCase(api_base.ApiTestCase):
 
 class TestRetrying(RetryingTestCase):
 
-    def test_a_boot_waits_for_room_and_is_built(self):
+    def test_boot_waits_for_capacity_and_is_built(self):
         server = self.boot('vm1', flavor='3', hints=self.lease_hints(
             'mine', duration='1h', **self.retry))
         self.assertEqual('RESERVED', self.alice.get_server(
@@ -72,7 +72,7 @@ class TestRetrying(RetryingTestCase):
         self.assertGreaterEqual(start, self.began)
         self.assert_right()
 
-    def test_where_there_is_room_it_starts_at_once(self):
+    def test_boot_with_free_capacity_starts_at_once(self):
         server = self.boot_active('vm1', hints=self.lease_hints(
             'mine', **self.retry))
         self.fill_books()
@@ -81,14 +81,14 @@ class TestRetrying(RetryingTestCase):
             lease['status'], lease['lease_type'],
             lease['reservations'][0]['servers']))
 
-    def test_an_immediate_one_is_refused_at_once(self):
+    def test_immediate_lease_is_refused_at_once(self):
         message = self.refused(
             409, self.boot, 'vm1', flavor='3', hints=self.lease_hints(
                 'mine', lease_type='immediate'))
         self.assertIn('There is no capacity', message)
         self.assertEqual(1, len(self.leases()))
 
-    def test_after_the_last_try_it_is_in_error(self):
+    def test_lease_is_in_error_after_last_retry(self):
         server = self.boot('vm1', flavor='3', hints=self.lease_hints(
             'mine', duration='1h', lease_type='retry', retries=1,
             retry_interval=10))
@@ -109,7 +109,7 @@ class TestRetrying(RetryingTestCase):
         self.fill_books()
         self.assertEqual('TERMINATED', self.lease('mine')['status'])
 
-    def test_who_waits_is_deleted_by_its_lease_or_its_server(self):
+    def test_waiting_lease_ends_if_it_or_its_server_is_deleted(self):
         one, two = (self.boot(name, flavor='3', hints=self.lease_hints(
             name, **self.retry)) for name in ('one', 'two'))
         self.alice.delete_server(one['id'])
@@ -122,7 +122,7 @@ class TestRetrying(RetryingTestCase):
             self.lease(name)['status'] for name in ('one', 'two')})
         self.assert_right()
 
-    def test_what_is_asked_for_by_the_lease_api_waits_too(self):
+    def test_lease_of_lease_api_waits_for_capacity(self):
         lease = self.make(**self.retry, reservations=[
             self.reservation(amount=2)])
         self.assertEqual(('WAITING', False), (
@@ -140,7 +140,7 @@ class TestRetrying(RetryingTestCase):
         self.assertEqual('ACTIVE', self.get(lease)['status'])
         self.boot_active('vm1', flavor=lease['reservations'][0]['id'])
 
-    def test_what_does_not_go_together_is_refused(self):
+    def test_incompatible_lease_params_are_refused(self):
         for said, part in (
                 ({'lease_type': 'hunt'},
                  'Write one of "immediate", "scheduled", "retry"'),
@@ -166,7 +166,7 @@ class TestRetrying(RetryingTestCase):
 
 class TestTrusts(test_deletion.DeletionTestCase, RetryingTestCase):
 
-    def test_it_lasts_for_as_long_as_the_lease_may(self):
+    def test_trust_covers_latest_possible_end(self):
         self.boot('vm1', flavor='3', hints=self.lease_hints(
             'mine', duration='1h', **self.retry))
         (_user, until), = self.trusts.values()
@@ -176,7 +176,7 @@ class TestTrusts(test_deletion.DeletionTestCase, RetryingTestCase):
         _user, until = [*self.trusts.values()][-1]
         self.assertEqual(HOUR + limit, until - self.began)
 
-    def test_without_one_nothing_waits(self):
+    def test_waiting_boot_requires_trust(self):
         self.delegate = mock.Mock(
             side_effect=errors.TrustUnavailable('restricted'))
         self.refused(403, self.boot, 'vm1', flavor='3',
@@ -186,7 +186,7 @@ class TestTrusts(test_deletion.DeletionTestCase, RetryingTestCase):
 
 class TestWholeHosts(whole_hosts_base.HostsTestCase):
 
-    def test_hosts_are_waited_for(self):
+    def test_lease_of_hosts_waits_for_capacity(self):
         """It gets as many hosts as are free, from ``min`` to ``max``."""
         self.enrol('host1', 'host2')
         first, _reservation_id = self.lease_hosts(2, 2)

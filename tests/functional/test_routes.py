@@ -30,7 +30,7 @@ class RoutesTest(api_base.ApiTestCase):
             form.format(path), method=method,
             body=None if body is None else json.dumps(body))
 
-    def test_a_boot_gets_the_lease_that_it_asks_for(self):
+    def test_boot_by_any_route_gets_requested_lease(self):
         for number, way in enumerate(WAYS['POST']):
             answer = self.send(way, '/servers', {
                 'server': {'name': 'vm', 'imageRef': base.IMAGE,
@@ -42,7 +42,7 @@ class RoutesTest(api_base.ApiTestCase):
             self.assertEqual('RESERVED', self.alice.get_server(
                 answer.json()['server']['id'])['status'])
 
-    def test_a_boot_with_a_wrong_hint_is_refused(self):
+    def test_boot_by_any_route_with_wrong_hint_is_refused(self):
         for way in WAYS['POST']:
             answer = self.send(way, '/servers', {
                 'server': {'name': 'vm', 'imageRef': base.IMAGE,
@@ -50,7 +50,7 @@ class RoutesTest(api_base.ApiTestCase):
                 'os:scheduler_hints': {'reservation': uuids.none}})
             self.assertEqual(400, answer.status_code, (way, answer.text))
 
-    def test_the_deletion_of_a_reserved_server_ends_its_lease(self):
+    def test_deletion_by_any_route_ends_lease_of_reserved_server(self):
         for way in WAYS['DELETE']:
             server = self.hold(way[1].format('') + way[0])
             answer = self.send(way, f'/servers/{server["id"]}')
@@ -59,7 +59,7 @@ class RoutesTest(api_base.ApiTestCase):
             self.assertNotIn('PENDING', [
                 lease['status'] for lease in self.leases()], way)
 
-    def test_a_reserved_server_has_no_actions(self):
+    def test_actions_by_any_route_are_refused_for_reserved_server(self):
         server = self.hold()
         for form in WAYS['POST']:
             for below, body in (('action', {'os-stop': None}),
@@ -75,7 +75,7 @@ class RoutesTest(api_base.ApiTestCase):
             answer = self.send(form, f'/servers/{server["id"]}/tags/a')
             self.assertEqual(409, answer.status_code, (form, answer.text))
 
-    def test_a_reserved_server_gets_no_name_that_cannot_be_stored(self):
+    def test_update_by_any_route_with_invalid_text_is_refused(self):
         server = self.hold()
         for way in WAYS['PUT']:
             answer = self.send(way, f'/servers/{server["id"]}', {
@@ -83,7 +83,7 @@ class RoutesTest(api_base.ApiTestCase):
             self.assertEqual(400, answer.status_code, (way, answer.text))
             self.assertIn('must not have NUL', answer.text, way)
 
-    def test_servers_are_not_resized_out_of_a_reservation_or_into_it(self):
+    def test_resize_by_any_route_from_or_to_lease_flavor_is_refused(self):
         flavor_id = self.make_active()['reservations'][0]['flavor_id']
         inside = self.boot_active('inside', flavor=flavor_id)
         outside = self.boot_active('outside')
@@ -94,7 +94,7 @@ class RoutesTest(api_base.ApiTestCase):
                 self.assertEqual(409, answer.status_code, (way, answer.text))
                 self.assertIn('cannot be resized', answer.text, way)
 
-    def test_the_server_group_of_a_reservation_stays(self):
+    def test_deletion_by_any_route_of_lease_server_group_is_refused(self):
         lease = self.make_active(reservations=[self.reservation(
             amount=2, vcpus=1, affinity=False)])
         path = f'/os-server-groups/{lease["reservations"][0]["id"]}'
@@ -104,7 +104,7 @@ class RoutesTest(api_base.ApiTestCase):
                 self.assertEqual(409, answer.status_code, (way, answer.text))
         self.alice.api_get(path)
 
-    def test_to_strangers_a_reserved_server_does_not_exist(self):
+    def test_reserved_server_does_not_exist_for_other_projects(self):
         held = self.hold()['id']
         bob = self.api(project='b' * 32, user='bob')
         ways = [way for ways in WAYS.values() for way in ways if

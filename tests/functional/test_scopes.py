@@ -67,7 +67,7 @@ class ScopesTest(whole_hosts_base.HostsTestCase):
             'SELECT * FROM hosts ORDER BY id'), self.books(
             'SELECT count(*) FROM interruptible_servers'))
 
-    def test_no_route_shows_or_changes_anything(self):
+    def test_lease_api_refuses_tokens_without_project(self):
         before = self.rows()
         others = (
             ('POST', '/leases', {'name': 'x', 'end_date': self.at(HOUR),
@@ -95,7 +95,7 @@ class ScopesTest(whole_hosts_base.HostsTestCase):
                                   said)
         self.assertEqual(before, self.rows())
 
-    def test_nor_does_a_boot_with_a_lease(self):
+    def test_boot_with_lease_refuses_tokens_without_project(self):
         before = self.rows()
         for which, client in self.tokens():
             for hints in (self.lease_hints('his'), self.lease_hints(

@@ -22,7 +22,7 @@ class TestServerGroups(api_base.ApiTestCase):
         return self.alice.post_server_groups(
             {'name': policy, 'policy': policy})['id']
 
-    def test_members_of_another_time_bar_no_host(self):
+    def test_members_with_other_windows_do_not_exclude_hosts(self):
         group = self.group('anti-affinity')
         first = self.boot_in(group, 'one', HOUR, 2 * HOUR)
         second = self.boot_in(group, 'two', 3 * HOUR, 4 * HOUR)
@@ -40,7 +40,7 @@ class TestServerGroups(api_base.ApiTestCase):
         self.ask('PUT', f'/leases/{self.lease("one")["id"]}', {
             'end_date': self.at(3 * HOUR)}, code=200)
 
-    def test_members_follow_each_other_on_a_host(self):
+    def test_consecutive_members_start_on_same_host(self):
         group = self.group('anti-affinity')
         servers = [self.boot_in(group, str(number), number * HOUR,
                                 (number + 1) * HOUR) for number in (1, 2, 3)]
@@ -53,7 +53,7 @@ class TestServerGroups(api_base.ApiTestCase):
             self.assertEqual(host, self.wait_for_status(
                 server_id, 'ACTIVE')['OS-EXT-SRV-ATTR:host'])
 
-    def test_affinity_is_to_members_of_the_same_time(self):
+    def test_affinity_applies_only_to_overlapping_members(self):
         group = self.group('affinity')
         first = self.boot_in(group, 'one', HOUR, 2 * HOUR)
         self.hold('full', 3 * HOUR, flavor='4', client=self.admin,

@@ -44,7 +44,7 @@ class ShownTestCase(leased.LeasedTestCase):
 class SaysTest(ShownTestCase):
     """The metadata and actions that a reserved server shows."""
 
-    def test_its_metadata_tell_of_the_lease(self):
+    def test_metadata_of_reserved_server_describe_lease(self):
         server = self.hold(metadata={'color': 'blue', 'lease_end': 'never'})
         lease = self.lease('vm1')
         said = {
@@ -67,7 +67,7 @@ class SaysTest(ShownTestCase):
         self.assertEqual({'color': 'blue', 'lease_end': 'never'},
                          got['metadata'])
 
-    def test_a_list_asks_the_books_once(self):
+    def test_list_queries_database_once(self):
         self.hold(count=3)
         self.hold('vm2')
         held, asked = lookup.Lookup.held, []
@@ -82,7 +82,7 @@ class SaysTest(ShownTestCase):
                 if 'lease_id' in one['metadata']]))
         self.assertEqual(1, len(asked))
 
-    def test_it_is_shown_when_the_books_are_away(self):
+    def test_reserved_server_is_shown_while_database_is_unavailable(self):
         server = self.hold(metadata={'color': 'blue'})
         for wrong in (errors.DatabaseUnavailable(), RuntimeError('Locked.')):
             with mock.patch.multiple(
@@ -95,7 +95,7 @@ class SaysTest(ShownTestCase):
         self.assertIn('lease_id', self.alice.get_server(
             server['id'])['metadata'])
 
-    def test_its_actions_are_the_events_of_its_lease(self):
+    def test_instance_actions_of_reserved_server_show_lease_events(self):
         server = self.hold()
         lease = self.lease('vm1')
         request_id = f'req-{lease["id"]}'
@@ -135,7 +135,7 @@ class SaysTest(ShownTestCase):
             f'/servers/{server["id"]}/os-instance-actions/req-none'
         ).status_code)
 
-    def test_one_without_a_lease_says_nothing(self):
+    def test_unleased_server_shows_nothing_of_leases(self):
         server = self.boot_active('plain')
         self.assertEqual({}, self.alice.get_server(server['id'])['metadata'])
         self.assertEqual(['create'], [
@@ -161,7 +161,7 @@ class AsBuildTest(ShownTestCase):
         return {one['name']: one['status']
                 for one in response.json()['servers']}
 
-    def test_until_its_start(self):
+    def test_server_is_shown_in_build_until_lease_starts(self):
         server_id = self.held_so(count=2)
         other = self.hold('vm2')['id']
         for client in (self.alice, self.api(microversion='2.1'), self.admin):
@@ -188,13 +188,13 @@ class AsBuildTest(ShownTestCase):
             got = self.wait_for_status(one, 'ACTIVE')
             self.assertEqual(metadata, got['metadata'])
 
-    def test_deleted_before(self):
+    def test_server_shown_in_build_can_be_deleted(self):
         server_id = self.held_so()
         self.alice.delete_server(server_id)
         self.wait_until_gone(server_id)
         self.assertEqual({}, self.listed('BUILD'))
 
-    def test_of_a_lease_that_has_failed(self):
+    def test_server_of_failed_lease_is_shown_in_error(self):
         """Tools would wait for it until they time out."""
         server_id = self.held_so()
         parts = self.listener.parts
@@ -210,7 +210,7 @@ class AsBuildTest(ShownTestCase):
 class GivenTest(ShownTestCase):
     """Changes of a reserved server by its user."""
 
-    def test_what_is_set_arrives_in_the_guest(self):
+    def test_changes_of_reserved_server_reach_built_server(self):
         server = self.hold(metadata={'color': 'blue', 'size': 'big'})
         server_id = server['id']
         self.assertEqual(200, self.set_metadata(server_id, {'a': 'b'}))
@@ -235,7 +235,7 @@ class GivenTest(ShownTestCase):
         self.assertEqual((wanted, True, 'mine'), (
             got['metadata'], got['locked'], got['locked_reason']))
 
-    def test_what_it_says_of_itself_is_not_written_back(self):
+    def test_displayed_lease_metadata_are_not_stored(self):
         """Dashboards send back everything that they were shown."""
         server = self.hold(metadata={'color': 'blue'})
         shown = self.alice.get_server(server['id'])['metadata']
@@ -253,7 +253,7 @@ class GivenTest(ShownTestCase):
         self.assertEqual('mine', self.alice.get_server(
             server['id'])['metadata']['lease_end'])
 
-    def test_what_no_database_takes_is_refused(self):
+    def test_text_that_cannot_be_stored_is_refused(self):
         """Otherwise no server of its boot could be built."""
         server_id = self.hold()['id']
         for text in ('a\ud800', 'a\x00b'):
@@ -281,7 +281,7 @@ class GivenTest(ShownTestCase):
         self.assertEqual(200, self.set_metadata(
             server_id, {'a': '\\u0000'}))
 
-    def test_one_that_is_locked(self):
+    def test_locked_reserved_server_cannot_be_changed(self):
         server_id = self.hold()['id']
         self.assertEqual(202, self.act(server_id, {'lock': None}))
         self.assertEqual(409, self.set_metadata(server_id, {'a': 'b'}))
@@ -302,7 +302,7 @@ class GivenTest(ShownTestCase):
         self.alice.delete_server(server_id)
         self.assertEqual('TERMINATED', self.lease('vm1')['status'])
 
-    def test_the_lease_of_a_locked_one_starts_and_ends(self):
+    def test_lease_of_locked_server_starts_and_ends(self):
         server_id = self.hold()['id']
         self.assertEqual(202, self.act(server_id, {'lock': None}))
         self.start()
@@ -311,7 +311,7 @@ class GivenTest(ShownTestCase):
         self.run_due()
         self.wait_until_gone(server_id)
 
-    def test_what_comes_while_it_is_started(self):
+    def test_change_during_start_is_applied_or_refused(self):
         """A change is part of the build, or it is refused."""
         server_id = self.hold()['id']
         admitted, pass_ = nova_quota.admitted, dispatch.Dispatch._pass
@@ -346,7 +346,7 @@ class QuotaTest(ShownTestCase):
                  'driver = nova.quota.DbQuotaDriver\n'
                  'metadata_items = 2\n')
 
-    def test_too_many(self):
+    def test_metadata_quota_applies_to_reserved_server(self):
         server_id = self.hold()['id']
         self.assertEqual(200, self.set_metadata(server_id, {'a': '1'}))
         self.assertEqual(403, self.set_metadata(

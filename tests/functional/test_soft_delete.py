@@ -44,7 +44,7 @@ class SoftDeleteTestCase(test_deletion.DeletionTestCase):
 
 class TestTheEndOfALease(SoftDeleteTestCase):
 
-    def test_a_member_who_deletes_and_restores_gains_no_time(self):
+    def test_delete_and_restore_do_not_delay_lease_end(self):
         server_id = self.active()
         for _time in range(8):
             self.delete(server_id)
@@ -65,12 +65,12 @@ class TestTheEndOfALease(SoftDeleteTestCase):
         self.assertEqual({}, self.guests())
         self.assertEqual({}, self.allocations(server_id))
 
-    def test_a_server_that_its_member_has_deleted_is_gone(self):
+    def test_soft_deleted_server_is_removed_at_lease_end(self):
         server_id = self.active()
         self.delete(server_id)
         self.goes(server_id)
 
-    def test_a_deleted_server_keeps_its_capacity_until_the_end(self):
+    def test_soft_deleted_server_keeps_capacity_until_lease_end(self):
         server_id = self.active()
         booked = self.bookings()
         self.delete(server_id)
@@ -82,7 +82,7 @@ class TestTheEndOfALease(SoftDeleteTestCase):
         self.assertEqual(booked, self.bookings())
         self.goes(server_id)
 
-    def test_a_deletion_of_its_member_that_got_lost_is_in_no_way(self):
+    def test_lost_soft_deletion_does_not_block_lease_end(self):
         server_id = self.active()
         with mock.patch('nova.compute.rpcapi.ComputeAPI.'
                         'soft_delete_instance'):
@@ -91,13 +91,13 @@ class TestTheEndOfALease(SoftDeleteTestCase):
             'OS-EXT-STS:task_state'])
         self.goes(server_id)
 
-    def test_a_server_that_was_not_built_is_deleted_at_once(self):
+    def test_reserved_server_is_deleted_at_once(self):
         server_id = self.hold('vm1')['id']
         self.alice.delete_server(server_id)
         self.assertFalse(self.exists(server_id))
         self.assertEqual('TERMINATED', self.lease('vm1')['status'])
 
-    def test_one_that_waits_for_its_build_is_deleted_at_the_end(self):
+    def test_reserved_server_is_deleted_with_its_lease(self):
         server_id = self.hold('vm1')['id']
         for action in 'restore', 'forceDelete':
             self.refused(409, self.alice.post_server_action, server_id,
@@ -106,7 +106,7 @@ class TestTheEndOfALease(SoftDeleteTestCase):
         self.run_due()
         self.assertFalse(self.exists(server_id))
 
-    def test_a_server_that_comes_back_is_deleted_at_once(self):
+    def test_server_restarted_after_failed_deletion_is_deleted(self):
         """Its deletion fails, and an operator starts it again."""
         seen = self.record_deletions(lambda context: len(seen) <= 4)
         server_id = self.active()
@@ -125,7 +125,7 @@ class TestTheEndOfALease(SoftDeleteTestCase):
 
 class TestPoliciesOfAnEnd(test_ends.EndsTestCase, SoftDeleteTestCase):
 
-    def test_nothing_is_kept_of_a_server_that_its_member_has_deleted(self):
+    def test_end_policies_keep_nothing_of_soft_deleted_server(self):
         for on_end in 'stop', 'shelve', 'snapshot', 'release':
             server = self.leased(on_end=on_end)
             self.delete(server['id'])
@@ -145,7 +145,7 @@ class TestWholeHosts(whole_hosts_base.HostsTestCase):
 
     more_conf = SOFT
 
-    def test_a_deleted_server_leaves_the_hosts_at_the_end(self):
+    def test_soft_deleted_server_is_removed_from_hosts_at_lease_end(self):
         self.enrol('host1')
         lease, reservation_id = self.lease_hosts()
         server = self.within('in', reservation_id)
@@ -163,7 +163,7 @@ class TestQuota(test_quota.QuotaTestCase):
 
     more_conf = SOFT + test_quota.QuotaTestCase.more_conf
 
-    def test_a_deleted_server_counts_once(self):
+    def test_soft_deleted_server_counts_once(self):
         server = self.boot_active('leased', hints=self.lease_hints())
         self.fill_books()
         self.alice.delete_server(server['id'])

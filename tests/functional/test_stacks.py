@@ -50,7 +50,7 @@ class StacksTest(api_base.ApiTestCase, test_deletion.DeletionTestCase):
                                             'flavor': self.flavor_name}}}}}},
                 'parameters': {'password': PASSWORD}, **values}
 
-    def test_it_is_reserved_as_its_servers(self):
+    def test_stack_is_reserved_as_its_servers(self):
         lease = self.make(600, reservations=[self.stack()])
         servers, stack = lease['reservations']
         self.assertEqual(('flavor:instance', 2), (
@@ -81,7 +81,7 @@ class StacksTest(api_base.ApiTestCase, test_deletion.DeletionTestCase):
         self.heat.find.assert_called_with(
             mock.ANY, self.alice.project_id, 'web/the-id')
 
-    def test_what_is_not_reserved_leaves_no_stack(self):
+    def test_refused_lease_leaves_no_stack(self):
         self.make(600, reservations=[self.stack(), self.reservation(
             amount=50)], code=409)
         self.heat.create.assert_not_called()
@@ -96,7 +96,7 @@ class StacksTest(api_base.ApiTestCase, test_deletion.DeletionTestCase):
             600, reservations=[self.stack()], code=400)['error_message'])
         self.assertEqual([], self.ask('GET', '/leases')['leases'])
 
-    def test_what_it_cannot_be(self):
+    def test_stack_cannot_recur_wait_or_be_offered(self):
         for values in ({'offer_seconds': 600},
                        {'lease_type': 'retry', 'retries': 3},
                        {'lease_type': 'best_effort', 'timeout': 600,
@@ -110,7 +110,7 @@ class StacksTest(api_base.ApiTestCase, test_deletion.DeletionTestCase):
             resource_type='virtual:stack')['error_message'])
         self.heat.preview.assert_not_called()
 
-    def test_many_flavors(self):
+    def test_number_of_flavors_of_stack_is_limited(self):
         self.heat.preview.return_value = [{
             'resource_name': str(number), 'resource_type': 'OS::Nova::Server',
             'properties': {'flavor': f'flavor{number}'}}

@@ -52,7 +52,7 @@ class StartupTestCase(base.FunctionalTestCase):
 class ConfigurationTest(StartupTestCase):
     """Missing or wrong options; the message has the line to write."""
 
-    def test_as_documented_everything_starts(self):
+    def test_processes_start_with_documented_configuration(self):
         for start in self.everything():
             start()
         manager = self.start_scheduler()
@@ -61,7 +61,7 @@ class ConfigurationTest(StartupTestCase):
         self.assertIn('LeaseWeigher', [
             type(one).__name__ for one in manager.weighers])
 
-    def test_notifications(self):
+    def test_notification_options_are_checked(self):
         self.flags(group='notifications', notification_format='unversioned')
         self.check_refused(
             'Write in nova.conf [notifications]: notification_format = '
@@ -91,7 +91,7 @@ class ConfigurationTest(StartupTestCase):
                    driver=['log', 'messaging'])
         self.start_api()
 
-    def test_all_that_is_wrong_is_said_at_once(self):
+    def test_all_errors_are_reported_together(self):
         self.flags(group='notifications', notification_format='unversioned')
         self.flags(group='oslo_messaging_notifications', driver=[])
         message = self.refusal(self.start_api)
@@ -101,7 +101,7 @@ class ConfigurationTest(StartupTestCase):
         self.assertIn('blazar-listener does not start with leases',
                       self.refusal(self.new_listener))
 
-    def test_keys(self):
+    def test_encryption_keys_are_checked(self):
         for keys, words in (
                 ([], 'encryption_keys = KEY'),
                 (['not a key'], 'has an invalid Fernet key'),
@@ -113,7 +113,7 @@ class ConfigurationTest(StartupTestCase):
             for key in keys:
                 self.assertNotIn(key, self.refusal(self.start_api))
 
-    def test_the_database(self):
+    def test_database_connection_and_schema_are_checked(self):
         self.flags(group='blazar_database', connection=None)
         self.check_refused(
             '[blazar_database] connection is not set. Write the URL',
@@ -124,14 +124,14 @@ class ConfigurationTest(StartupTestCase):
         self.check_refused('Run: blazar-nova-manage db sync',
                            *self.everything())
 
-    def test_a_database_of_another_version(self):
+    def test_schema_version_is_checked(self):
         path = os.path.join(self.folder, 'blazar.sqlite')
         with contextlib.closing(sqlite3.connect(path)) as db:
             db.execute("UPDATE alembic_version SET version_num = 'other'")
             db.commit()
         self.check_refused('has the schema other, but ', *self.everything())
 
-    def test_the_weigher(self):
+    def test_weigher_is_required(self):
         self.flags(group='filter_scheduler',
                    weight_classes=['nova.scheduler.weights.all_weighers'])
         self.check_refused(
@@ -140,7 +140,7 @@ class ConfigurationTest(StartupTestCase):
             'blazar_nova.scheduler.weights.LeaseWeigher',
             self.start_scheduler, self.start_api)
 
-    def test_the_filter(self):
+    def test_filter_is_required(self):
         self.flags(group='filter_scheduler',
                    enabled_filters=['ComputeFilter'])
         # The scheduler does not load it then, and cannot detect that.
@@ -148,7 +148,7 @@ class ConfigurationTest(StartupTestCase):
             'Write in nova.conf [filter_scheduler]: enabled_filters = '
             'ComputeFilter,LeaseFilter', self.start_api)
 
-    def test_defaults_that_make_no_lease(self):
+    def test_invalid_lease_defaults_are_refused(self):
         self.flags(group='blazar', reservation_length_days=0)
         self.check_refused('reservation_length_days', self.start_api)
         self.flags(group='blazar', reservation_length_days=30,
@@ -165,7 +165,7 @@ class ConfigurationTest(StartupTestCase):
             start()
         return [record.getMessage() for record in logged.records[1:]]
 
-    def test_prefilters(self):
+    def test_different_prefilter_options_are_logged(self):
         """Reported only: the starting process may be the corrected one."""
         option = 'limit_tenants_to_placement_aggregate'
         for start in self.everything():
@@ -179,7 +179,7 @@ class ConfigurationTest(StartupTestCase):
                       f'and True for nova-api and nova-scheduler.', told)
         self.assertEqual([], self.started(self.new_listener))
 
-    def test_listeners_that_claim_for_different_times(self):
+    def test_different_worker_timeouts_are_logged(self):
         self.assertEqual([], self.started(self.new_listener))
         self.flags(group='blazar', worker_timeout=20)
         told, = self.started(self.new_listener)
@@ -187,13 +187,13 @@ class ConfigurationTest(StartupTestCase):
                       '60 for blazar-listener as it was started last.', told)
         self.assertEqual([], self.started(self.new_listener))
 
-    def test_prefilters_that_cannot_be_written_down(self):
+    def test_processes_start_if_settings_cannot_be_stored(self):
         with mock.patch('blazar_nova.services.settings.write',
                         side_effect=db_exception.DBError):
             for start in self.everything():
                 start()
 
-    def test_the_daemon_says_so_and_ends(self):
+    def test_daemon_prints_error_and_exits(self):
         self.flags(group='notifications', notification_format='unversioned')
         said = io.StringIO()
         self.addCleanup(logging.setLogRecordFactory,
@@ -218,7 +218,7 @@ class MismatchTest(StartupTestCase):
     def check_mismatch(self, words, *starts):
         self.check_refused(words, *(starts or [self.start_api]))
 
-    def test_another_idea_of_states(self):
+    def test_changed_server_states_of_nova_are_detected(self):
         with fixtures.MonkeyPatch('blazar_nova.compat.reserved_state.schemas',
                                   types.SimpleNamespace(other={})):
             self.check_mismatch('the lists of server states in Nova\'s '
@@ -234,7 +234,7 @@ class MismatchTest(StartupTestCase):
                         create=True):
             self.check_mismatch('Nova has a state named reserved of its own')
 
-    def test_controllers_that_do_not_ask(self):
+    def test_controllers_without_interception_are_detected(self):
         with fixtures.MonkeyPatch(
                 'blazar_nova.compat.build_calls.intercepting',
                 lambda _interceptor: contextlib.nullcontext()):
@@ -246,7 +246,7 @@ class MismatchTest(StartupTestCase):
                 lambda _router: iter(())):
             self.check_mismatch('no controller with a compute_api')
 
-    def test_nothing_of_novas_stays_replaced(self):
+    def test_compute_task_api_is_restored_after_loading(self):
         # Only what the factory builds is wired, not what is built later.
         before = conductor.ComputeTaskAPI
         self.start_api()

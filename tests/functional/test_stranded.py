@@ -74,7 +74,7 @@ class StrandedTest(leased.LeasedTestCase):
         self.fill_books()
         self.assertEqual('TERMINATED', self.lease('vm1')['status'])
 
-    def test_one_that_ran_before_anybody_looked_was_built(self):
+    def test_server_in_error_after_build_keeps_lease_active(self):
         """Its notifications were lost, and another error occurred since."""
         server_id = self.boot_active(
             'vm1', hints=self.lease_hints('vm1'))['id']
@@ -87,7 +87,7 @@ class StrandedTest(leased.LeasedTestCase):
         self.admin.post_server_action(
             server_id, {'os-resetState': {'state': state}})
 
-    def test_what_a_failed_server_still_has_ends_with_its_lease(self):
+    def test_allocation_of_failed_server_ends_with_lease(self):
         """As Nova leaves it if a nova-compute died during a build."""
         def die(manager, context, instance, *_args, **_kwargs):
             node = objects.ComputeNode.get_first_node_by_host_for_old_compat(
@@ -130,21 +130,21 @@ class StrandedTest(leased.LeasedTestCase):
         self.assertEqual(({}, {}), (
             self.bookings(), self.allocations(server_id)))
 
-    def test_a_conductor_that_died_before_it_mapped_a_server(self):
+    def test_build_of_conductor_that_died_before_mapping_fails(self):
         server_id = self.start_and_die_at(
             'nova.conductor.manager.ComputeTaskManager.'
             '_map_instance_to_cell')
         self.assertEqual(1, self.boot_rows()['cell1.instances'])
         self.assert_given_up(server_id)
 
-    def test_a_conductor_that_died_before_it_wrote_a_server_down(self):
+    def test_build_of_conductor_that_died_before_saving_fails(self):
         server_id = self.start_and_die_at(
             'nova.conductor.manager.availability_zones.'
             'get_host_availability_zone')
         self.assertNotEqual({}, self.allocations(server_id))
         self.assert_given_up(server_id)
 
-    def test_one_that_was_given_up_by_somebody_who_died_over_it(self):
+    def test_interrupted_cleanup_of_lost_build_is_completed(self):
         server_id = self.start_and_die_at(
             'nova.conductor.manager.ComputeTaskManager.'
             '_map_instance_to_cell')
@@ -161,7 +161,7 @@ class StrandedTest(leased.LeasedTestCase):
         self.assertEqual(0, self.boot_rows()['api.build_requests'])
         self.assertEqual({}, self.allocations(server_id))
 
-    def test_a_build_that_left_no_trace_is_sent_again(self):
+    def test_lost_build_is_sent_again_after_timeout(self):
         server_id = self.start_and_lose()
         self.look_after(0, 1859)
         self.assertEqual({}, self.guests())
@@ -169,7 +169,7 @@ class StrandedTest(leased.LeasedTestCase):
         self.wait_for_status(server_id, 'ACTIVE')
         self.assertEqual([server_id], list(self.guests()))
 
-    def test_while_no_conductor_answers_nothing_is_lost(self):
+    def test_lost_build_timeout_restarts_after_conductor_outage(self):
         server_id = self.start_and_lose()
         self.look_after(0)
         self.stub_out('blazar_nova.compat.nova_cloud._PING_TIMEOUT', 1)

@@ -45,7 +45,7 @@ class LifeTest(leased.LeasedTestCase):
         self.wait_for_status(server_id, 'ACTIVE')
         self.fill_books()
 
-    def test_a_lease_starts_and_ends_at_its_time(self):
+    def test_lease_starts_and_ends_on_time(self):
         server_id = self.hold()
         self.clock.advance(HOUR - 1)
         self.run_due()
@@ -85,13 +85,13 @@ class LifeTest(leased.LeasedTestCase):
 
         self.wait_for(over, what='the lease is over')
 
-    def test_the_name_given_meanwhile_is_the_one_that_runs(self):
+    def test_renamed_reserved_server_keeps_new_name(self):
         server_id = self.hold()
         self.alice.put_server(server_id, {'server': {'name': 'renamed'}})
         self.begin(server_id)
         self.assertEqual('renamed', self.admin.get_server(server_id)['name'])
 
-    def test_what_a_boot_carries_reaches_the_guest_as_in_a_plain_boot(self):
+    def test_deferred_build_has_same_record_as_plain_boot(self):
         more = {'metadata': {'a': 'b'}, 'user_data': 'IyEvYmluL3NoCg==',
                 'config_drive': True, 'tags': ['one', 'two'],
                 'description': 'a description', 'hostname': 'a-host'}
@@ -119,7 +119,7 @@ class LifeTest(leased.LeasedTestCase):
             kept['system_metadata'] = sorted(instance.system_metadata)
         return kept
 
-    def test_the_deletion_of_a_running_server_ends_its_lease(self):
+    def test_deletion_of_running_server_ends_lease(self):
         recorder = self.record()
         server_id = self.hold()
         self.begin(server_id)
@@ -130,7 +130,7 @@ class LifeTest(leased.LeasedTestCase):
         self.listener.mirror.catch_up()
         self.assertEqual('TERMINATED', self.lease('vm1')['status'])
 
-    def test_a_deletion_that_no_notification_told_is_found(self):
+    def test_sync_finds_deletion_without_notification(self):
         server_id = self.hold()
         self.begin(server_id)
         self.alice.delete_server(server_id)
@@ -140,7 +140,7 @@ class LifeTest(leased.LeasedTestCase):
         self.fill_books()
         self.assertEqual('TERMINATED', self.lease('vm1')['status'])
 
-    def test_an_end_whose_message_was_lost_is_asked_for_again(self):
+    def test_lost_deletion_message_is_sent_again(self):
         server_id = self.hold()
         self.begin(server_id)
         self.clock.advance(HOUR)
@@ -153,7 +153,7 @@ class LifeTest(leased.LeasedTestCase):
         self.assertFalse(self.exists(server_id))
         self.assertEqual({}, self.guests())
 
-    def test_the_deletion_of_a_held_server_ends_its_lease_at_once(self):
+    def test_deletion_of_reserved_server_ends_lease_at_once(self):
         server_id = self.hold()
         self.alice.delete_server(server_id)
         self.assertFalse(self.exists(server_id))
@@ -161,7 +161,7 @@ class LifeTest(leased.LeasedTestCase):
         self.clock.advance(HOUR)
         self.assertEqual(0, self.run_due())
 
-    def test_one_of_several_held_servers_may_go_before_the_start(self):
+    def test_one_of_several_reserved_servers_can_be_deleted(self):
         first = self.hold(count=3)
         ids = self.lease('vm1')['reservations'][0]['servers']
         self.assertEqual(3, len(ids))
@@ -173,7 +173,7 @@ class LifeTest(leased.LeasedTestCase):
             self.wait_for_status(server_id, 'ACTIVE')
         self.assertEqual(rest, set(self.guests()))
 
-    def test_capacity_returns_only_when_the_server_is_gone(self):
+    def test_capacity_is_free_only_after_server_is_deleted(self):
         server_id = self.hold(flavor='5', length=HOUR)
         self.begin(server_id)
         self.boot_active('other', flavor='5')
@@ -202,7 +202,7 @@ class LifeTest(leased.LeasedTestCase):
         self.fill_books()
         self.boot_active('next', flavor='5', hints=leased.RESERVE)
 
-    def test_a_lease_waits_for_the_one_before_it_to_leave(self):
+    def test_lease_waits_for_servers_of_previous_lease(self):
         """Back to back on the same hosts, which are full both times."""
         first = self.hold(flavor='5', count=2)
         second = self.boot('vm2', flavor='5', count=2, hints=self.lease_hints(
@@ -221,7 +221,7 @@ class LifeTest(leased.LeasedTestCase):
         self.assertEqual('TERMINATED', self.lease('vm1')['status'])
         self.wait_for_status(second, 'ACTIVE')
 
-    def test_a_build_that_fails_fails_its_lease_and_frees_its_room(self):
+    def test_failed_build_fails_lease_and_frees_capacity(self):
         server_id = self.hold(flavor='5', count=2)
         # The hypervisor cannot build them.
         with mock.patch('nova.virt.fake.FakeDriver.spawn',
@@ -242,7 +242,7 @@ class LifeTest(leased.LeasedTestCase):
         self.finish()
         self.assertFalse(self.exists(server_id))
 
-    def test_what_a_build_needs_may_be_away_however_long(self):
+    def test_start_waits_for_unavailable_services(self):
         self.flags(group='blazar', event_max_retries=0)
         self.listener = self.new_listener(self.clock)
         self.stub_out('blazar_nova.compat.nova_cloud._PING_TIMEOUT', 1)
@@ -263,7 +263,7 @@ class LifeTest(leased.LeasedTestCase):
         self.wait_for_status(server_id, 'ACTIVE')
         self.assertEqual([server_id], list(self.guests()))
 
-    def test_a_lease_says_that_a_listener_lacks_its_key(self):
+    def test_missing_encryption_key_is_in_status_reason(self):
         server_id = self.hold()
         self.clock.advance(HOUR)
         with_key = self.listener
@@ -297,7 +297,7 @@ class LifeTest(leased.LeasedTestCase):
         self.assertEqual(0, self.run_due())
         self.clock.advance(retries.LONGEST_WAIT)
 
-    def test_events_are_told_at_their_times(self):
+    def test_events_are_notified_on_time(self):
         recorder = self.record()
         self.boot('vm1', hints=self.lease_hints(
             'vm1', start_in=HOUR, length=2 * HOUR,
@@ -351,13 +351,13 @@ class WakeTest(leased.LeasedTestCase):
         for thread in threads:
             thread.join(60)
 
-    def test_two_that_wake_one_server_at_once_make_one_guest(self):
+    def test_concurrent_starts_send_build_once(self):
         self.wake_from(2)
         self.wait_for_status(self.server_id, 'ACTIVE')
         self.assertEqual([True], self.casts)
         self.assertEqual([self.server_id], list(self.guests()))
 
-    def test_without_the_gate_they_would_send_it_twice(self):
+    def test_concurrent_starts_without_permit_send_build_twice(self):
         """Prove that the test above can fail."""
         self.stub_out('blazar_core.lifecycle.dispatch.Dispatch._take',
                       lambda *lease: racer.pass_gate(*lease)._replace(
@@ -365,7 +365,7 @@ class WakeTest(leased.LeasedTestCase):
         self.wake_from(2)
         self.assertEqual([True] * 2, self.casts)
 
-    def test_who_stood_still_after_the_gate_does_not_send(self):
+    def test_stalled_start_does_not_send_build(self):
         self.clock.advance(HOUR)
         with self.stubbed('blazar_core.plugins.cloud_api.Deadline.passed',
                           lambda _deadline: True):
@@ -373,7 +373,7 @@ class WakeTest(leased.LeasedTestCase):
         self.assertEqual([], self.casts)
         self.assertEqual('STARTING', self.lease('vm1')['status'])
 
-    def test_a_worker_that_died_before_the_gate_is_replaced(self):
+    def test_other_worker_sends_build_after_worker_timeout(self):
         def die(*_args: ty.Any) -> bool:
             raise SystemExit
 
@@ -437,28 +437,28 @@ class DeletionAroundTheStartTest(leased.LeasedTestCase):
         self.run_due()
         self.wait_for(lambda: deleted, what=f'{name} was reached')
 
-    def test_a_moment_before(self):
+    def test_deletion_just_before_start(self):
         self.delete_at('blazar_core.lifecycle.lease_start.LeaseStart.start')
         self.assert_nothing_is_left()
 
-    def test_before_it_is_shown_as_building(self):
+    def test_deletion_before_reserved_status_is_removed(self):
         self.delete_at('blazar_nova.compat.reserved_state.unmark')
         self.assert_nothing_is_left()
 
-    def test_between_that_and_the_gate(self):
+    def test_deletion_before_permit_is_taken(self):
         self.delete_at('blazar_core.lifecycle.dispatch.Dispatch._take')
         self.assert_nothing_is_left()
 
-    def test_between_the_gate_and_the_cast(self):
+    def test_deletion_between_permit_and_cast(self):
         self.delete_at('blazar_core.lifecycle.dispatch.Dispatch._pass')
         self.assert_nothing_is_left()
 
-    def test_while_it_is_being_scheduled(self):
+    def test_deletion_during_scheduling(self):
         self.delete_at('nova.scheduler.manager.SchedulerManager.'
                        '_select_destinations')
         self.assert_nothing_is_left()
 
-    def test_when_it_runs(self):
+    def test_deletion_of_active_server(self):
         self.run_due()
         self.wait_for_status(self.server_id, 'ACTIVE')
         self.alice.delete_server(self.server_id)
@@ -468,7 +468,7 @@ class DeletionAroundTheStartTest(leased.LeasedTestCase):
 class DaemonTest(base.FunctionalTestCase):
     """The daemon itself, with its threads and real time."""
 
-    def test_a_lease_of_seconds_comes_and_goes_by_itself(self):
+    def test_daemon_starts_and_ends_short_lease(self):
         recorder = self.record()
         listener = self.start_listener()
         self.wait_for(lambda: listener.parts.leases.lookup.hosts_of_services(

@@ -89,7 +89,7 @@ class UnitsTestCase(api_base.ApiTestCase):
 
 class InventoryTest(UnitsTestCase):
 
-    def test_more_than_a_provider_gives_one_server_is_refused(self):
+    def test_request_above_max_unit_is_refused(self):
         self.change('VCPU', max_unit=4)
         self.change('MEMORY_MB', max_unit=4096)
         self.change('DISK_GB', max_unit=50)
@@ -104,14 +104,14 @@ class InventoryTest(UnitsTestCase):
         self.assertEqual(0, self.book_rows()['leases'])
         self.admit(self.flavor(4, 4096, 50))
 
-    def test_less_than_the_least_and_what_is_no_multiple_is_refused(self):
+    def test_min_unit_and_step_size_are_honoured(self):
         self.change('DISK_GB', min_unit=20, step_size=10)
         self.fill_books()
         self.assertIn('less than 20', self.refuse(self.flavor(disk=10)))
         self.assertIn('multiples of 10', self.refuse(self.flavor(disk=25)))
         self.admit(self.flavor(disk=30))
 
-    def test_ratios_and_what_is_reserved_count(self):
+    def test_allocation_ratio_and_reserved_are_honoured(self):
         self.change('VCPU', max_unit=16, reserved=4, allocation_ratio=0.5)
         self.fill_books()
         self.refuse(self.flavor(vcpus=7))
@@ -120,7 +120,7 @@ class InventoryTest(UnitsTestCase):
         self.fill_books()
         self.assertIn('more than 16', self.refuse(self.flavor(vcpus=17)))
 
-    def test_availability_and_quotes_say_none(self):
+    def test_availability_and_quotes_honour_max_unit(self):
         self.change('VCPU', max_unit=4)
         self.fill_books()
         for vcpus, fits in ((4, 4), (8, 0)):
@@ -137,7 +137,7 @@ class InventoryTest(UnitsTestCase):
         self.assertIn('One server needs 8 VCPU, but no host gives one server '
                       'more than 4.', quote['message'])
 
-    def test_every_way_to_ask_is_judged_alike(self):
+    def test_max_unit_applies_to_every_kind_of_request(self):
         self.change('VCPU', max_unit=4)
         self.fill_books()
         large = self.flavor(vcpus=8)
@@ -156,7 +156,7 @@ class InventoryTest(UnitsTestCase):
         self.ask('PUT', f'/leases/{lease["id"]}', {'reservations': [{
             'id': lease['reservations'][0]['id'], 'vcpus': 8}]}, code=409)
 
-    def test_units_that_shrink_are_followed_and_reported(self):
+    def test_lowered_max_unit_is_reported_until_raised(self):
         lease = self.make(reservations=[self.reservation(vcpus=8)],
                           start_in=HOUR)
         self.listener.overbooking.look()
@@ -213,7 +213,7 @@ class ProvidersTest(UnitsTestCase):
             self.refuse(flavor)
             self.refused_ones.append(specs)
 
-    def test_as_placement_judges(self):
+    def test_admission_agrees_with_allocation_candidates(self):
         self.admitted: list[dict[str, str]] = []
         self.refused_ones: list[dict[str, str]] = []
         for amount in '1234':
@@ -236,7 +236,7 @@ class ProvidersTest(UnitsTestCase):
         self.assertGreater(len(self.admitted), 10)
         self.assertGreater(len(self.refused_ones), 10)
 
-    def test_both_cards_can_be_had_and_no_more(self):
+    def test_all_cards_can_be_leased_and_no_more(self):
         flavor = self.flavor(resources1__VGPU='1', trait1__CUSTOM_SMALL=(
             'required'))
         self.admit(flavor, 'vm1')

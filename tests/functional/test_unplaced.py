@@ -46,7 +46,7 @@ class UnplacedTestCase(leased.LeasedTestCase):
 
 class NoHostTest(UnplacedTestCase):
 
-    def test_a_start_waits_until_a_host_is_up(self):
+    def test_start_waits_until_host_is_up(self):
         server = self.hold()
         for compute in self.computes.values():
             service = objects.Service.get_by_compute_host(
@@ -68,7 +68,7 @@ class NoHostTest(UnplacedTestCase):
         nova_context.set_target_cell(context, self.cell_mappings['cell1'])
         return context
 
-    def test_what_had_no_host_is_tried_again_as_the_same_server(self):
+    def test_server_without_valid_host_is_retried_with_same_id(self):
         server = self.hold(metadata={'color': 'blue'})
         before = self.boot_rows()
         with self.no_valid_host():
@@ -102,7 +102,7 @@ class NoHostTest(UnplacedTestCase):
         # Its secrets are no longer needed.
         self.assertEqual(0, self.book_rows()['deferred_builds'])
 
-    def test_what_its_user_has_given_it_is_there(self):
+    def test_retried_server_keeps_metadata_and_lock(self):
         server_id = self.hold(metadata={'color': 'blue'})['id']
         self.alice.api_post(f'/servers/{server_id}/metadata',
                             {'metadata': {'a': 'b'}})
@@ -118,7 +118,7 @@ class NoHostTest(UnplacedTestCase):
             ({'color': 'blue', 'a': 'b'}, True, 'mine'),
             (got['metadata'], got['locked'], got['locked_reason']))
 
-    def test_whoever_dies_while_it_is_made_to_wait_again(self):
+    def test_interrupted_deferral_is_completed(self):
         """Between any two steps; the next process completes it."""
         self.hold()
         with self.no_valid_host():
@@ -158,7 +158,7 @@ class NoHostTest(UnplacedTestCase):
         self.clock.advance(300)
         return self.lease('vm1')['id']
 
-    def test_two_that_make_it_wait_again_do_not_lose_it(self):
+    def test_concurrent_deferrals_do_not_lose_server(self):
         """One process is delayed while another one does all of it."""
         lease_id = self.unplaced()
         destroy, others = objects.Instance.destroy, []
@@ -179,7 +179,7 @@ class NoHostTest(UnplacedTestCase):
         self.assertEqual(1, len(self.guests()))
         self.assertEqual(0, self.boot_rows()['api.build_requests'])
 
-    def test_who_looks_while_it_is_sent_again_sees_it(self):
+    def test_sync_during_retry_finds_server(self):
         """The server is no longer in cell0 after it was looked up there."""
         lease_id = self.unplaced()
         look, started = server_state._in_cell, []
@@ -200,7 +200,7 @@ class NoHostTest(UnplacedTestCase):
         self.fill_books()
         self.assertEqual('ACTIVE', self.lease('vm1')['status'])
 
-    def test_the_end_of_a_lease_whose_server_is_half_made_to_wait(self):
+    def test_lease_ends_after_interrupted_deferral(self):
         """The process that deferred it again died between any two steps."""
         class Died(BaseException):
             pass
@@ -219,7 +219,7 @@ class NoHostTest(UnplacedTestCase):
         self.assertEqual('TERMINATED', self.lease('vm1')['status'])
         self.assertEqual(0, self.boot_rows()['api.build_requests'])
 
-    def test_its_user_is_faster_and_deletes_it(self):
+    def test_deletion_by_user_during_deferral(self):
         server = self.hold()
         with self.no_valid_host():
             self.start()
@@ -256,7 +256,7 @@ instances = 7
     def quota(self, instances):
         CONF.set_override('instances', instances, 'quota')
 
-    def test_as_many_start_as_the_quota_admits(self):
+    def test_quota_limits_how_many_servers_start(self):
         self.hold(count=7)
         self.quota(4)
         self.start()
@@ -275,7 +275,7 @@ instances = 7
                          (lease['status'], lease['status_reason']))
         self.assertEqual(0, self.book_rows()['deferred_builds'])
 
-    def test_those_that_the_conductor_refused_are_tried_again(self):
+    def test_servers_refused_by_conductor_quota_check_are_retried(self):
         """The quota was free at the check, and used up at the conductor's."""
         self.hold(count=3)
         with fixtures.MonkeyPatch(

@@ -123,7 +123,7 @@ class VerifyTestCase(leased.LeasedTestCase):
 
 class HealthyTest(VerifyTestCase):
 
-    def test_nothing_differs_in_a_healthy_cloud(self):
+    def test_healthy_cloud_has_no_differences(self):
         """With leases in every status that can last."""
         self.assert_nothing()
         self.fail_to_start('failed')
@@ -146,12 +146,12 @@ class HealthyTest(VerifyTestCase):
 
 class HostsTest(VerifyTestCase):
 
-    def test_a_host_that_the_books_do_not_know(self):
+    def test_unrecorded_host_is_added(self):
         self.start_compute('host3')
         self.assert_mended('Host host3 exists in Nova, but not in the '
                            'reservation database.')
 
-    def test_a_host_that_nova_does_not_have(self):
+    def test_recorded_host_missing_in_nova_is_fixed(self):
         with self.listener.parts.database.writer() as session:
             session.add(models.Host(
                 uuid=uuidutils.generate_uuid(), name='ghost',
@@ -160,7 +160,7 @@ class HostsTest(VerifyTestCase):
         self.assert_mended('Host ghost is in the reservation database with 3 '
                            'VCPU, but does not exist in Nova.')
 
-    def test_capacity_usage_and_properties(self):
+    def test_wrong_capacity_usage_and_service_are_fixed(self):
         self.change(models.Host, models.Host.name == 'host1',
                     capacity={'VCPU': 4}, usage={'VCPU': 1})
         self.change(models.Host, models.Host.name == 'host2',
@@ -172,7 +172,7 @@ class HostsTest(VerifyTestCase):
             'database, nothing in placement.',
             'Host host2 differs between Nova and the reservation database')
 
-    def test_a_server_without_a_lease_that_no_notification_told(self):
+    def test_unrecorded_usage_of_unleased_server_is_fixed(self):
         server = self.boot_active('plain')
         host = server['OS-EXT-SRV-ATTR:host']
         # Nor was it recorded when the scheduler claimed its host.
@@ -181,7 +181,7 @@ class HostsTest(VerifyTestCase):
                            'the reservation database, 1 DISK_GB, 512 '
                            'MEMORY_MB, 1 VCPU')
 
-    def test_a_claim_of_which_nothing_came_counts_until_it_ends(self):
+    def test_unused_claim_is_no_difference_until_it_expires(self):
         server_id = self.boot_active('plain')['id']
         self.admin.delete_server(server_id)
         self.wait_until_gone(server_id)
@@ -193,7 +193,7 @@ class HostsTest(VerifyTestCase):
             self.listener.mirror.compare_all()
             self.assert_verified()
 
-    def test_an_allocation_of_another_size_and_none(self):
+    def test_wrong_or_missing_allocation_is_reported(self):
         server_id = self.active('runs')
         ((uuid, held),) = self.allocations(server_id).items()
         url = f'/allocations/{server_id}'
@@ -208,7 +208,7 @@ class HostsTest(VerifyTestCase):
         self.assertIn('heal_allocations --instance ' + server_id,
                       report.left[0].remedy)
 
-    def test_a_host_without_an_inventory(self):
+    def test_host_without_inventory_is_reported(self):
         self.computes['host1'].stop()
         uuid = self.host_uuid('host1')
         generation = self.placement.get(
@@ -222,7 +222,7 @@ class HostsTest(VerifyTestCase):
 
 class ServersTest(VerifyTestCase):
 
-    def test_one_that_was_deleted_and_no_notification_told(self):
+    def test_leases_of_deleted_servers_are_ended(self):
         server_id = self.active('runs')
         held = self.hold('waits')['id']
         self.listener.parts.cloud.delete(held, None)
@@ -235,7 +235,7 @@ class ServersTest(VerifyTestCase):
         self.assertEqual({'TERMINATED'}, {
             lease['status'] for lease in self.leases()})
 
-    def test_one_that_runs_without_a_mapping(self):
+    def test_missing_instance_mapping_is_recreated(self):
         """No command of Nova finds it."""
         server_id = self.boot_active('plain')['id']
         self.fill_books()
@@ -250,7 +250,7 @@ class ServersTest(VerifyTestCase):
         self.alice.delete_server(server_id)
         self.wait_until_gone(server_id)
 
-    def test_one_whose_mapping_leads_to_no_cell(self):
+    def test_instance_mapping_without_cell_is_fixed(self):
         server_id = self.boot_active('plain')['id']
         self.fill_books()
         context = nova_context.get_admin_context()
@@ -262,7 +262,7 @@ class ServersTest(VerifyTestCase):
         self.assert_mended(f'Server {server_id} is in cell cell1, on host')
         self.assertEqual('ACTIVE', self.alice.get_server(server_id)['status'])
 
-    def test_one_whose_mapping_leads_to_another_cell(self):
+    def test_instance_mapping_to_other_cell_is_only_reported(self):
         server_id = self.boot_active('plain')['id']
         self.fill_books()
         context = nova_context.get_admin_context()
@@ -275,7 +275,7 @@ class ServersTest(VerifyTestCase):
         report = self.compare(fix=True)
         self.assertIn('is mapped to another cell, cell0', report.problems[0])
 
-    def test_one_that_a_resize_copies_to_another_cell(self):
+    def test_hidden_copy_of_cross_cell_resize_is_no_difference(self):
         server_id = self.boot_active('plain')['id']
         self.fill_books()
         context = nova_context.get_admin_context()
@@ -289,7 +289,7 @@ class ServersTest(VerifyTestCase):
                 project_id=server.project_id, user_id=server.user_id).create()
         self.assert_nothing()
 
-    def test_an_allocation_of_no_server(self):
+    def test_allocation_without_server_is_reported(self):
         """An allocation that remains of a server without a record."""
         server_id = self.boot_active('plain')['id']
         held = self.placement.get(
@@ -297,7 +297,7 @@ class ServersTest(VerifyTestCase):
         consumer = uuidutils.generate_uuid()
         self.check_leaked(consumer, held)
 
-    def test_an_allocation_of_a_deleted_server(self):
+    def test_allocation_of_deleted_server_is_reported(self):
         """Nova leaks it if the server is deleted while it is resized."""
         server_id = self.boot_active('plain')['id']
         held = self.placement.get(
@@ -325,14 +325,14 @@ class ServersTest(VerifyTestCase):
         self.fill_books()
         self.assert_nothing()
 
-    def test_one_that_runs_unknown_to_the_books(self):
+    def test_unrecorded_running_server_is_recorded(self):
         server_id = self.boot_active(
             'runs', hints=self.lease_hints('runs'))['id']
         self.assert_mended(f'server {server_id} runs, but is not in the '
                            'reservation database.')
         self.assertEqual('ACTIVE', self.lease('runs')['status'])
 
-    def test_one_on_another_host_than_the_booked_one(self):
+    def test_booking_on_wrong_host_is_fixed(self):
         server_id = self.active('runs')
         there = self.bookings()[server_id]
         (other,) = {'host1', 'host2'} - {there}
@@ -347,14 +347,14 @@ class ServersTest(VerifyTestCase):
             'database')
         self.assertEqual(there, self.bookings()[server_id])
 
-    def test_one_in_error_whose_booking_holds_room(self):
+    def test_server_in_error_with_booked_host_is_retried(self):
         server_id = self.fail_to_start('fails')
         self.assert_mended(f'server {server_id} is in ERROR in Nova, and its '
                            f'booking holds capacity on host')
         # Nova had no host for it: it is retried.
         self.assertEqual('STARTING', self.lease('fails')['status'])
 
-    def test_one_that_waits_without_a_lease(self):
+    def test_reserved_server_without_lease_is_deleted(self):
         for shown, words in ((True, 'is RESERVED, but no lease has it'),
                              (False, 'was to be built with a lease, but no '
                                      'lease has it')):
@@ -367,7 +367,7 @@ class ServersTest(VerifyTestCase):
             # Only after the time within which nova-api completes a boot.
             self.assertFalse(self.exists(server_id))
 
-    def test_one_that_waits_without_a_lease_is_deleted_by_and_by(self):
+    def test_sync_deletes_reserved_server_without_lease_later(self):
         """The periodic sync deletes it, once no boot can be in progress."""
         server_id = self.hold('waits')['id']
         self.hold('other')
@@ -378,7 +378,7 @@ class ServersTest(VerifyTestCase):
         self.listener.mirror.compare_all()
         self.assertFalse(self.exists(server_id))
 
-    def test_many_that_wait_without_a_lease_are_not_deleted(self):
+    def test_sync_does_not_delete_many_servers_without_lease(self):
         """They cannot all be boots of a nova-api that died: the reservation
         database is wrong.
         """
@@ -405,7 +405,7 @@ class ServersTest(VerifyTestCase):
         for server_id in (kept, *waiting):
             self.assertTrue(self.exists(server_id))
 
-    def test_one_that_cannot_be_looked_at_keeps_no_other_from_it(self):
+    def test_sync_error_of_one_server_does_not_affect_others(self):
         ids = [self.hold(name)['id'] for name in ('one', 'two', 'three')]
         with mock.patch('blazar_nova.api.middleware.LeaseMiddleware._delete',
                         lambda self, environ, _server_id: self._app):
@@ -420,7 +420,7 @@ class ServersTest(VerifyTestCase):
         self.assertEqual(['PENDING', 'TERMINATED', 'TERMINATED'], sorted(
             lease['status'] for lease in self.leases()))
 
-    def test_a_comparison_looks_one_by_one_at_what_differs_only(self):
+    def test_sync_checks_only_servers_that_differ(self):
         self.hold('held')
         other = self.boot_active('runs', hints=self.lease_hints('runs'))
         self.listener.mirror.compare_all()
@@ -436,7 +436,7 @@ class ServersTest(VerifyTestCase):
         self.listener.mirror.compare_all()
         self.assertEqual({other['id']}, set(looked))
 
-    def test_one_that_waits_without_a_lease_may_get_it_yet(self):
+    def test_fix_waits_before_deleting_server_without_lease(self):
         server_id = self.hold('waits')['id']
         driven.withdraw(self.listener.parts.leases, self.lease('waits')['id'])
         report = self.compare(fix=True)
@@ -444,7 +444,7 @@ class ServersTest(VerifyTestCase):
         self.assertGreater(sum(self.pauses), 50, self.pauses)
         self.assertFalse(self.exists(server_id))
 
-    def test_one_that_waits_for_a_build_of_nova_alone(self):
+    def test_unleased_server_in_build_is_no_difference(self):
         """Without a request for a lease this is Nova's own matter."""
         with mock.patch('nova.conductor.api.ComputeTaskAPI.'
                         'schedule_and_build_instances'):
@@ -452,7 +452,7 @@ class ServersTest(VerifyTestCase):
             self.boot('plain', hints={'reserved': 'False'})
         self.assert_nothing()
 
-    def test_one_whose_lease_is_not_in_the_books_any_more(self):
+    def test_leased_server_without_recorded_lease_is_reported(self):
         server_id = self.active('runs')
         driven.withdraw(self.listener.parts.leases, self.lease('runs')['id'])
         words = (f'Server {server_id} was booted with a lease, but the '
@@ -464,7 +464,7 @@ class ServersTest(VerifyTestCase):
         self.assert_left(words)
         self.assertTrue(self.exists(server_id))
 
-    def test_one_whose_lease_is_over(self):
+    def test_running_server_of_ended_lease_is_reported(self):
         server_id = self.active('runs')
         self.change(models.Lease, status='TERMINATED')
         self.change(models.Event, status='DONE')
@@ -480,7 +480,7 @@ class ServersTest(VerifyTestCase):
                            'longer exists in Nova.')
         self.assertEqual({}, self.bookings())
 
-    def test_one_that_is_held_and_not_shown_so(self):
+    def test_deferred_server_not_shown_as_reserved_is_reported(self):
         server_id = self.hold('waits')['id']
         self.unmark(server_id)
         words = (f'(waits) is PENDING: server {server_id} is shown as being '
@@ -490,7 +490,7 @@ class ServersTest(VerifyTestCase):
         self.clock.advance(HOUR)
         self.assert_nothing()
 
-    def test_one_that_is_built_before_its_lease_starts(self):
+    def test_server_built_before_lease_start_is_reported(self):
         server_id = self.boot_active(
             'early', hints=self.lease_hints('early'))['id']
         self.fill_books()
@@ -501,7 +501,7 @@ class ServersTest(VerifyTestCase):
             f'(early) is PENDING: server {server_id} is built already.',
             'is PENDING, but the build of its servers is missing')
 
-    def test_one_that_no_conductor_has_taken_up(self):
+    def test_lost_build_is_reported_after_timeout(self):
         server_id = self.hold('lost')['id']
         self.clock.advance(HOUR)
         with base.at_the_bus(lambda send: None):
@@ -517,7 +517,7 @@ class ServersTest(VerifyTestCase):
         self.assertIn('blazar-listener sends it again',
                       report.left[0].remedy)
 
-    def test_one_that_runs_reserved(self):
+    def test_reserved_server_of_starting_lease_is_reported(self):
         server_id = self.hold('held')['id']
         self.change(models.Lease, status='STARTING')
         self.change(models.Booking, dispatched_at=self.clock.now())
@@ -531,7 +531,7 @@ class ServersTest(VerifyTestCase):
 class BooksTest(VerifyTestCase):
     """The other checks are in the unit tests of blazar_core.audit.audit."""
 
-    def test_an_end_that_will_not_come(self):
+    def test_missing_end_event_is_recreated(self):
         server_id = self.active('runs')
         self.change(models.Event, status='DONE')
         self.assert_mended('(runs) is ACTIVE, but has no event end_lease.')
@@ -547,7 +547,7 @@ class BooksTest(VerifyTestCase):
         self.fill_books()
         self.assert_nothing()
 
-    def test_more_than_there_is(self):
+    def test_overbooked_host_is_reported(self):
         self.hold('one', flavor='5')
         self.hold('two', flavor='5')
         self.change(models.Booking, host_id=1)
@@ -578,20 +578,20 @@ class TrustsTest(VerifyTestCase):
         self.trusts.add(trust_id)
         return trust_id
 
-    def test_a_healthy_cloud(self):
+    def test_trusts_of_leases_are_no_difference(self):
         self.hold('one')
         self.hold('two')
         self.assertEqual(2, len(self.trusts))
         self.assert_nothing(fix=True)
         self.assertEqual(2, len(self.trusts))
 
-    def test_a_lease_whose_trust_is_gone(self):
+    def test_lease_without_its_trust_is_reported(self):
         self.hold('waits')
         self.trusts.clear()
         self.assert_left('(waits) is PENDING, but keystone no longer has the '
                          'trust')
 
-    def test_a_trust_that_no_lease_has(self):
+    def test_stray_trust_is_revoked_only_on_request(self):
         self.hold('waits')
         stray = self.delegate()
         words = f'Trust {stray[:8]}... was given to our service user'
@@ -608,7 +608,7 @@ class TrustsTest(VerifyTestCase):
         self.assertEqual(1, len(self.trusts))
         self.assert_nothing()
 
-    def test_a_trust_whose_lease_comes_at_last(self):
+    def test_trust_of_lease_created_meanwhile_is_kept(self):
         stray = self.delegate()
 
         def pause(seconds: int) -> None:
@@ -624,7 +624,7 @@ class TrustsTest(VerifyTestCase):
         self.assertEqual({stray}, self.trusts)
         self.assert_nothing()
 
-    def test_a_trust_of_a_lease_that_is_over(self):
+    def test_trust_of_ended_lease_is_revoked(self):
         server_id = self.hold('waits')['id']
         self.stub_out(
             'blazar_nova.services.user_credentials.Credentials.revoke',
@@ -638,7 +638,7 @@ class TrustsTest(VerifyTestCase):
                            'owner still exists.')
         self.assertEqual(set(), self.trusts)
 
-    def test_a_keystone_that_does_not_answer(self):
+    def test_unavailable_keystone_is_reported(self):
         self.hold('waits')
         self.stub_out('blazar_nova.services.user_credentials.Credentials.held',
                       mock.Mock(side_effect=ValueError('away')))
@@ -651,7 +651,7 @@ class TrustsTest(VerifyTestCase):
 class MomentsTest(VerifyTestCase):
     """Changes in progress are not reported as differences."""
 
-    def test_what_is_over_by_the_second_look_is_not_told(self):
+    def test_difference_that_vanishes_is_not_reported(self):
         server_id = self.boot_active(
             'runs', hints=self.lease_hints('runs'))['id']
         looked: list[int] = []
@@ -665,7 +665,7 @@ class MomentsTest(VerifyTestCase):
         self.assertEqual(([10], verification.Report([], [], [], [])),
                          (looked, report))
 
-    def test_what_moves_is_not_told(self):
+    def test_difference_that_changes_is_not_reported(self):
         """Another boot on the same host that is not recorded yet."""
         self.boot_active('plain')
         self.change(models.Host, usage={}, consumers={})
@@ -678,7 +678,7 @@ class MomentsTest(VerifyTestCase):
             self.assertEqual([], self.compare().left)
         self.assertEqual({'host1', 'host2'}, set(self.guests().values()))
 
-    def test_a_mend_that_fails_is_left_and_told(self):
+    def test_failed_fix_is_reported(self):
         self.start_compute('host3')
         with mock.patch('blazar_core.capacity.inventory.report',
                         side_effect=ValueError('no')):
@@ -691,7 +691,7 @@ class MomentsTest(VerifyTestCase):
 class AwayTest(VerifyTestCase):
     """A service does not answer."""
 
-    def test_a_cell(self):
+    def test_unavailable_cell_is_reported(self):
         self.active('runs')
         with mock.patch('nova.objects.InstanceList.get_by_filters',
                         side_effect=ValueError('away')):
@@ -709,7 +709,7 @@ class AwayTest(VerifyTestCase):
             report.failures)
         self.assert_nothing()
 
-    def test_placement(self):
+    def test_unavailable_placement_is_reported(self):
         self.start_compute('host3')
         with mock.patch('blazar_nova.compat.compute_hosts.ask_placement',
                         side_effect=ValueError('no placement')):
@@ -718,7 +718,7 @@ class AwayTest(VerifyTestCase):
                                'no placement']),
                          (report.left, report.failures))
 
-    def test_one_host_hides_no_other(self):
+    def test_failure_of_one_host_does_not_hide_others(self):
         self.start_compute('host3')
         self.start_compute('host4')
         silent, facts = [], compute_hosts.facts
@@ -757,7 +757,7 @@ class AwayTest(VerifyTestCase):
             ([one.text for one in report.mended],
              [one.text for one in report.left], report.failures))
 
-    def test_what_cannot_be_seen_any_more_is_not_called_mended(self):
+    def test_unverifiable_fix_is_not_reported_as_fixed(self):
         self.start_compute('host3')
         away = mock.patch('blazar_nova.compat.compute_hosts.ask_placement',
                           side_effect=ValueError('no placement'))
@@ -793,7 +793,7 @@ class CommandTest(VerifyTestCase):
             code = manage.main(['verify', '--grace', '0', *words])
         return code, out.getvalue().splitlines(), error.getvalue()
 
-    def test_stdout_has_the_answer_alone(self):
+    def test_stdout_has_only_the_answer(self):
         """Run in a process of its own; logs of libraries are not shown."""
         done = subprocess.run(
             [os.path.join(os.path.dirname(sys.executable),
@@ -804,7 +804,7 @@ class CommandTest(VerifyTestCase):
         self.assertEqual([], json.loads(done.stdout))
         self.assertEqual('', done.stderr)
 
-    def test_json_for_scripts(self):
+    def test_json_output(self):
         self.start_compute('host3')
         text = (
             'Host host3 exists in Nova, but not in the reservation database.')
@@ -819,7 +819,7 @@ class CommandTest(VerifyTestCase):
             code, found['mended'], found['left'], found['problems'],
             found['failures'], found['compared']['hosts']))
 
-    def test_codes_and_lines(self):
+    def test_exit_codes_and_output(self):
         self.assertEqual(
             (0, ['No difference, 0 fixed, 0 left; compared: 0 leases, 0 '
                  'servers, 2 hosts.']), self.type()[:2])
@@ -838,7 +838,7 @@ class CommandTest(VerifyTestCase):
             'hosts.']), self.type('--fix')[:2])
         self.assertEqual(0, self.type('--fix')[0])
 
-    def test_what_cannot_be_compared(self):
+    def test_incomplete_comparison_exits_with_2(self):
         with mock.patch('blazar_nova.compat.compute_hosts.ask_placement',
                         side_effect=ValueError('no placement')):
             code, lines, _told = self.type()
@@ -856,7 +856,7 @@ class CommandTest(VerifyTestCase):
 class FlavorsTest(VerifyTestCase, api_base.ApiTestCase):
     """Leases whose servers are booted later."""
 
-    def test_leases_of_the_api_are_right_in_every_state(self):
+    def test_leases_of_lease_api_have_no_differences_in_any_status(self):
         self.make(start_in=HOUR)
         self.make(reservations=[])
         lease = self.make_active(reservations=[self.reservation(amount=2)])
@@ -871,7 +871,7 @@ class FlavorsTest(VerifyTestCase, api_base.ApiTestCase):
         self.run_until(self.clock.now() + 60)
         self.assert_nothing(fix=True)
 
-    def test_a_flavor_that_is_lost_is_made_again(self):
+    def test_lost_flavor_is_recreated(self):
         lease = self.make_active()
         reservation_id = lease['reservations'][0]['id']
         self.listener.parts.types.named['virtual:instance'].end(
@@ -881,7 +881,7 @@ class FlavorsTest(VerifyTestCase, api_base.ApiTestCase):
         self.assert_mended('cannot be used')
         self.boot_active('one', flavor=reservation_id)
 
-    def test_a_flavor_that_is_left_is_removed(self):
+    def test_leftover_flavor_is_removed(self):
         lease = self.make(start_in=HOUR)
         reservation_id = lease['reservations'][0]['id']
         self.listener.parts.lifecycle.lease_opening.open(lease['id'])

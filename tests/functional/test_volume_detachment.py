@@ -108,7 +108,7 @@ class DetachTest(leased.LeasedTestCase):
                     'ACTIVE', self.admin.get_server(server_id)['status'])
         self.wait_until_gone(server_id)
 
-    def test_a_disk_is_detached_though_its_server_is_locked(self):
+    def test_volume_is_detached_from_locked_server(self):
         server_id = self.server()
         self.alice.post_server_action(server_id, {'lock': None})
         self.assertTrue(volume_detachment.detach(server_id, OTHER, ITS))
@@ -119,7 +119,7 @@ class DetachTest(leased.LeasedTestCase):
         self.assertEqual(
             'ACTIVE', self.admin.get_server(server_id)['status'])
 
-    def test_a_server_that_boots_from_it_is_deleted(self):
+    def test_server_booted_from_volume_is_deleted(self):
         server_id = self.boot_active(
             'vm1', imageRef='', block_device_mapping_v2=[{
                 'boot_index': 0, 'uuid': VOLUME, 'source_type': 'volume',
@@ -128,7 +128,7 @@ class DetachTest(leased.LeasedTestCase):
         self.wait_until_gone(server_id)
         self.assertFalse(volume_detachment.detach(server_id, VOLUME, ITS))
 
-    def test_of_a_server_that_nova_does_not_have(self):
+    def test_detach_from_unknown_server_is_ignored(self):
         self.assertFalse(volume_detachment.detach(
             uuidsentinel.server, VOLUME, ITS))
 

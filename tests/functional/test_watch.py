@@ -28,7 +28,7 @@ class WatchTest(leased.LeasedTestCase):
         self.wait_for(lambda: self.bookings()[server_id] == host,
                       what=f'the booking is on {host}')
 
-    def test_a_lease_moves_is_flagged_and_gets_its_room_again(self):
+    def test_lease_is_reassigned_degraded_and_recovers(self):
         self.start_listener()
         recorder = self.record()
         server_id = self.hold('vm1', flavor='5')['id']
@@ -59,7 +59,7 @@ class WatchTest(leased.LeasedTestCase):
         self.assertEqual('', self.lease('vm1')['status_reason'])
         self.assertEqual(3, len(recorder.wait('lease.update', 3)))
 
-    def test_it_starts_where_it_was_bound_to(self):
+    def test_reassigned_server_starts_on_new_host(self):
         server_id = self.hold('vm1', flavor='5')['id']
         booked = self.bookings()[server_id]
         self.force('first', booked)
@@ -71,7 +71,7 @@ class WatchTest(leased.LeasedTestCase):
         self.assertEqual(self.other(booked),
                          server['OS-EXT-SRV-ATTR:host'])
 
-    def test_it_does_not_go_to_the_host_of_its_sibling(self):
+    def test_reassignment_keeps_anti_affinity(self):
         group = self.alice.post_server_groups(
             {'name': 'apart', 'policy': 'anti-affinity', 'rules': {}})['id']
         held = []
@@ -99,7 +99,7 @@ class WatchTest(leased.LeasedTestCase):
 
 class PlacesTest(api_base.ApiTestCase):
 
-    def test_places_move_where_nova_lets_them(self):
+    def test_slot_is_reassigned_to_other_host(self):
         lease = self.make(start_in=HOUR, reservations=[
             self.reservation(vcpus=4, affinity=True)])
         ((booked,),) = self.books(

@@ -33,7 +33,7 @@ HOUR = 3600
 
 class TestLife(whole_hosts_base.HostsTestCase):
 
-    def test_from_the_start_to_the_end(self):
+    def test_lease_of_host_from_start_to_end(self):
         self.enrol('host1', 'host2')
         lease, reservation_id = self.lease_hosts()
         self.assertEqual(
@@ -77,14 +77,14 @@ class TestLife(whole_hosts_base.HostsTestCase):
         self.assertEqual([(None,)] * 3, self.books(
             'SELECT assigned_to FROM hosts'))
 
-    def test_it_has_no_server_group(self):
+    def test_lease_of_host_has_no_server_group(self):
         self.enrol('host1')
         _lease, reservation_id = self.lease_hosts()
         self.assertEqual(404, self.alice.api_request(
             f'/os-server-groups/{reservation_id}', method='DELETE',
         ).status_code)
 
-    def test_a_deleted_lease_takes_its_servers_with_it(self):
+    def test_deletion_of_lease_deletes_hosted_servers(self):
         self.enrol('host1')
         lease, reservation_id = self.lease_hosts()
         server = self.within('in', reservation_id)
@@ -95,7 +95,7 @@ class TestLife(whole_hosts_base.HostsTestCase):
         self.ask('GET', f'/leases/{lease["id"]}', code=404)
         self.assertNotIn(reservation_id, self.aggregates())
 
-    def test_other_servers_are_nowhere_near(self):
+    def test_other_servers_cannot_use_leased_hosts(self):
         """By each way that a user or an admin has."""
         self.enrol('host1')
         lease, reservation_id = self.lease_hosts()
@@ -119,7 +119,7 @@ class TestLife(whole_hosts_base.HostsTestCase):
                              availability_zone='nova:host1'))
         self.fails(self.boot('forced', client=self.admin, host='host1'))
 
-    def test_nothing_starves_however_few_placement_answers(self):
+    def test_boots_succeed_with_few_allocation_candidates(self):
         """More hosts are enrolled than placement returns candidates."""
         self.flags(group='scheduler', max_placement_results=1)
         self.enrol('host1', 'host2')
@@ -133,7 +133,7 @@ class TestLife(whole_hosts_base.HostsTestCase):
             self.assertEqual(self.aggregates()[reservation_id],
                              [self.host_of(server)])
 
-    def test_it_is_shared_with_whom_its_owner_says(self):
+    def test_owner_shares_hosts_with_other_projects(self):
         self.enrol('host1')
         lease, reservation_id = self.lease_hosts()
         self.refused(400, self.within, 'early', reservation_id,
@@ -163,7 +163,7 @@ class TestLife(whole_hosts_base.HostsTestCase):
         self.ask('DELETE', f'/leases/{lease["id"]}', code=409)
         self.ask('DELETE', f'/leases/{lease["id"]}', code=204, force='true')
 
-    def test_not_before_its_time_and_not_after_it(self):
+    def test_reservation_hint_is_refused_before_start_and_after_end(self):
         self.enrol('host1')
         lease = self.make(start_in=HOUR, reservations=[self.hosts_wanted()])
         reservation_id = lease['reservations'][0]['id']
@@ -202,7 +202,7 @@ class TestLeasesWithin(whole_hosts_base.HostsTestCase):
             0).run(False)
         return [one.text for one in report.left], report.failures
 
-    def test_one_is_held_and_built_there_when_its_time_has_come(self):
+    def test_deferred_build_on_leased_host_starts_on_time(self):
         lease, reservation_id = self.lease_hosts(1, 1, start_in=None)
         mine, = self.aggregates()[reservation_id]
         server = self.within_later(reservation_id, HOUR // 4, HOUR // 4)
@@ -228,7 +228,7 @@ class TestLeasesWithin(whole_hosts_base.HostsTestCase):
                 other['id'])['status'])
         self.assertEqual('ACTIVE', self.get(lease)['status'])
 
-    def test_the_hosts_may_be_leased_for_later_themselves(self):
+    def test_deferred_build_may_use_hosts_of_pending_lease(self):
         lease = self.make(start_in=HOUR, reservations=[self.hosts_wanted()])
         reservation_id = lease['reservations'][0]['id']
         server = self.within_later(reservation_id, HOUR, HOUR // 2)
@@ -247,7 +247,7 @@ class TestLeasesWithin(whole_hosts_base.HostsTestCase):
         self.run_until(self.clock.now() + 300)
         self.assertEqual([], self.ask('GET', '/leases')['leases'])
 
-    def test_within_the_time_of_the_hosts_alone(self):
+    def test_inner_lease_must_be_within_window_of_hosts(self):
         _lease, reservation_id = self.lease_hosts()
         message = self.within_later(
             reservation_id, HOUR // 2, HOUR, code=400)
@@ -259,7 +259,7 @@ class TestLeasesWithin(whole_hosts_base.HostsTestCase):
             self.within_later(later, start_in, length, code=400)
         self.within_later(uuids.unknown, HOUR // 4, HOUR // 4, code=400)
 
-    def test_it_waits_for_hosts_that_are_not_there(self):
+    def test_inner_lease_waits_if_hosts_are_no_longer_leased(self):
         lease, reservation_id = self.lease_hosts()
         server = self.within_later(reservation_id, HOUR // 4, HOUR // 4)
         self.delete(lease['id'])
@@ -273,7 +273,7 @@ class TestLeasesWithin(whole_hosts_base.HostsTestCase):
         self.run_until(clocks.SystemClock().now() + HOUR)
         self.wait_until_gone(server['id'])
 
-    def test_a_reservation_of_others(self):
+    def test_inner_lease_on_hosts_of_other_project_is_refused(self):
         """A lease of one's own gives no access to the hosts of others."""
         other = self.make(client=self.bob, reservations=[
             self.hosts_wanted()])['reservations'][0]['id']
@@ -283,7 +283,7 @@ class TestLeasesWithin(whole_hosts_base.HostsTestCase):
 
 class TestParts(whole_hosts_base.PartsTestCase):
 
-    def test_beside_others_first_and_then_on_hosts_for_leases(self):
+    def test_slots_prefer_common_hosts_over_enrolled_ones(self):
         """Each server is placed on the host of its slot."""
         self.enrol('host1', 'host2')
         lease = self.get(self.make_active(
@@ -319,7 +319,7 @@ class TestParts(whole_hosts_base.PartsTestCase):
         self.look()
         self.lease_hosts()
 
-    def test_by_what_operators_say_of_hosts(self):
+    def test_slots_honour_properties_of_enrolled_hosts(self):
         self.enrol('host1', rack='7')
         answer = self.make(code=409, reservations=[self.parts_wanted(3)])
         self.assertIn('2 of 3', answer['error_message'])
@@ -329,7 +329,7 @@ class TestParts(whole_hosts_base.PartsTestCase):
         self.wait_for_status(server['id'], 'ACTIVE')
         self.assertEqual('host1', self.host_of(server))
 
-    def test_a_host_for_leases_does_not_leave_with_servers_on_it(self):
+    def test_enrolled_host_with_bookings_cannot_be_removed(self):
         host, = self.enrol('host1', rack='7')
         self.make_active(reservations=[self.parts_wanted(1)])
         exc = self.assertRaises(
@@ -344,7 +344,7 @@ class TestAsking(whole_hosts_base.HostsTestCase):
         self.enrol('host1', gpu='A100')
         self.enrol('host2')
 
-    def test_by_what_a_host_is_like(self):
+    def test_properties_select_hosts(self):
         _lease, reservation_id = self.lease_hosts(
             1, 2, resource_properties=json.dumps([
                 'and', ['==', '$gpu', 'A100'],
@@ -356,7 +356,7 @@ class TestAsking(whole_hosts_base.HostsTestCase):
                 **{key: json.dumps(['==', '$secret', '1'])})], code=400)
             self.assertIn('$secret', error['error_message'])
 
-    def test_what_there_is_not_is_said_at_once(self):
+    def test_unknown_requirements_are_refused(self):
         self.flags(group='placement', region_name='RegionOne')
         for params, part in (
                 ({'availability_zone': 'nowhere'}, 'no availability_zone'),
@@ -378,7 +378,7 @@ class TestAsking(whole_hosts_base.HostsTestCase):
             self.assertIn(part, error['error_message'])
         self.assertEqual([], self.leases())
 
-    def test_within_a_zone_an_aggregate_and_traits(self):
+    def test_zone_aggregate_and_traits_select_hosts(self):
         context = nova_context.get_admin_context()
         zone = objects.Aggregate(
             context, name='rack7', metadata={'availability_zone': 'az1'})
@@ -406,7 +406,7 @@ class TestAsking(whole_hosts_base.HostsTestCase):
         self.make(reservations=[self.hosts_wanted(
             availability_zone='nova', aggregate='rack7')], code=409)
 
-    def test_which_reservations_there_are_is_nobodys_business(self):
+    def test_refusals_do_not_disclose_other_reservations(self):
         _lease, rid = self.lease_hosts()
         for key, one, other in (
                 ('aggregate', rid, uuids.none),
@@ -419,7 +419,7 @@ class TestAsking(whole_hosts_base.HostsTestCase):
                 value if isinstance(value, str) else value[0]), '')
                 for sentence, value in zip(said, (one, other))))
 
-    def test_whoever_shares_it_gets_no_more_hosts(self):
+    def test_sharing_does_not_add_hosts(self):
         lease, rid = self.lease_hosts(1, 1)
         self.ask('PUT', f'/leases/{lease["id"]}', {'reservations': [
             {'id': rid, 'max': 2}]}, code=200)
@@ -430,7 +430,7 @@ class TestAsking(whole_hosts_base.HostsTestCase):
                 {'id': rid, **more}]}, code=200)
             self.assertEqual(2, self.get(lease)['reservations'][0]['amount'])
 
-    def test_a_trait_is_asked_for_once_however_often_it_is_named(self):
+    def test_traits_are_queried_once(self):
         asked = []
         real = compute_hosts.ask_placement
         with fixtures.MonkeyPatch(
@@ -443,7 +443,7 @@ class TestAsking(whole_hosts_base.HostsTestCase):
         self.assertEqual(
             ['/traits?name=in:CUSTOM_NONE,CUSTOM_OTHER'], asked)
 
-    def test_when_there_is_room_is_said(self):
+    def test_refusal_answers_next_start(self):
         lease = self.make(
             start_in=HOUR, reservations=[self.hosts_wanted(2, 2)])
         error = self.make(length=2 * HOUR, reservations=[
@@ -490,7 +490,7 @@ class TestMany(whole_hosts_base.HostsTestCase):
                     'VCPU': {'total': 8}, 'MEMORY_MB': {'total': 4096},
                     'DISK_GB': {'total': 100}}}, version='1.20')
 
-    def test_each_costs_as_much_as_one(self):
+    def test_number_of_requests_per_host_is_bounded(self):
         self.add_hosts()
         self.look()
         self.enrol(*(f'many{number}' for number in range(self.COUNT)))
@@ -529,7 +529,7 @@ class TestReturning(whole_hosts_base.HostsTestCase):
     def put(self, lease, code=200, **values):
         return self.ask('PUT', f'/leases/{lease["id"]}', values, code=code)
 
-    def test_an_empty_one_is_free_when_it_is_clean(self):
+    def test_returned_empty_host_is_free_after_cleaning(self):
         folder = self.useFixture(fixtures.TempDir()).path
         command = os.path.join(folder, 'clean')
         with open(command, 'w') as file:
@@ -574,7 +574,7 @@ class TestReturning(whole_hosts_base.HostsTestCase):
             {'id': reservation_id, 'min': 2, 'max': 2}])
         self.assertIn('fits_now: 1 of 2', again['error_message'])
 
-    def test_one_that_is_named(self):
+    def test_named_host_is_returned(self):
         self.enrol('host1', 'host2')
         lease, reservation_id = self.lease_hosts(2, 2)
         self.put(lease, remove_hosts=['host1'])
@@ -621,7 +621,7 @@ class TestGrowing(whole_hosts_base.HostsTestCase):
         self.look()
         return lease, reservation_id
 
-    def test_not_by_a_host_of_another_zone(self):
+    def test_lease_does_not_grow_by_host_of_other_zone(self):
         """A host has one zone in Nova, which is fixed while it is in use."""
         lease, reservation_id = self.beside('az1')
         server = self.within('in', reservation_id)
@@ -637,19 +637,19 @@ class TestGrowing(whole_hosts_base.HostsTestCase):
         self.grow(lease, min=2, max=2)
         self.has(lease, 'host1', 'plain')
 
-    def test_by_any_host_where_it_has_no_zone_of_its_own(self):
+    def test_lease_without_own_zone_grows_by_any_host(self):
         lease, _reservation_id = self.beside('nova')
         self.grow(lease, min=2, max=2)
         self.has(lease, 'host1', 'host2')
 
-    def test_one_that_is_in_use_is_there_for_a_later_lease(self):
+    def test_zone_of_current_lease_does_not_affect_later_lease(self):
         """Its present zone is only that of its present lease."""
         lease, _id = self.lease_hosts(availability_zone='nova')
         self.has(lease, 'host1')
         self.make(start_in=48 * HOUR, reservations=[
             self.hosts_wanted(availability_zone='nova')])
 
-    def test_other_hosts_before_the_start(self):
+    def test_pending_lease_gets_other_hosts_for_other_zone(self):
         lease = self.make(start_in=HOUR, reservations=[
             self.hosts_wanted(availability_zone='nova')])
         for change, host in (({'availability_zone': 'az1'}, 'host2'),

@@ -38,7 +38,7 @@ class TestEnds(whole_hosts_base.HostsTestCase):
     def assigned_to(self):
         return self.books("SELECT assigned_to FROM hosts WHERE name = 'host1'")
 
-    def test_servers_of_another_lease_of_the_same_host_stay(self):
+    def test_end_keeps_servers_of_other_lease_on_same_host(self):
         server = self.within('victim', self.reservation_id)
         self.wait_for_status(server['id'], 'ACTIVE')
         later = self.make(start_in=2 * HOUR, client=self.bob,
@@ -51,7 +51,7 @@ class TestEnds(whole_hosts_base.HostsTestCase):
             server['id'])['status'])
         self.assertEqual([(self.reservation_id,)], self.assigned_to())
 
-    def test_a_user_does_not_delay_it_by_actions(self):
+    def test_user_actions_do_not_delay_lease_end(self):
         server = self.within('busy', self.reservation_id)
         self.wait_for_status(server['id'], 'ACTIVE')
         other = self.within('other', self.reservation_id)
@@ -67,7 +67,7 @@ class TestEnds(whole_hosts_base.HostsTestCase):
         for one in server, other:
             self.wait_until_gone(one['id'])
 
-    def test_who_comes_while_it_ends_is_not_let_in(self):
+    def test_server_arriving_during_lease_end_is_rejected(self):
         """The lease ends between the claims in the database and placement."""
         real = nova_scheduler._novas
 
@@ -83,7 +83,7 @@ class TestEnds(whole_hosts_base.HostsTestCase):
                 self.assertEqual(
                     set(), compute_hosts.consumers(host.uuid))
 
-    def test_one_starts_only_where_nothing_is_left(self):
+    def test_lease_starts_only_on_host_without_allocations(self):
         """An allocation was made there without asking the plugin."""
         lease = self.make(start_in=2 * HOUR, client=self.bob,
                           reservations=[self.hosts_wanted()])
@@ -111,7 +111,7 @@ class TestEnds(whole_hosts_base.HostsTestCase):
         self.assertEqual('ACTIVE', self.get(
             lease, client=self.bob)['status'])
 
-    def test_what_is_beside_hosts_ends_while_they_cannot_be_seen(self):
+    def test_other_reservations_end_while_hosts_are_unavailable(self):
         self.enrol('host2')
         lease = self.make_active(reservations=[
             self.hosts_wanted(), self.reservation(vcpus=1)])
@@ -131,7 +131,7 @@ class TestEnds(whole_hosts_base.HostsTestCase):
         self.run_until(self.clock.now() + 600)
         self.ask('GET', f'/leases/{lease["id"]}', code=404)
 
-    def test_a_host_that_nova_does_not_have_any_more(self):
+    def test_lease_of_deleted_host_ends_without_cleaning(self):
         """Nor is it cleaned, which would fail."""
         self.flags(group='blazar', cleaning_command='false')
         context = nova_context.get_admin_context()
@@ -167,7 +167,7 @@ class TestAfterwards(whole_hosts_base.HostsTestCase):
     def is_back(self):
         return 'host1' in self.aggregates().get('freepool', ())
 
-    def test_a_command_makes_it_ready(self):
+    def test_cleaning_command_delays_return_of_host(self):
         folder = self.useFixture(fixtures.TempDir()).path
         command = os.path.join(folder, 'clean')
         with open(command, 'w') as file:
@@ -202,7 +202,7 @@ class TestAfterwards(whole_hosts_base.HostsTestCase):
         self.assertTrue(self.is_back())
         self.assertNotIn(self.reservation_id, self.aggregates())
 
-    def test_servers_have_a_period_of_grace(self):
+    def test_servers_run_during_grace_period(self):
         lease, server = self.using(grace_period='30m')
         self.assertEqual(('delete', 1800), (
             lease['on_end'], lease['grace_period']))
@@ -219,13 +219,13 @@ class TestAfterwards(whole_hosts_base.HostsTestCase):
         self.run_until(self.over + 2400)
         self.assertTrue(self.is_back())
 
-    def test_nothing_comes_to_it_in_its_period_of_grace(self):
+    def test_lease_in_grace_period_accepts_nothing(self):
         self.takes_nothing_when_it_is_over(grace_period='30m')
 
-    def test_nothing_comes_to_it_while_it_is_recycled(self):
+    def test_ended_lease_with_recycle_policy_accepts_nothing(self):
         self.takes_nothing_when_it_is_over(on_end='recycle')
 
-    def test_nothing_comes_to_it_while_it_is_cleaned(self):
+    def test_lease_whose_hosts_are_cleaned_accepts_nothing(self):
         self.takes_nothing_when_it_is_over(stays=False)
 
     def takes_nothing_when_it_is_over(self, stays=True, **lease):
@@ -292,7 +292,7 @@ class TestAfterwards(whole_hosts_base.HostsTestCase):
                 self.refused(404, self.bob.post_server_action, one['id'],
                              {'unshelve': None})
 
-    def test_who_has_one_may_have_another_one(self):
+    def test_end_policy_and_grace_period_can_be_updated(self):
         lease, server = self.using()
         path = f'/leases/{lease["id"]}'
         self.assertIn('"on_end": "snap" is not available', self.ask(
@@ -309,7 +309,7 @@ class TestAfterwards(whole_hosts_base.HostsTestCase):
         self.run_until(self.over + 60)
         self.wait_until_gone(server['id'])
 
-    def test_they_are_shelved_and_are_ordinary_servers_then(self):
+    def test_released_servers_are_shelved_without_lease(self):
         """Also servers that are kept after the end: not on these hosts."""
         lease, server = self.using(on_end='release')
         self.wait_for(lambda: self.run_until(self.clock.now() + 60) or (
@@ -320,7 +320,7 @@ class TestAfterwards(whole_hosts_base.HostsTestCase):
         shown = self.wait_for_status(server['id'], 'ACTIVE')
         self.assertNotEqual('host1', shown['OS-EXT-SRV-ATTR:host'])
 
-    def test_they_may_stay_until_they_go_by_themselves(self):
+    def test_recycle_policy_waits_until_servers_are_deleted(self):
         lease, server = self.using(on_end='recycle')
         for hours in range(1, 4):
             self.run_until(self.over + hours * HOUR)
@@ -342,7 +342,7 @@ class TestLeavingAfterwards(whole_hosts_base.HostsTestCase):
 
     more_conf = '[blazar_hosts]\nafter_lease = common\n'
 
-    def test_they_serve_everybody_again(self):
+    def test_hosts_are_available_to_all_workloads_after_lease(self):
         self.enrol('host1', 'host2')
         lease, reservation_id = self.lease_hosts()
         mine, = self.aggregates()[reservation_id]
@@ -375,7 +375,7 @@ class TestStaying(whole_hosts_base.HostsTestCase):
         self.wait_for_status(self.server['id'], status)
         self.assertIn(self.host_of(self.server), ('host1', 'host2'))
 
-    def test_cold_migrated(self):
+    def test_cold_migration_stays_on_leased_hosts(self):
         before = self.host_of(self.server)
         self.act('migrate')
         self.stays('VERIFY_RESIZE')
@@ -383,7 +383,7 @@ class TestStaying(whole_hosts_base.HostsTestCase):
         self.act('confirmResize')
         self.stays()
 
-    def test_resized(self):
+    def test_resize_does_not_leave_leased_hosts(self):
         self.act('resize', {'flavorRef': '3'})
         self.stays('VERIFY_RESIZE')
         self.act('confirmResize')
@@ -396,7 +396,7 @@ class TestStaying(whole_hosts_base.HostsTestCase):
         self.assertEqual('2', str(self.admin.get_server(
             self.server['id'])['flavor']['vcpus']))
 
-    def test_live_migrated(self):
+    def test_live_migration_stays_on_leased_hosts(self):
         before = self.host_of(self.server)
         self.act('os-migrateLive', {'host': None, 'block_migration': 'auto'})
         self.wait_for(lambda: self.host_of(self.server) != before)
@@ -408,18 +408,18 @@ class TestStaying(whole_hosts_base.HostsTestCase):
             'OS-EXT-STS:task_state'] is None)
         self.stays()
 
-    def test_shelved_and_unshelved(self):
+    def test_unshelve_stays_on_leased_hosts(self):
         self.act('shelve')
         self.wait_for_status(self.server['id'], 'SHELVED_OFFLOADED')
         self.act('unshelve')
         self.stays()
 
-    def test_rebuilt_with_another_image(self):
+    def test_rebuild_with_other_image_stays_on_leased_hosts(self):
         self.act('rebuild', {'imageRef':
                              '70a599e0-31e7-49b7-b260-868f441e862b'})
         self.stays()
 
-    def test_evacuated(self):
+    def test_evacuation_stays_on_leased_hosts(self):
         before = self.host_of(self.server)
         context = nova_context.get_admin_context()
         with nova_context.target_cell(
@@ -432,7 +432,7 @@ class TestStaying(whole_hosts_base.HostsTestCase):
         self.wait_for(lambda: self.host_of(self.server) != before)
         self.stays('SHUTOFF')
 
-    def test_somebody_else_is_not_moved_there(self):
+    def test_other_server_cannot_be_moved_to_leased_hosts(self):
         outsider = self.boot_active('outsider')
         self.assertEqual('plain', self.host_of(outsider))
         for action, value in (
@@ -447,7 +447,7 @@ class TestStaying(whole_hosts_base.HostsTestCase):
             self.assertEqual('plain', self.host_of(outsider),
                              (action, response.status))
 
-    def test_nobody_is_led_astray_without_the_scheduler(self):
+    def test_forced_moves_that_bypass_scheduler_are_refused(self):
         """As older microversions allow admins to do."""
         outsider = self.boot_active('outsider')
         for version, action, value in (
@@ -490,11 +490,11 @@ class TestStayingOnParts(whole_hosts_base.PartsTestCase, TestStaying):
             'in', flavor=lease['reservations'][0]['flavor_id'])
         self.stays()
 
-    def test_resized(self):
+    def test_resize_does_not_leave_leased_hosts(self):
         message = self.refused(409, self.act, 'resize', {'flavorRef': '3'})
         self.assertIn('cannot be resized out of it', message)
 
-    def test_nobody_is_led_astray_without_the_scheduler(self):
+    def test_forced_moves_that_bypass_scheduler_are_refused(self):
         admin = self.api(
             roles=('admin', 'member', 'reader'), microversion='2.67')
         for host in ('host1', 'host2'):

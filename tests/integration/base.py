@@ -36,10 +36,6 @@ from tests import stack
 from tests.stack import cloud as accounts
 from tests.stack import configuration
 
-__all__ = ['Client', 'IntegrationTestCase', 'Json', 'ROOT', 'date',
-           'encoded', 'folder', 'password', 'say', 'seconds', 'shared',
-           'start']
-
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(
     os.path.abspath(__file__))))
 #: All in one process, in addition to the two with their own: twenty in all.

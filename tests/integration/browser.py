@@ -13,8 +13,6 @@ import requests
 from tests.stack import processes
 from tests.stack import stack as stacks
 
-__all__ = ['COMMANDS', 'Browser', 'missing']
-
 #: The required commands.
 COMMANDS = ('chromium', 'chromedriver')
 #: Seconds to wait for a page, and for an element.

@@ -22,8 +22,6 @@ import tempfile
 import traceback
 import typing as ty
 
-__all__ = ['Clients']
-
 #: Seconds that a command may take.
 _PATIENCE = 180
 

@@ -7,8 +7,6 @@ import re
 import shlex
 import typing as ty
 
-__all__ = ['ELSEWHERE', 'PAGES', 'STORIES', 'Block', 'blocks']
-
 _DOC = os.path.join(os.path.dirname(__file__), '..', '..')
 _BLOCK = re.compile(r'( *)\.\. code-block:: console$')
 #: The comment before a block that is left out, with the reason.

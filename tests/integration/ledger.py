@@ -12,8 +12,6 @@ import dataclasses
 import math
 import typing as ty
 
-__all__ = ['Amounts', 'Booking', 'Ledger']
-
 Resources: ty.TypeAlias = ty.Mapping[str, int]
 #: By provider or consumer, and by resource class.
 Amounts: ty.TypeAlias = dict[str, dict[str, int]]

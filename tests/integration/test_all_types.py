@@ -159,7 +159,7 @@ class AllTypesTest(test_crash.CrashTestCase, test_hosts.HostsTestCase):
                                    self.request(), service='reservation')
         return answer.ok and bool(answer.json()['quote']['fits'])
 
-    def test_it_survives_a_listener_that_dies_at_each_step(self) -> None:
+    def test_lease_of_all_types_survives_death_at_each_step(self) -> None:
         self.wait_for(self.fits, 'all that is enrolled')
         before = self.listed()
         self.without('blazar-listener-1', 'blazar-listener-2')

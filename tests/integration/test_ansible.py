@@ -67,7 +67,7 @@ class AnsibleTest(lease_api.LeaseApiTestCase):
         return ty.cast(list[base.Json], self.demo(
             'GET', '/servers/detail')['servers'])
 
-    def test_a_lease_first_and_then_a_server(self) -> None:
+    def test_playbook_of_lease_and_server_is_idempotent(self) -> None:
         """The playbook of the user guide; repeated, it changes nothing."""
         leases = self.demo._url('reservation', '/reservation/v1/leases')
         for changed in (2, 0):
@@ -101,7 +101,7 @@ class AnsibleTest(lease_api.LeaseApiTestCase):
         return self.write('hints.yml', [{
             'hosts': 'localhost', 'gather_facts': False, 'tasks': tasks}])
 
-    def test_hints_from_now_on(self) -> None:
+    def test_hints_of_lease_from_now_on(self) -> None:
         for changed in (1, 0):
             counts, printed = self.play(self.with_hints('now'))
             self.assertEqual((changed, 0), (
@@ -109,7 +109,7 @@ class AnsibleTest(lease_api.LeaseApiTestCase):
         server, = self.servers()
         self.assertEqual('ACTIVE', server['status'])
 
-    def test_hints_for_later(self) -> None:
+    def test_hints_of_lease_for_later(self) -> None:
         """Its second check fails unless the server is ACTIVE or SHUTOFF."""
         later = base.date(lease_api.days_ahead(1))
         for changed in (1, 0):

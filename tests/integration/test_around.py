@@ -84,7 +84,7 @@ class Keystone:
 
 class AroundTest(test_crash.CrashTestCase):
 
-    def test_whatever_the_router_accepts_is_seen(self):
+    def test_all_routes_that_nova_accepts_are_intercepted(self):
         hints = self.lease_hints(time.time() + 600)
         for way, deletion in zip(POSTS, (*DELETIONS, *DELETIONS)):
             answer = self.demo.request(*way, self.boot_body(hints))
@@ -102,7 +102,7 @@ class AroundTest(test_crash.CrashTestCase):
             self.assertEqual('TERMINATED', self.lease(lease_id)['status'])
         self.assertEqual({}, self.booked_hosts())
 
-    def test_a_member_who_deletes_and_restores_gains_no_time(self):
+    def test_delete_and_restore_do_not_delay_lease_end(self):
         # Only nova-api reads it; hosts would then delete an hour later.
         self.configure('\n[DEFAULT]\nreclaim_instance_interval = 3600\n')
         ends = time.time() + 60
@@ -133,7 +133,7 @@ class AroundTest(test_crash.CrashTestCase):
         self.wait_for_lease(lease_id, 'TERMINATED')
         self.assert_nothing_left()
 
-    def test_an_error_behind_the_cast_undoes_nothing(self):
+    def test_error_after_cast_undoes_nothing(self):
         before = self.trusts()
         keystone = Keystone(self.cloud.site.endpoint('keystone'))
         self.addCleanup(keystone.stop)

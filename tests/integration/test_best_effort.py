@@ -40,7 +40,7 @@ class BestEffortTest(test_retrying.WaitingTestCase):
                               **params))['id']
         return server_id, self.lease_of(server_id)
 
-    def test_a_server_of_another_project_is_moved(self) -> None:
+    def test_server_of_other_project_is_migrated(self) -> None:
         server_id, lease = self.make_room(timeout='10m')
         self.assertEqual('best_effort', lease['lease_type'])
         self.wait_for_lease(lease['id'], 'ACTIVE', 2 * test_retrying.SOON)
@@ -56,7 +56,7 @@ class BestEffortTest(test_retrying.WaitingTestCase):
         done = self.verify()
         self.assertEqual(0, done.returncode, done.stdout)
 
-    def test_what_is_kept_is_not_and_the_lease_is_timed_out(self) -> None:
+    def test_lease_times_out_if_server_has_keep_metadata(self) -> None:
         done = self.run_client(
             'openstack', 'server', 'set', '--property', 'blazar:keep=true',
             self.other, user='admin')
@@ -146,6 +146,6 @@ class CheapTestCase(test_hosts.TwoHostsTestCase):
 
 class WholeHostTest(CheapTestCase):
 
-    def test_one_is_freed_for_a_lease(self) -> None:
+    def test_host_is_freed_for_lease(self) -> None:
         before = self.booted_on_each()
         self.assert_freed(self.ask_for_one('--wait'), before)

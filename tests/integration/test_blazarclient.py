@@ -44,7 +44,7 @@ class CommandsTest(test_hosts.HostsTestCase):
         found = re.search(r'^[{[].*', done.stdout, re.MULTILINE | re.DOTALL)
         return json.loads(found[0]) if '-f' in words and found else None
 
-    def test_hosts_and_what_is_reserved_of_them(self) -> None:
+    def test_host_allocation_and_floating_ip_commands(self) -> None:
         for tool in ('blazar', 'openstack'):
             self.hosts_by(tool)
             self.addresses_by(tool)

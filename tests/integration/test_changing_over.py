@@ -272,7 +272,7 @@ class ChangingOverTest(base.IntegrationTestCase):
         for name in names:
             self.cloud.restart(name)
 
-    def test_the_page(self) -> None:
+    def test_migration_from_blazar_by_documentation(self) -> None:
         self.make_blazars()
         self.make_leases()
         before = self.inventory()

@@ -22,7 +22,7 @@ class WrongTest(test_crash.CrashTestCase):
         self.assertEqual(503, exc.response.status_code, exc.response.text)
         return exc.response.text
 
-    def test_nothing_is_decided_by_it_until_it_is_right(self):
+    def test_wrong_clock_stops_leases_until_corrected(self):
         ends = time.time() + 90
         server_id = self.boot(self.lease_hints('now', 90))['server']['id']
         lease_id = self.lease_of(server_id)['id']
@@ -61,7 +61,7 @@ class WrongTest(test_crash.CrashTestCase):
 class MomentTest(test_crash.CrashTestCase):
     """A clock was an hour ahead for a moment: its dates remain."""
 
-    def test_what_was_claimed_then_does_not_wait_for_an_hour(self):
+    def test_claims_of_wrong_clock_do_not_delay_events(self):
         ends = time.time() + 40
         ending = self.boot(self.lease_hints('now', 40))['server']['id']
         self.wait_for_server(ending)

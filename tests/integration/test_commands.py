@@ -207,19 +207,19 @@ class GuideTest(CommandsTestCase):
             if page.startswith(folder):
                 self.try_page(page)
 
-    def test_the_user_guide(self) -> None:
+    def test_commands_of_user_guide(self) -> None:
         self.try_folder('doc/source/user/')
 
-    def test_the_client(self) -> None:
+    def test_commands_of_client_reference(self) -> None:
         self.try_page('doc/source/cli/openstack.rst')
 
-    def test_the_front_page(self) -> None:
+    def test_commands_of_readme(self) -> None:
         self.try_page('README.rst')
 
 
 class OperatorsTest(CommandsTestCase):
 
-    def test_the_pages_of_operators(self) -> None:
+    def test_commands_of_operator_guides(self) -> None:
         for page in consoles.PAGES:
             if page.startswith((
                     'doc/source/admin/', 'doc/source/install/',

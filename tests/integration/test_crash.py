@@ -163,7 +163,7 @@ class CrashTestCase(base.IntegrationTestCase):
 
 class ListenerTest(CrashTestCase):
 
-    def test_at_each_step_of_a_start(self):
+    def test_listener_dies_at_each_step_of_start(self):
         self.without('blazar-listener-1', 'blazar-listener-2')
         servers, leases = [], []
         for step in steps_of('START'):
@@ -178,7 +178,7 @@ class ListenerTest(CrashTestCase):
         self.wait_for_status(leases, 'TERMINATED')
         self.assert_nothing_left()
 
-    def test_at_each_step_of_a_wait_for_room(self):
+    def test_listener_dies_at_each_step_of_admission(self):
         group = self.admin('POST', '/os-server-groups', {'server_group': {
             'name': 'together', 'policy': 'affinity'}},
             microversion=base.MICROVERSION)['server_group']['id']
@@ -207,7 +207,7 @@ class ListenerTest(CrashTestCase):
         self.wait_for_status([lease_id], 'TERMINATED')
         self.assert_nothing_left()
 
-    def test_two_that_are_about_to_send_the_same_build(self):
+    def test_frozen_listeners_send_same_build_once(self):
         """The second listener considers the first one dead."""
         self.without('blazar-listener-1', 'blazar-listener-2')
         server_id, lease_id = self.hold(starts_in=3, lasts=600)
@@ -229,7 +229,7 @@ class ListenerTest(CrashTestCase):
         self.wait_for_status([lease_id], 'TERMINATED')
         self.assert_nothing_left()
 
-    def test_several_that_were_read_together(self):
+    def test_leases_claimed_together_survive_death_and_freeze(self):
         """The process that has read them dies, or freezes, before sending."""
         self.without('blazar-listener-1', 'blazar-listener-2')
         held = [self.hold(starts_in=3, lasts=600) for _number in range(4)]
@@ -257,7 +257,7 @@ class ListenerTest(CrashTestCase):
         self.wait_for_status(leases, 'TERMINATED')
         self.assert_nothing_left()
 
-    def test_at_each_step_of_an_end(self):
+    def test_listener_dies_at_each_step_of_end(self):
         ending = steps_of('END')
         first = 40
         servers = [self.boot(self.lease_hints(
@@ -282,7 +282,7 @@ class ListenerTest(CrashTestCase):
             service='glance')['images']))
         self.assert_nothing_left()
 
-    def test_one_that_stands_still_at_an_end_leaves_ordinary_servers(self):
+    def test_frozen_listener_does_not_act_on_servers_after_end(self):
         for number, step in enumerate((Step.END_BEGUN, Step.END_UNBLOCKED)):
             self.without('blazar-listener-1', 'blazar-listener-2')
             first = self.new_listener()
@@ -335,7 +335,7 @@ class HostsTest(CrashTestCase, test_hosts.HostsTestCase):
             'hypervisor_properties': '', 'resource_properties': ''}])
         return lease['id'], lease['reservations'][0]['id']
 
-    def test_at_each_step_of_a_start_and_of_an_end(self):
+    def test_listener_dies_at_each_step_of_start_and_end(self):
         hosts = self.hosts()[:len(self.ENDS)]
         for name in hosts:
             self.enrol(name)
@@ -372,7 +372,7 @@ class HostsTest(CrashTestCase, test_hosts.HostsTestCase):
 class RoomTest(CrashTestCase, test_best_effort.CheapTestCase):
     """A listener dies while it frees a host for a lease."""
 
-    def test_at_each_step_of_one_plan(self):
+    def test_listener_dies_at_each_step_of_best_effort_plan(self):
         before = self.booted_on_each()
         self.without('blazar-listener-1', 'blazar-listener-2')
         lease = self.ask_for_one()
@@ -427,7 +427,7 @@ class EnrollmentTest(CrashTestCase, test_hosts.HostsTestCase):
             lambda: {self.server(server_id)['status']} - {'BUILD'},
             f'server {server_id} is built or not').pop()
 
-    def test_at_each_step(self):
+    def test_command_dies_at_each_step_of_enrollment_and_removal(self):
         ways = steps_of('ENROL')
         hosts = self.hosts()[:len(ways)]
         for host, step in zip(hosts, ways, strict=True):
@@ -474,7 +474,7 @@ class ApiTest(CrashTestCase, test_lease_api.LeaseApiTestCase):
         self.wait_for(lambda: process.pid is None,
                       f'{process.name} comes to its step')
 
-    def test_at_each_step_of_a_boot_from_now_on(self):
+    def test_api_dies_at_each_step_of_boot_from_now_on(self):
         self.without('nova-api-1', 'nova-api-2', 'blazar-listener-1',
                      'blazar-listener-2')
         before, leases = set(self.leases()), []
@@ -527,15 +527,15 @@ class ApiTest(CrashTestCase, test_lease_api.LeaseApiTestCase):
         self.assert_nothing_left()
         return process.written()
 
-    def test_one_that_stands_still_before_it_takes_a_build(self):
+    def test_api_freezes_before_it_takes_permit(self):
         self.assertIn('blazar-listener sends its build',
                       self.stand_still(Step.BOOT_RESERVED, 'PENDING'))
 
-    def test_one_that_stands_still_when_it_has_taken_a_build(self):
+    def test_api_freezes_after_it_has_taken_permit(self):
         self.assertIn('was stopped between the permit',
                       self.stand_still(Step.BOOT_TAKEN, 'STARTING'))
 
-    def test_at_each_step_of_a_boot_with_a_slot(self):
+    def test_api_dies_at_each_step_of_boot_with_slot(self):
         lease = self.make(time.time(), reservations=[{
             'resource_type': 'virtual:instance', 'vcpus': 1, 'memory_mb': 64,
             'disk_gb': 1, 'amount': len(steps_of('SLOT'))}])
@@ -563,7 +563,7 @@ class ApiTest(CrashTestCase, test_lease_api.LeaseApiTestCase):
                       'the slots are free')
         self.assert_nothing_left()
 
-    def test_at_each_step_of_a_held_create(self):
+    def test_api_dies_at_each_step_of_deferred_create(self):
         self.without('nova-api-1', 'nova-api-2')
         before = set(self.leases())
         for step in steps_of('CREATE'):
@@ -605,8 +605,8 @@ class InfrastructureTest(CrashTestCase):
         self.wait_for_status(leases, 'TERMINATED')
         self.assert_nothing_left(fix=('--fix',))
 
-    def test_the_message_bus(self):
+    def test_due_events_survive_death_of_message_bus(self):
         self.survive('rabbitmq')
 
-    def test_the_database(self):
+    def test_due_events_survive_death_of_database(self):
         self.survive('database')

@@ -19,20 +19,20 @@ class CredentialsTest(base.IntegrationTestCase):
 
     # -- users who change before the lease starts -----------------------------
 
-    def test_user_who_is_disabled_meanwhile(self) -> None:
+    def test_deferred_build_of_disabled_user_fails(self) -> None:
         user = self.new_user()
         held = self.hold(starts_in=6, client=user)
         self.keystone('PATCH', f'/users/{user.user_id}',
                       {'user': {'enabled': False}})
         self.assert_not_built(*held)
 
-    def test_user_who_has_lost_a_role(self) -> None:
+    def test_deferred_build_of_user_without_role_fails(self) -> None:
         user = self.new_user()
         held = self.hold(starts_in=6, client=user)
         self.keystone('DELETE', self.grant(user.user_id, 'member'))
         self.assert_not_built(*held)
 
-    def test_user_as_he_was(self) -> None:
+    def test_deferred_build_of_unchanged_user_succeeds(self) -> None:
         """The same as above, without any change."""
         user = self.new_user()
         server_id, lease_id = self.hold(starts_in=6, client=user)
@@ -47,7 +47,7 @@ class CredentialsTest(base.IntegrationTestCase):
         user('DELETE', f'/servers/{server_id}')
         self.assert_over(lease_id)
 
-    def test_project_that_is_deleted_meanwhile(self) -> None:
+    def test_lease_of_deleted_project_is_reported_and_continues(self) -> None:
         """It is noticed, and its lease continues."""
         project_id = self.keystone('POST', '/projects', {'project': {
             'name': self.getUniqueString('project'), 'domain_id': 'default',
@@ -109,18 +109,18 @@ class CredentialsTest(base.IntegrationTestCase):
 
     # -- tokens that may not create trusts -----------------------------------
 
-    def test_restricted_application_credential(self) -> None:
+    def test_restricted_app_credential_can_only_lease_now(self) -> None:
         client = self.with_application_credential(unrestricted=False)
         self.assert_refused(client)
         self.assert_starts_now(client)
 
-    def test_unrestricted_application_credential(self) -> None:
+    def test_unrestricted_app_credential_can_only_lease_now(self) -> None:
         """With keystone it may not create trusts either, despite its name."""
         client = self.with_application_credential(unrestricted=True)
         self.assert_refused(client)
         self.assert_starts_now(client)
 
-    def test_a_shelved_server_of_who_has_given_no_trust(self) -> None:
+    def test_image_of_shelved_server_without_trust_is_deleted(self) -> None:
         """Its image is deleted with it."""
         client = self.with_application_credential(unrestricted=False)
         server_id = self.boot(
@@ -141,7 +141,7 @@ class CredentialsTest(base.IntegrationTestCase):
         self.wait_until_gone(server_id)
         self.wait_for(lambda: images() == 0, 'no image')
 
-    def test_application_credential_where_keystone_lets_it(self) -> None:
+    def test_app_credential_can_create_trust_if_allowed(self) -> None:
         self.configure(
             'keystone/keystone.conf', '[security_compliance]\n'
             'allow_insecure_application_credential_trust_escalation = true\n',
@@ -155,7 +155,7 @@ class CredentialsTest(base.IntegrationTestCase):
 
     # -- builds without a trust ----------------------------------------------
 
-    def test_a_build_by_the_service_user(self) -> None:
+    def test_build_without_trust_by_service_user(self) -> None:
         """Of an image that only the user can see."""
         client = self.without_trust()
         image_id = self.private_image()
@@ -172,14 +172,14 @@ class CredentialsTest(base.IntegrationTestCase):
         self.demo('DELETE', f'/servers/{server_id}')
         self.assert_over(lease_id)
 
-    def test_that_ends_by_itself(self) -> None:
+    def test_lease_without_trust_ends_on_time(self) -> None:
         server_id, lease_id = self.hold(
             starts_in=6, lasts=10, client=self.without_trust())
         self.wait_for_lease(lease_id, 'TERMINATED')
         self.wait_until_gone(server_id)
         self.assertEqual(1, len(self.spawns(server_id)))
 
-    def test_not_for_who_may_not_any_more(self) -> None:
+    def test_build_without_trust_checks_user_and_role(self) -> None:
         user = self.new_user()
         held = self.hold(starts_in=6, client=self.without_trust(user))
         self.keystone('DELETE', self.grant(user.user_id, 'member'))
@@ -191,7 +191,7 @@ class CredentialsTest(base.IntegrationTestCase):
         self.assert_not_built(
             *held, why=f'The user {disabled.user_id} is disabled')
 
-    def test_nor_what_takes_a_trust(self) -> None:
+    def test_snapshots_are_refused_without_trust(self) -> None:
         client, before = self.without_trust(), self.records()
         for end in ({'on_end': 'snapshot'}, {
                 'before_end': base.date(time.time() + 86400 + 300),
@@ -240,7 +240,7 @@ class CredentialsTest(base.IntegrationTestCase):
         with open(path, 'w') as file:
             file.write(text)
 
-    def test_token_of_a_trust(self) -> None:
+    def test_trust_scoped_token_can_only_lease_now(self) -> None:
         other = self.client('other')
         trust = self.demo('POST', '/OS-TRUST/trusts', {'trust': {
             'trustor_user_id': self.demo.user_id,
@@ -257,7 +257,7 @@ class CredentialsTest(base.IntegrationTestCase):
         self.assert_refused(client)
         self.assert_starts_now(client)
 
-    def test_servers_that_run_come_under_a_lease(self) -> None:
+    def test_lease_of_running_server_uses_trust_for_snapshot(self) -> None:
         server_id = self.boot()['server']['id']
         self.wait_for_server(server_id)
         body = {'name': 'adopted', 'on_end': 'snapshot',

@@ -26,7 +26,7 @@ class SoftDeleteTest(base.IntegrationTestCase):
         super().setUp()
         self.configure('\n[DEFAULT]\nreclaim_instance_interval = 3600\n')
 
-    def test_who_deletes_and_restores_a_server_does_not_keep_it(self) -> None:
+    def test_delete_and_restore_do_not_delay_lease_end(self) -> None:
         ends = time.time() + 45
         server_id = self.boot(self.lease_hints(
             'now', 45))['server']['id']
@@ -69,7 +69,7 @@ class RacingTest(base.IntegrationTestCase):
             'os-migrateLive': (self.admin, {
                 'host': None, 'block_migration': 'auto'})}
 
-    def test_none_keeps_its_server(self) -> None:
+    def test_actions_around_lease_end_do_not_keep_server(self) -> None:
         actions, ends = self.actions(), time.time() + 75
         servers = {
             (action, earlier): str(self.boot(self.lease_hints(
@@ -125,7 +125,7 @@ class EndsTest(test_tour.TourTestCase):
         done = self.run_client('openstack', 'server', action, server_id)
         self.assertEqual(0, done.returncode, done.stderr)
 
-    def test_images_before_the_end_and_at_an_event(self) -> None:
+    def test_snapshots_before_end_and_at_event(self) -> None:
         now = time.time()
         server_id = str(self.create('server', *self.lease_words(
             'now', 600, name='kept', before_end=base.date(now + 22),
@@ -178,7 +178,7 @@ class EndsTest(test_tour.TourTestCase):
             self.wait_for_server(server_id, status)
         return found
 
-    def test_nothing_else_is_left(self) -> None:
+    def test_ended_leases_leave_nothing_but_snapshots(self) -> None:
         """Of servers in each status, however their leases end."""
         before = self.everything()
         images = self.kinds('image', ('RESERVED', 'SHELVED_OFFLOADED'), 60,
@@ -205,7 +205,7 @@ class EndsTest(test_tour.TourTestCase):
         self.wait_for(lambda: self.everything() == before | {
             'images': before['images'] | kept}, 'nothing else')
 
-    def test_each_end_a_user_may_ask_for(self) -> None:
+    def test_each_end_policy(self) -> None:
         servers, leases = {}, []
         for on_end in ('snapshot', 'stop,snapshot', 'shelve', 'stop',
                        'suspend', 'release'):

@@ -24,7 +24,7 @@ class EveryBootTest(test_tour.TourTestCase):
         super().setUp()
         self.configure(EVERY)
 
-    def test_it_is_shown_prolonged_and_reclaimed(self) -> None:
+    def test_default_lease_is_shown_extended_and_ended(self) -> None:
         now = time.time()
         answer = self.demo.request('POST', '/servers', self.boot_body())
         self.assertEqual(202, answer.status_code, answer.text)

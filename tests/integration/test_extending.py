@@ -13,7 +13,7 @@ from tests.integration import test_tour
 
 class ExtendingTest(test_tour.TourTestCase):
 
-    def test_a_server_stays_longer(self) -> None:
+    def test_lease_is_extended_automatically(self) -> None:
         """The minimum is ten minutes, which is also how long before its end it
         is extended.
         """
@@ -34,7 +34,7 @@ class ExtendingTest(test_tour.TourTestCase):
 
 class HandingOverTest(lease_api.LeaseApiTestCase):
 
-    def test_what_is_reserved_is_used_by_another_project(self) -> None:
+    def test_transferred_lease_is_used_by_other_project(self) -> None:
         other = self.client('other')
         lease = self.make(time.time())
         flavor_id = lease['reservations'][0]['flavor_id']

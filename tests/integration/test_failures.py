@@ -164,7 +164,7 @@ class FailuresTestCase(test_crash.CrashTestCase):
 class FailuresTest(FailuresTestCase):
     """One of two hosts fails."""
 
-    def test_one_that_is_killed(self) -> None:
+    def test_bookings_soon_leave_killed_host(self) -> None:
         soon = self.reserve(SOON)
         failing = str(self.booked_hosts()[soon])
         later = self.booked_beside(failing, LATER)
@@ -188,7 +188,7 @@ class FailuresTest(FailuresTestCase):
         self.assertEqual(failing, self.booked_hosts()[later])
         self.verify_finds_nothing()
 
-    def test_what_runs_there_is_evacuated_once_by_one_of_two(self) -> None:
+    def test_server_is_evacuated_once_by_two_listeners(self) -> None:
         self.new_listener()
         server_id, failing = self.runs()
         process = self.cloud.hosts()[failing]
@@ -218,7 +218,7 @@ class FailuresTest(FailuresTestCase):
         self.wait_until_back()
         self.verify_finds_nothing()
 
-    def test_who_is_within_a_lease_of_hosts_is_evacuated_within_it(self,
+    def test_hosted_server_is_evacuated_within_its_lease(self,
                                                                    ) -> None:
         self.enrol('host1', 'host2')
         lease = self.lease_hosts(2)
@@ -243,7 +243,7 @@ class FailuresTest(FailuresTestCase):
         self.end(lease)
         self.wait_until_gone(server_id)
 
-    def test_a_listener_dies_at_each_step_of_healing(self) -> None:
+    def test_listener_dies_at_each_step_of_healing(self) -> None:
         self.listener.stop()
         for step in test_crash.steps_of('HEAL'):
             server_id = self.reserve(SOON)
@@ -263,7 +263,7 @@ class FailuresTest(FailuresTestCase):
             self.verify_finds_nothing()
             after.stop()
 
-    def test_a_listener_dies_at_each_step_of_an_evacuation(self) -> None:
+    def test_listener_dies_at_each_step_of_evacuation(self) -> None:
         server_id, failing = self.runs()
         self.listener.stop()
         process = self.cloud.hosts()[failing]
@@ -285,7 +285,7 @@ class FailuresTest(FailuresTestCase):
         self.wait_until_back()
         self.verify_finds_nothing()
 
-    def test_what_runs_there_leaves_before_maintenance(self) -> None:
+    def test_running_server_is_migrated_before_maintenance(self) -> None:
         server_id, host = self.runs()
 
         def maintain(*words: str) -> str:
@@ -309,7 +309,7 @@ class FailuresTest(FailuresTestCase):
         self.assertIs(False, self.lease_of(server_id)['degraded'])
         self.verify_finds_nothing()
 
-    def test_one_that_freezes_and_comes_back(self) -> None:
+    def test_frozen_host_fails_and_recovers(self) -> None:
         soon = self.reserve(SOON)
         failing = str(self.booked_hosts()[soon])
         later = self.booked_beside(failing, LATER)
@@ -361,7 +361,7 @@ class ThreeOfTenTest(FailuresTestCase):
         return any(one['missing_resources'] for one in
                    self.lease(lease['id'])['reservations'])
 
-    def test_all_are_whole_after_it(self) -> None:
+    def test_leases_are_complete_after_failure_of_hosts(self) -> None:
         # All hosts of one lease are used, and others are available.
         self.enrol('host2', 'host3')
         hosts = self.lease_hosts(2)

@@ -109,7 +109,7 @@ class NeutronTest(lease_api.LeaseApiTestCase):
         self.wait_for(lambda: self.verify().returncode == 0,
                       lambda: self.verify().stdout)
 
-    def test_they_are_reserved_used_and_released(self) -> None:
+    def test_floating_ips_are_reserved_used_and_released(self) -> None:
         other = self.client('other')
         theirs = self.create('floatingip', client=other,
                              floating_network_id=self.network)
@@ -145,7 +145,7 @@ class NeutronTest(lease_api.LeaseApiTestCase):
                                               other)['floatingips'][0]['id'])
         self.verify_finds_nothing()
 
-    def test_no_address_is_lost_by_a_crash(self) -> None:
+    def test_no_floating_ip_is_lost_by_crash(self) -> None:
         """Neutron fails when it is needed, and listeners are killed."""
         lease = self.reserve(5)
         self.cloud.kill('neutron')
@@ -166,7 +166,7 @@ class NeutronTest(lease_api.LeaseApiTestCase):
         for name in ('neutron', 'blazar-listener-1', 'blazar-listener-2'):
             self.cloud.restart(name)
 
-    def test_an_address_that_others_have_is_replaced(self) -> None:
+    def test_floating_ip_used_by_others_is_replaced(self) -> None:
         lease = self.reserve(60, amount=1, required_floatingips=[FIRST])
         self.create('floatingip', client=self.admin,
                     floating_network_id=self.network,
@@ -178,7 +178,7 @@ class NeutronTest(lease_api.LeaseApiTestCase):
         self.demo('DELETE', f'/leases/{lease["id"]}', service='reservation')
         self.wait_for_lease(lease['id'], 'TERMINATED')
 
-    def test_members_name_no_addresses(self) -> None:
+    def test_members_cannot_request_specific_addresses(self) -> None:
         answer = self.demo.request('POST', '/floatingips', {'floatingip': {
             'floating_network_id': self.network,
             'floating_ip_address': FIRST}}, service='neutron')
@@ -190,7 +190,7 @@ class NeutronTest(lease_api.LeaseApiTestCase):
                 service='reservation')
             self.assertEqual(code, answer.status_code, answer.text)
 
-    def test_a_network_is_reserved_used_and_deleted(self) -> None:
+    def test_network_is_reserved_used_and_deleted(self) -> None:
         name = 'network_segment_range'
         made = self.neutron('POST', f'/{name}s', {name: {
             'name': 'leases', 'shared': False, 'network_type': 'vlan',

@@ -33,7 +33,7 @@ class GuestTest(base.IntegrationTestCase):
             'metadata': {'purpose': 'test', 'size': 'größer'},
             'user_data': base.encoded(USER_DATA), 'name': 'guest'}
 
-    def test_the_newest_microversion(self) -> None:
+    def test_guest_at_newest_microversion(self) -> None:
         guest, server = self.assert_same(
             '2.90', **self.common, adminPass='by-the-user',
             description='for later', hostname='guest-host',
@@ -44,7 +44,7 @@ class GuestTest(base.IntegrationTestCase):
         self.assertEqual('for later', server['description'])
         self.assertEqual('guest-host', server['OS-EXT-SRV-ATTR:hostname'])
 
-    def test_the_last_microversion_with_personality(self) -> None:
+    def test_guest_at_last_microversion_with_personality(self) -> None:
         guest, server = self.assert_same(
             '2.56', **self.common, personality=FILES, tags=['blue'],
             description='for later', adminPass='by-the-user')
@@ -54,7 +54,7 @@ class GuestTest(base.IntegrationTestCase):
         self.assertEqual('by-the-user', guest['admin_password'])
         self.assertEqual(['blue'], server['tags'])
 
-    def test_the_first_microversion(self) -> None:
+    def test_guest_at_first_microversion(self) -> None:
         """It sends nothing about networks."""
         guest, _server = self.assert_same(
             '2.1', **self.common, personality=FILES[:1],
@@ -62,7 +62,7 @@ class GuestTest(base.IntegrationTestCase):
         self.assert_common(guest)
         self.assertEqual(1, len(guest['injected_files']))
 
-    def test_nothing_special_but_a_password_that_nova_chose(self) -> None:
+    def test_guest_with_password_chosen_by_nova(self) -> None:
         answers, guests, _servers = self.both('2.90', name='plain')
         for answer, guest in zip(answers, guests, strict=True):
             self.assertEqual(answer['adminPass'], guest['admin_password'])

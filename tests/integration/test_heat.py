@@ -97,7 +97,7 @@ class HeatTest(test_hosts.HostsTestCase):
         with open(f'{EXAMPLES}/{name}') as file:
             return file.read()
 
-    def test_a_server_that_makes_its_lease(self) -> None:
+    def test_server_with_hints_creates_lease(self) -> None:
         stack = self.create(
             self.demo, 'now', self.example('heat_hints.yaml'),
             flavor='m1.nano')
@@ -111,7 +111,7 @@ class HeatTest(test_hosts.HostsTestCase):
         self.wait_until_gone(server_id)
         self.wait_for_lease(lease['id'], 'TERMINATED')
 
-    def test_a_lease_that_starts_later(self) -> None:
+    def test_later_lease_fails_stack_until_check(self) -> None:
         """Heat knows Nova's statuses only: it fails, and checks later."""
         stack = self.create(
             self.demo, 'later', self.example('heat_hints.yaml'),
@@ -128,7 +128,7 @@ class HeatTest(test_hosts.HostsTestCase):
         checked = self.over(self.demo, stack['path'], 'CHECK')
         self.assertEqual('CHECK_COMPLETE', checked['stack_status'], checked)
 
-    def test_a_lease_that_starts_later_and_is_shown_as_a_build(self) -> None:
+    def test_later_lease_shown_as_build_completes_stack(self) -> None:
         stack = self.create(
             self.demo, 'built', self.example('heat_hints.yaml'),
             flavor='m1.nano', lease=json.dumps({
@@ -144,7 +144,7 @@ class HeatTest(test_hosts.HostsTestCase):
         return [one['id'] for one in self.client(user)(
             'GET', '/servers')['servers']]
 
-    def test_a_host_and_a_lease_with_a_server(self) -> None:
+    def test_host_and_lease_resources_with_server(self) -> None:
         name = self.hosts()[0]
         stack = self.create(self.admin, 'host', HOST, name=name)
         self.assertEqual('CREATE_COMPLETE', stack['stack_status'], stack)

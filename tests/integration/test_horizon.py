@@ -311,7 +311,7 @@ class HorizonTest(test_hosts.HostsTestCase):
 
     # -- instances -----------------------------------------------------------
 
-    def test_a_reserved_instance_is_at_rest(self) -> None:
+    def test_reserved_instance_has_stable_status(self) -> None:
         server_id, lease_id = self.hold(starts_in=HOUR, name='waiting')
         for user, path in (('demo', INSTANCES), ('admin', '/admin/instances')):
             browser = self.log_in(user)
@@ -352,7 +352,7 @@ class HorizonTest(test_hosts.HostsTestCase):
                 {key: its[key] for key in ('name', 'properties_target')}])
         return found
 
-    def test_hints_of_a_boot(self) -> None:
+    def test_launch_form_offers_lease_hints(self) -> None:
         # By glance-manage, and by the API.
         for name, namespace in self.metadefs().items():
             self.admin('DELETE', f'/metadefs/namespaces/'

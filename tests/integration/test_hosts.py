@@ -41,7 +41,7 @@ class HostsTestCase(lease_api.LeaseApiTestCase):
 class HostsTest(HostsTestCase):
     """With the clients of users and operators."""
 
-    def test_from_its_enrollment_to_its_return(self) -> None:
+    def test_leased_host_from_enrollment_to_return(self) -> None:
         mine, *others = self.hosts()
         self.enrol(mine)
         self.assertEqual([mine], self.aggregates()['freepool'])
@@ -130,7 +130,7 @@ class StayingTest(TwoHostsTestCase):
         self.assertIn(host, self.MINE)
         return host
 
-    def test_by_each_way_that_there_is(self) -> None:
+    def test_servers_stay_on_leased_hosts_in_all_operations(self) -> None:
         with concurrent.futures.ThreadPoolExecutor(2) as pool:
             servers = list(pool.map(self.walk, (self.demo, self.other)))
         self.evacuate(servers[0])

@@ -44,7 +44,7 @@ class EvictionTest(base.IntegrationTestCase):
         }, service='reservation')['lease']
         return str(lease['id']), base.seconds(lease['start_date'])
 
-    def test_servers_are_shelved_before_a_lease_starts(self) -> None:
+    def test_servers_are_shelved_before_lease_starts(self) -> None:
         servers = [self.boot({'interruptible': 'True'})['server']['id']
                    for _number in range(3)]
         for server_id in servers:

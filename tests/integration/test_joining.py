@@ -31,7 +31,7 @@ class JoiningTest(test_tour.TourTestCase):
         done = self.verify()
         self.assertEqual(0, done.returncode, done.stdout)
 
-    def test_it_is_adopted_and_others_come_and_leave(self) -> None:
+    def test_running_servers_are_leased_added_and_removed(self) -> None:
         adopted, other = self.runs('adopted'), self.runs('other')
         # To the minute, as users write it.
         end = lease_api.minute(time.time() + LASTS + 60)

@@ -110,7 +110,7 @@ class EveryCommandTest(LeaseApiTestCase):
     #: The other two are in test_lease_users.py.
     TOOLS = (('blazar', 'demo'), ('openstack', 'admin'))
 
-    def test_every_command(self) -> None:
+    def test_every_lease_command(self) -> None:
         with concurrent.futures.ThreadPoolExecutor(2) as pool:
             for future in [
                     pool.submit(self.every_command, Tool(self, name, user),
@@ -260,7 +260,7 @@ class EveryCommandTest(LeaseApiTestCase):
 
 class RefusedCommandTest(LeaseApiTestCase):
 
-    def test_who_is_refused_is_told_what_would_do(self) -> None:
+    def test_refusal_names_next_start(self) -> None:
         start = days_ahead(60)
         hosts = len(self.cloud.hosts())
         self.make(start, HOUR, name='all', reservations=[{
@@ -277,7 +277,7 @@ class RefusedCommandTest(LeaseApiTestCase):
                 f'(write "start_date": "{minute(start + HOUR)}")', said)
             self.assertIn('fits_now: 0 of 1', said)
 
-    def test_what_is_anothers(self) -> None:
+    def test_commands_on_lease_of_other_user(self) -> None:
         """Commands of users who are not the owner."""
         lease = self.make(days_ahead(61), name='theirs')
         other, watcher, admin = (Tool(self, 'blazar', user) for user in (
@@ -297,7 +297,7 @@ class RefusedCommandTest(LeaseApiTestCase):
 class LifeTest(LeaseApiTestCase):
     """The life of a lease, by commands."""
 
-    def test_servers_of_a_reservation(self) -> None:
+    def test_servers_of_reservation_until_lease_is_deleted(self) -> None:
         blazar, osc = (Tool(self, name, 'demo')
                        for name in ('blazar', 'openstack'))
         lease_id = blazar.show(
@@ -339,7 +339,7 @@ class LifeTest(LeaseApiTestCase):
         self.assert_built_once(server['id'])
         return ty.cast(str, server['id'])
 
-    def test_an_offer(self) -> None:
+    def test_quote_offer_and_accept(self) -> None:
         """Functions that Blazar's client lacks."""
         until = minute(time.time() + HOUR)
         hosts = len(self.cloud.hosts())
@@ -537,7 +537,7 @@ class IsolationTest(LeaseApiTestCase):
         self.start = days_ahead(70)
         self.nothing = str(uuid.uuid4())
 
-    def test_the_table_has_all_that_there_is(self) -> None:
+    def test_permission_table_covers_all_routes(self) -> None:
         """Every method, allowed or not, of every path."""
         asked: dict[str, set[str]] = {}
         for row in rows():
@@ -549,7 +549,7 @@ class IsolationTest(LeaseApiTestCase):
                      if pattern.fullmatch(path)]
             self.assertIn(set(METHODS), found, pattern.pattern)
 
-    def test_who_may_do_what(self) -> None:
+    def test_permissions_match_table(self) -> None:
         tokens = self.tokens()
         answers, wrong = 0, []
         self.before = self.leases()
@@ -684,7 +684,7 @@ class IsolationTest(LeaseApiTestCase):
                  'error_message': f'{kind} {subject} could not be found.'},
                 answer.json(), what)
 
-    def test_what_a_list_has(self) -> None:
+    def test_lists_have_only_visible_leases(self) -> None:
         """Members see the leases of their project, and admins all."""
         other = self.client('other')
         theirs = {name: self.make(self.start, client=client)['id']

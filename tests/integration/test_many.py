@@ -13,7 +13,7 @@ from tests.integration import base
 
 class SeveralServersTest(base.IntegrationTestCase):
 
-    def test_one_lease_for_the_servers_of_a_request(self) -> None:
+    def test_servers_of_one_request_share_one_lease(self) -> None:
         # Late enough for the requests of a slow client before it.
         hints = self.lease_hints(time.time() + 15)
         self.openstack(
@@ -26,7 +26,7 @@ class SeveralServersTest(base.IntegrationTestCase):
                          {server['Name'] for server in listed})
         self.assert_one_lease({server['ID'] for server in listed})
 
-    def test_by_the_id_of_the_reservation(self) -> None:
+    def test_boot_that_returns_reservation_id_has_one_lease(self) -> None:
         """The answer contains no id of a server."""
         answer = self.boot(self.lease_hints(time.time() + 8), name='by-id',
                            min_count=3, max_count=3,
@@ -69,7 +69,7 @@ class ManyLeasesTest(base.IntegrationTestCase):
     #: Seconds within which all are booked.
     AHEAD = 20
 
-    def test_fifty_leases_that_start_in_the_same_second(self) -> None:
+    def test_fifty_leases_start_in_same_second(self) -> None:
         self.assertEqual(20, len(self.cloud.hosts()))
         start = int(time.time()) + self.AHEAD
         servers = self.book(start)

@@ -24,7 +24,7 @@ class SdkTest(lease_api.LeaseApiTestCase):
             name not in ('OS_COMPUTE_API_VERSION', 'OS_AUTH_TYPE')})
         self.addCleanup(self.sdk.close)
 
-    def test_leases_by_the_proxy(self) -> None:
+    def test_leases_by_sdk_proxy(self) -> None:
         """It has no resources of reservations, but knows the service."""
         proxy = self.sdk.reservation
         body = self.body(lease_api.days_ahead(1), name='sdk')
@@ -53,7 +53,7 @@ class SdkTest(lease_api.LeaseApiTestCase):
                     {'name': 'sdk', 'start': start, 'duration': '1h'})},
             **more)
 
-    def test_a_server_from_now_on(self) -> None:
+    def test_server_with_lease_from_now_on(self) -> None:
         compute = self.sdk.compute
         server = compute.wait_for_server(
             self.create('now'), wait=base.PATIENCE)
@@ -61,7 +61,7 @@ class SdkTest(lease_api.LeaseApiTestCase):
         compute.delete_server(server)
         compute.wait_for_delete(server, wait=base.PATIENCE)
 
-    def test_a_server_for_later(self) -> None:
+    def test_server_with_lease_for_later(self) -> None:
         """It waits through RESERVED, until its timeout."""
         compute = self.sdk.compute
         server = self.create(base.date(time.time() + 20))

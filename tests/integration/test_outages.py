@@ -234,19 +234,19 @@ class OutageTest(base.IntegrationTestCase):
 
     # -- one service after the other -----------------------------------------
 
-    def test_the_database_of_the_books(self) -> None:
+    def test_outage_of_reservation_database(self) -> None:
         self.survive(self.cut('blazar_nova'), plain_go_on=True)
 
-    def test_the_message_bus(self) -> None:
+    def test_outage_of_message_bus(self) -> None:
         # Nova's own calls need it as well: ordinary boots wait for it.
         self.addCleanup(self._leave_what_nova_lost)
         self.survive(self.frozen('rabbitmq'), plain_go_on=False)
 
-    def test_placement(self) -> None:
+    def test_outage_of_placement(self) -> None:
         self.survive(self.frozen('placement'), plain_go_on=False)
 
-    def test_a_cell(self) -> None:
+    def test_outage_of_cell(self) -> None:
         self.survive(self.cut('nova'), plain_go_on=False)
 
-    def test_keystone(self) -> None:
+    def test_outage_of_keystone(self) -> None:
         self.survive(self.frozen('keystone'), plain_go_on=False)

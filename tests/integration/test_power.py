@@ -182,7 +182,7 @@ class PowerTestCase(test_failures.FailuresTestCase):
 
 class PowerTest(PowerTestCase):
 
-    def test_of_two_listeners_under_a_lease(self) -> None:
+    def test_two_listeners_switch_hosts_once_for_lease(self) -> None:
         self.process('second-listener', self.listener.program.command,
                      'Started').wait_until_up(base.PATIENCE)
         self.all_go_off()
@@ -228,7 +228,7 @@ class PowerTest(PowerTestCase):
                     tzinfo=datetime.UTC).timestamp()), 600)
                 self.assertIn('power_until', one)
 
-    def test_one_from_now_on_waits_for_hosts_that_are_off(self) -> None:
+    def test_lease_from_now_on_waits_for_hosts_to_boot(self) -> None:
         self.configure('[blazar_power]\nenabled = true\n')
         self.all_go_off()
         self.clients_show('off')
@@ -243,7 +243,7 @@ class PowerTest(PowerTestCase):
         self.clients_show('on')
         self.end(lease)
 
-    def test_a_host_that_does_not_come_back(self) -> None:
+    def test_host_that_does_not_boot_is_replaced(self) -> None:
         """Its lease gets another one, at its start."""
         self.all_go_off()
         start = self.soon()
@@ -259,7 +259,7 @@ class PowerTest(PowerTestCase):
         self.nothing_was_lost()
         self.end(lease)
 
-    def test_bmcs_that_are_killed_hang_fail_or_lie(self) -> None:
+    def test_hosts_stay_on_if_bmcs_fail(self) -> None:
         """Hosts stay on and are used, whatever their BMCs say."""
         self.machines.kill()
         self.assert_left_on('killed')
@@ -296,7 +296,7 @@ class DeathTest(PowerTestCase):
         self.wait_for(lambda: process.pid is None,
                       f'a listener comes to {step.name}', seconds)
 
-    def test_a_listener_dies_at_each_step(self) -> None:
+    def test_listener_dies_at_each_step_of_power_switching(self) -> None:
         self.listener.kill()
         for step in test_crash.steps_of('POWER_OFF'):
             self.dies_at(step, 90)

@@ -14,11 +14,11 @@ class ProjectsTest(base.IntegrationTestCase):
         self.other = self.client('other')
         self.watcher = self.client('watcher')
 
-    def test_held_server_is_nothing_to_another_project(self) -> None:
+    def test_reserved_server_is_invisible_to_other_project(self) -> None:
         server_id, lease_id = self.hold(starts_in=600)
         self.assert_out_of_reach(server_id, lease_id)
 
-    def test_running_server_is_nothing_to_another_project(self) -> None:
+    def test_running_server_is_invisible_to_other_project(self) -> None:
         server_id = self.boot(self.lease_hints())['server']['id']
         self.wait_for_server(server_id)
         lease = self.wait_for_lease(self.lease_of(server_id)['id'], 'ACTIVE')
@@ -67,7 +67,7 @@ class ProjectsTest(base.IntegrationTestCase):
                 self.trusts(), self.guests(server_id),
                 set(self.server_ids()))
 
-    def test_own_reservation_is_said_to_be_of_another_kind(self) -> None:
+    def test_hint_for_own_server_reservation_names_its_type(self) -> None:
         """The hint is recognized; else the other tests would prove little.
         """
         _server_id, lease_id = self.hold(starts_in=600)
@@ -76,7 +76,7 @@ class ProjectsTest(base.IntegrationTestCase):
                              self.boot_body({'reservation': reservation}))
         self.assertIn('virtual:instance', fault['message'])
 
-    def test_reader_sees_and_cannot_boot_or_delete(self) -> None:
+    def test_reader_can_list_but_not_boot_or_delete(self) -> None:
         server_id, _lease_id = self.hold(starts_in=600)
         before = self.state(server_id)
         listed = self.openstack('server', 'list', user='watcher')

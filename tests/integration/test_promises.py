@@ -98,7 +98,7 @@ class PromisesTest(base.IntegrationTestCase):
                 for consumer in consumers} - servers)
         super().remove_what_is_new()
 
-    def test_promised_room_is_there_or_marked(self) -> None:
+    def test_reserved_capacity_is_available_or_marked_missing(self) -> None:
         self.assertEqual(20, len(self.hosts))
         self.fill()
         wrong = {}

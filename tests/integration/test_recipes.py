@@ -12,7 +12,7 @@ from tests.integration import test_hosts
 
 class RecipesTest(test_hosts.HostsTestCase):
 
-    def test_each_does_what_it_says(self) -> None:
+    def test_recipes_of_user_guide(self) -> None:
         typed: dict[tuple[str, str], list[str]] = {}
         for page in {page for page, _title in consoles.STORIES}:
             for block in consoles.blocks(page):

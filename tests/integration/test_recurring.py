@@ -45,7 +45,7 @@ class RecurringTest(test_tour.TourTestCase):
     def servers(self) -> dict[str, dict[str, str]]:
         return {one['Name']: one for one in self.openstack('server', 'list')}
 
-    def test_one_with_servers_of_its_own_and_one_that_is_kept(self) -> None:
+    def test_recurring_leases_with_new_and_kept_servers(self) -> None:
         later = time.time() + 1200
         for name in ('class', 'kept'):
             self.addCleanup(self.take_away, name)

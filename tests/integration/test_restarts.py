@@ -28,7 +28,7 @@ NEEDED = ('database', 'rabbitmq', 'keystone', 'placement', 'nova-conductor',
 class RestartTest(base.IntegrationTestCase):
     """One service after the other is stopped when a lease starts."""
 
-    def test_all_services_are_named_here(self) -> None:
+    def test_all_services_are_covered(self) -> None:
         self.assertEqual({*SERVICES, 'epmd'}, set(self.cloud.names()))
 
     def survive(self, name: str) -> None:

@@ -45,7 +45,7 @@ class WaitingTestCase(test_tour.TourTestCase):
 
 class RetryTest(WaitingTestCase):
 
-    def test_a_boot_waits_until_there_is_room(self) -> None:
+    def test_boot_waits_until_capacity_is_free(self) -> None:
         first = self.fill()
         server_id, lease_id = self.wait_for_room()
         lease = self.lease(lease_id)
@@ -63,7 +63,7 @@ class RetryTest(WaitingTestCase):
         done = self.verify()
         self.assertEqual(0, done.returncode, done.stdout)
 
-    def test_who_waits_can_be_deleted(self) -> None:
+    def test_waiting_server_can_be_deleted(self) -> None:
         self.fill()
         server_id, lease_id = self.wait_for_room()
         done = self.run_client('openstack', 'server', 'delete', server_id)
@@ -85,7 +85,7 @@ class HostsTest(test_hosts.HostsTestCase):
         return {key: value.strip('"') for key, _is, value in (
             line.partition('=') for line in done.stdout.splitlines())}
 
-    def test_a_whole_host_is_waited_for(self) -> None:
+    def test_lease_of_host_waits_for_capacity(self) -> None:
         mine = self.hosts()[0]
         self.enrol(mine)
         first = self.request('first', '--wait')

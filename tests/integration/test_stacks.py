@@ -100,7 +100,7 @@ class StacksTest(lease_api.LeaseApiTestCase):
             'end_date': base.date(time.time() + 2)}, service='reservation')
         self.wait_for_lease(lease['id'], 'TERMINATED', seconds=180)
 
-    def test_from_the_lease_to_the_deletion_of_the_stack(self) -> None:
+    def test_stack_from_lease_to_deletion(self) -> None:
         refused = self.demo.request('POST', '/leases', {
             'name': 'bad', 'start_date': 'now',
             'end_date': base.date(time.time() + 60), 'reservations': [{
@@ -136,7 +136,7 @@ class StacksTest(lease_api.LeaseApiTestCase):
         self.end(lease)
         self.assertEqual({}, self.stacks())
 
-    def test_it_is_suspended_at_the_end(self) -> None:
+    def test_stack_is_suspended_at_lease_end(self) -> None:
         lease = self.reserve('kept', 0, 600, on_end='suspend')
         self.wait_for_stack(lease)
         self.end(lease)
@@ -151,7 +151,7 @@ class StacksTest(lease_api.LeaseApiTestCase):
                                '--wait', 'kept')
         self.assertEqual(0, done.returncode, done.stderr)
 
-    def test_heat_and_listeners_die_meanwhile(self) -> None:
+    def test_stack_lease_survives_death_of_heat_and_listeners(self) -> None:
         lease = self.reserve('web', 5, 600)
         self.stack().kill('heat')
         self.wait_for(lambda: 'Heat does not answer' in (
@@ -169,7 +169,7 @@ class StacksTest(lease_api.LeaseApiTestCase):
                       'servers that are deleted')
         self.stack().restart('heat')
 
-    def test_its_user_deletes_it(self) -> None:
+    def test_lease_continues_after_user_deletes_stack(self) -> None:
         lease = self.reserve('web', 0, 600)
         self.wait_for_stack(lease)
         done = self.run_client('openstack', 'stack', 'delete', '--yes',

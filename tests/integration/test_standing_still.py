@@ -46,7 +46,7 @@ class StandingStillTest(test_crash.CrashTestCase):
         self.wait_for_status([self.lease_id], 'TERMINATED')
         self.assert_nothing_left()
 
-    def test_a_listener_between_the_gate_and_the_cast(self):
+    def test_frozen_listener_with_expired_permit_sends_no_build(self):
         self.freeze_between_gate_and_cast()
         self.wait_until(time.time() + dispatch.SECONDS + 2)
         self.go_on()
@@ -57,7 +57,7 @@ class StandingStillTest(test_crash.CrashTestCase):
         self.new_listener()
         self.finish()
 
-    def test_the_message_bus_between_the_gate_and_the_cast(self):
+    def test_message_bus_dies_between_permit_and_cast(self):
         self.freeze_between_gate_and_cast()
         self.cloud.kill('rabbitmq')
         self.go_on()
@@ -69,7 +69,7 @@ class StandingStillTest(test_crash.CrashTestCase):
         self.new_listener()
         self.finish()
 
-    def test_the_schedulers_while_a_conductor_waits_for_them(self):
+    def test_frozen_schedulers_only_delay_build(self):
         self.freeze_between_gate_and_cast()
         schedulers = [pid for number in (1, 2) for pid in self.processes(
             f'nova-scheduler-{number}')]
@@ -91,7 +91,7 @@ class StandingStillTest(test_crash.CrashTestCase):
         with open(f'/proc/{pid}/task/{pid}/children') as file:
             return [pid, *map(int, file.read().split())]
 
-    def test_a_conductor_that_dies_over_a_server(self):
+    def test_build_of_conductor_that_died_fails(self):
         """Between the server in its cell and its mapping to there."""
         self.without('nova-conductor')
         dying = self.process('dying-conductor', [
@@ -117,7 +117,7 @@ class StandingStillTest(test_crash.CrashTestCase):
 
 class NoHostTest(test_crash.CrashTestCase):
 
-    def test_a_start_waits_until_a_host_is_up(self):
+    def test_start_waits_until_host_is_up(self):
         services = self.admin(
             'GET', '/os-services?binary=nova-compute')['services']
         self.addCleanup(self.all_down, services, False)

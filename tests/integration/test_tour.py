@@ -51,7 +51,7 @@ class TourTest(TourTestCase):
                 if lease['status'] != 'TERMINATED' and
                 lease['project_id'] == self.demo.project_id}
 
-    def test_lease_for_later_from_its_boot_to_its_end(self) -> None:
+    def test_later_lease_from_boot_to_end(self) -> None:
         # Late enough for the requests of a slow client before it.
         start, lasts = int(time.time()) + 20, 15
         server_id = self.create('later', *self.lease_words(start, lasts))['id']
@@ -78,7 +78,7 @@ class TourTest(TourTestCase):
         self.assertEqual([], self.guests(server_id))
         self.assertNotIn(server_id, self.booked_hosts())
 
-    def test_a_held_server_says_what_holds_it(self) -> None:
+    def test_reserved_server_shows_its_lease(self) -> None:
         """Changes by its user are applied when it is built."""
         start = int(time.time()) + 25
         server_id = self.create('later', '--property', 'color=blue',
@@ -134,7 +134,7 @@ class TourTest(TourTestCase):
         self.assertEqual(0, done.returncode, done.stderr)
         return done.stdout
 
-    def test_refusal_says_from_when_it_would_fit(self) -> None:
+    def test_refusal_answers_next_start(self) -> None:
         """The host is full; a server that needs this host has to wait."""
         group = self.openstack('server', 'group', 'create', '--policy',
                                'affinity', 'together')['id']
@@ -167,7 +167,7 @@ class TourTest(TourTestCase):
         hints = {**self.lease_hints(start + 600, 600), 'group': group}
         self.boot(hints, flavor='m1.large')
 
-    def test_deleting_a_held_server_ends_its_lease(self) -> None:
+    def test_deletion_of_reserved_server_ends_lease(self) -> None:
         hints = self.lease_words(time.time() + 600, 600)
         self.nova('boot', '--image', 'cirros', '--flavor', 'm1.nano', '--nic',
                   'none', *hints, 'unwanted')
@@ -181,7 +181,7 @@ class TourTest(TourTestCase):
         self.assertEqual('TERMINATED', self.lease(lease_id)['status'])
         self.assertNotIn(server['ID'], self.booked_hosts())
 
-    def test_held_server_can_be_renamed_and_not_rebooted(self) -> None:
+    def test_reserved_server_can_be_renamed_but_not_rebooted(self) -> None:
         server_id, _lease_id = self.hold(starts_in=600)
         self.assertIn('is RESERVED', self.refused(
             409, 'openstack', 'server', 'reboot', server_id))
@@ -192,7 +192,7 @@ class TourTest(TourTestCase):
         self.assertEqual((server_id, 'RESERVED'),
                          (shown['id'], shown['status']))
 
-    def test_hints_that_cannot_be_understood(self) -> None:
+    def test_invalid_hints_are_refused(self) -> None:
         self.assertIn('soon is an invalid date', self.refused(
             400, 'openstack', 'server', 'create', *BOOT, '--flavor',
             'm1.nano', '--hint', 'reserved=True', '--hint',

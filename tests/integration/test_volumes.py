@@ -90,7 +90,7 @@ class CinderTest(lease_api.LeaseApiTestCase):
                       'in-use', 'an attachment')
         return server_id
 
-    def test_volumes_that_are_kept(self) -> None:
+    def test_release_policy_keeps_volumes(self) -> None:
         """A server has the first one, a shelved server the second one; there
         is no quota for the third one at first.
         """
@@ -149,7 +149,7 @@ class CinderTest(lease_api.LeaseApiTestCase):
         self.wait_for(lambda: not self.volumes('list'), 'no volumes')
         self.volumes('type', 'delete', 'kept', user='admin')
 
-    def test_from_the_lease_to_the_deletion_of_volumes(self) -> None:
+    def test_volumes_from_lease_to_deletion(self) -> None:
         self.wait_for_types()
         self.volumes('qos', 'create', 'slow', '--property',
                      'total_iops_sec=100', user='admin')

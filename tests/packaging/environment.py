@@ -9,8 +9,6 @@ import tarfile
 
 import fixtures
 
-__all__ = ['OURS', 'TOP', 'Environment', 'Packages', 'run']
-
 TOP = os.path.dirname(os.path.dirname(os.path.dirname(
     os.path.abspath(__file__))))
 #: The name of the distribution of this project.

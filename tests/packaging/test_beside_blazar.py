@@ -69,7 +69,7 @@ for name in ('aggregate_freepool_name', 'blazar_owner', 'blazar_az_prefix'):
 class BesideBlazarTest(testtools.TestCase):
     """One environment for all tests: it takes minutes to create."""
 
-    def test_both_work_and_each_goes_without_the_other(self):
+    def test_both_work_together_and_without_each_other(self):
         packages = self.useFixture(environment.Packages())
         both = self.useFixture(environment.Environment(
             packages.wheel, *THEIRS, 'python-openstackclient'))

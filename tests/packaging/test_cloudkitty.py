@@ -30,7 +30,7 @@ json.dump(found, sys.stdout)
 
 class CloudKittyTest(testtools.TestCase):
 
-    def test_it_collects_the_metrics_of_the_example_by_project(self):
+    def test_cloudkitty_accepts_example_metrics_by_project(self):
         made = self.useFixture(environment.Environment(
             'cloudkitty', pins=PINS))
         found = json.loads(made.python(_LOAD, METRICS))

@@ -46,10 +46,10 @@ print(json.dumps({
 
 class InstallingTest(testtools.TestCase):
 
-    def test_the_wheel(self):
+    def test_install_from_wheel(self):
         self.check('wheel')
 
-    def test_the_source_distribution(self):
+    def test_install_from_source_distribution(self):
         self.check('sdist')
 
     def check(self, kind):

@@ -26,8 +26,6 @@ from tests import databases
 from tests.races import checker
 from tests.races import contender
 
-__all__ = ['Contest', 'PROCESSES']
-
 ROOT = os.path.abspath(os.path.join(os.path.dirname(__file__), '..', '..'))
 #: The number of processes.
 PROCESSES = 8

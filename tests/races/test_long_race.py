@@ -38,7 +38,7 @@ class RaceTestCase(base.TestCase):
 
 class LongRaceTest(RaceTestCase):
 
-    def test_the_tables_and_every_index_are_right(self):
+    def test_tables_and_indexes_are_consistent_after_race(self):
         race = self.contest()
         race.run(SECONDS)
         LOG.info('Done: %s. Outcomes: %s. Disturbed: %s', race.done(),
@@ -60,7 +60,7 @@ class WithoutTheGuardTest(RaceTestCase):
     # Without generations no index follows, so most hosts are found to be full
     # only by the ledger: a few retries are enough. There is only one host, so
     # that overbooking appears soon.
-    def test_it_is_seen_that_the_guard_is_missing(self):
+    def test_race_overbooks_without_generation_guard(self):
         race = self.contest(without=['generation'], retries=4, hosts=1)
         for _slice in range(PATIENCE // SLICE):
             race.run(SLICE)

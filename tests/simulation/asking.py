@@ -16,8 +16,6 @@ from tests.simulation import baton as batons
 from tests.simulation import cloud as clouds
 from tests.simulation import world as worlds
 
-__all__ = ['Asking', 'recurrence', 'window_of_moves']
-
 
 def window_of_moves(baton: batons.Baton, window: model.Window,
                     ) -> dict[str, ty.Any]:

@@ -14,8 +14,6 @@ from blazar_core.lifecycle import demands
 from tests.simulation import baton as batons
 from tests.simulation import world as worlds
 
-__all__ = ['Away', 'Operator', 'fail_hosts', 'left']
-
 #: Seconds within which bookings of an unavailable host must be reassigned, or
 #: lose their host, if no fault interferes.
 HEALED = 120

@@ -21,8 +21,6 @@ import typing as ty
 
 import greenlet
 
-__all__ = ['Baton', 'Clock', 'Lock', 'Process']
-
 #: The start of the simulation, in seconds since the epoch.
 START = 1_800_000_000
 #: Seconds that pass at each point.

@@ -18,8 +18,6 @@ from blazar_core.plugins import cloud_api
 from tests.simulation import baton as batons
 from tests.simulation import faults
 
-__all__ = ['Cloud', 'Host', 'Port', 'Request', 'Server', 'State']
-
 Seen = cloud_api.ObservedServer
 Amounts: ty.TypeAlias = dict[str, int]
 

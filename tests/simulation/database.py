@@ -27,8 +27,6 @@ from tests import databases
 from tests.simulation import baton as batons
 from tests.simulation import faults
 
-__all__ = ['Books', 'set_time']
-
 #: Seconds for which a transaction waits until it can write.
 PATIENCE = 5
 #: Statements without an effect on other processes, and the statement that only

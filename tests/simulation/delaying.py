@@ -10,8 +10,6 @@ from blazar_core.common import errors
 from tests.simulation import cloud as clouds
 from tests.simulation import world as worlds
 
-__all__ = ['delay']
-
 #: Seconds for which users continue after the end, and after which a server
 #: must be deleted when there are no more faults.
 _PATIENCE, _LATE = 6 * 3600, 300

@@ -21,8 +21,6 @@ from tests.simulation import cloud as clouds
 from tests.simulation import owners
 from tests.simulation import world as worlds
 
-__all__ = ['Evicting']
-
 #: Seconds: the notice, the time of an eviction, for which a server has to be
 #: safe where it is resumed, and after which a leader counts as dead.
 NOTICE, EVICTION, SAFE_FOR, TIMEOUT = 120, 300, 600, 60

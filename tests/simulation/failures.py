@@ -52,8 +52,6 @@ from tests import driven
 from tests.simulation import database as simulated
 from tests.unit import base
 
-__all__ = ['Need', 'Result', 'Years', 'has_room', 'main']
-
 HOUR, DAY = 3600, 86_400
 #: Seconds between two failures of a host, and until it is repaired.
 FAILS_AFTER, REPAIRED_AFTER = 30 * DAY, DAY

@@ -7,8 +7,6 @@ import typing as ty
 
 from tests.simulation import baton as batons
 
-__all__ = ['Faults', 'MOST_SKEW', 'RATES']
-
 #: The faults and the highest probability of each where it is possible.
 RATES = {
     'death': 0.002, 'death at step': 0.1, 'freeze': 0.001,

@@ -38,8 +38,6 @@ from tests.simulation import cloud as simulated
 from tests.unit.blazar_core import racer
 from tests.unit.blazar_core import racing
 
-__all__ = ['GUARDS', 'is_missed', 'without']
-
 _claim = inventory.claim
 _along = assignments.convert_usage
 _read = consolidation.planner_input
@@ -271,111 +269,112 @@ GUARDS: dict[str, tuple[str, ty.Any]] = {
 #: runs it; test_guards.py checks that it fails.
 TESTS: dict[str, str] = {
     'sized': 'blazar_core.test_usage_reports.TestReport.'
-             'test_the_booking_of_a_resized_server_follows',
+             'test_booking_of_resized_server_is_updated',
     'room': 'blazar_core.test_members.TestMembers.'
-            'test_none_leaves_what_is_promised',
-    'image': 'blazar_core.test_end_policies.TestSteps.'
-             'test_an_image_comes_before_the_deletion',
-    'blocked': 'blazar_core.test_end_policies.TestStoodStill.'
-               'test_when_it_has_unblocked_a_server',
-    'copied': 'blazar_core.test_event_snapshots.TestImages.'
-              'test_an_end_before_gives_it_up',
+            'test_removal_into_reserved_capacity_is_refused',
+    'image': 'blazar_core.test_end_policies.TestPolicySteps.'
+             'test_snapshot_is_complete_before_deletion',
+    'blocked': 'blazar_core.test_end_policies.TestStalledProcess.'
+               'test_stall_after_unblock_repeats_no_request',
+    'copied': 'blazar_core.test_event_snapshots.TestEventSnapshots.'
+              'test_pending_snapshots_are_abandoned_at_end',
     'used': 'blazar_core.test_no_show_check.TestNoShows.'
-            'test_who_comes_in_time_keeps_it',
-    'owner': 'blazar_core.test_transfer.TestOwning.test_a_boot_that_has_found_'
-             'its_reservation_before_gets_no_place',
-    'servers': 'blazar_core.test_transfer.TestOwning.'
-               'test_one_of_a_boot_stays_in_its_project',
-    'between': 'blazar_core.test_series.TestKept.'
-               'test_it_waits_until_the_one_before_is_over',
-    'late': 'blazar_core.test_series.TestKept.'
-            'test_who_stood_still_brings_nothing_back',
+            'test_lease_used_in_time_is_kept',
+    'owner': 'blazar_core.test_transfer.TestTransfer.'
+             'test_boot_gets_no_slot_after_concurrent_transfer',
+    'servers': 'blazar_core.test_transfer.TestTransfer.'
+               'test_lease_created_by_boot_cannot_be_transferred',
+    'between': 'blazar_core.test_series.TestKeptServers.'
+               'test_start_waits_for_end_of_previous_occurrence',
+    'late': 'blazar_core.test_series.TestKeptServers.'
+            'test_stalled_process_does_not_unshelve',
     'healed': 'blazar_core.test_host_status.TestHealing.'
-              'test_it_comes_back_where_the_host_does',
+              'test_lease_gets_its_recovered_host_back',
     'undo': 'blazar_core.test_scheduler_claims.TestClaim.'
-            'test_a_claim_taken_back_leaves_nothing',
+            'test_undone_claim_leaves_nothing',
     'judged': 'blazar_core.test_scheduler_claims.TestClaim.'
-              'test_who_lost_a_race_judges_again',
-    'others': 'blazar_core.test_best_effort.TestMoving.'
-              'test_two_leases_move_nobody_twice',
-    'movable': 'blazar_core.test_best_effort.TestMoving.'
-               'test_no_more_than_may_are_moved',
+              'test_lost_race_is_checked_again',
+    'others': 'blazar_core.test_best_effort.TestServerMoves.'
+              'test_two_leases_migrate_no_server_twice',
+    'movable': 'blazar_core.test_best_effort.TestServerMoves.'
+               'test_migrations_per_lease_are_limited',
     'gate': 'blazar_core.test_lease_start.TestStart.'
-            'test_two_who_are_at_it_together_send_it_once',
-    'behind': 'blazar_core.test_admission_queue.TestTurns.'
-              'test_of_a_project_the_first_comes_first',
-    'joined': 'blazar_core.test_members.TestAdopting.'
-              'test_a_host_that_another_process_has_changed_is_read_again',
-    'end': 'blazar_core.test_auto_extension.TestExtending.'
-           'test_who_moves_its_end_meanwhile_has_his_way',
+            'test_concurrent_starts_get_one_permit',
+    'behind': 'blazar_core.test_admission_queue.TestAdmissionOrder.'
+              'test_leases_of_a_project_are_admitted_in_order',
+    'joined': 'blazar_core.test_members.TestCreateFromServers.'
+              'test_concurrently_changed_host_is_read_again',
+    'end': 'blazar_core.test_auto_extension.TestAutoExtension.'
+           'test_concurrent_update_of_end_wins_over_extension',
     'claim': 'blazar_core.test_event_queue.TestClaims.'
              'test_two_workers_never_carry_out_the_same_event',
-    'close': 'blazar_core.test_slot_builds.TestPlaces.'
-             'test_they_are_opened_at_the_start_and_closed_at_the_end',
+    'close': 'blazar_core.test_slot_builds.TestSlotBuilds.'
+             'test_reservations_are_opened_at_start_and_closed_at_end',
     'opened': 'blazar_nova.test_floating_ips.TestCrash.'
               'test_one_that_is_created_after_the_end_is_released',
-    'released': 'blazar_nova.test_floating_ips.TestLife.'
-                'test_they_are_had_from_start_to_end',
-    'unstacked': 'blazar_nova.test_stacks.TestLife.'
-                 'test_a_lease_that_is_deleted_leaves_no_stack',
+    'released': 'blazar_nova.test_floating_ips.TestLifecycle.'
+                'test_addresses_are_allocated_from_start_to_end',
+    'unstacked': 'blazar_nova.test_stacks.TestLifecycle.'
+                 'test_stack_of_deleted_lease_is_deleted',
     'lost': 'blazar_core.test_dispatch.TestLostBuilds.'
-            'test_two_who_miss_it_send_it_once',
-    'generation': 'blazar_core.test_races.TestBooking.test_as_many_leases_'
-                  'are_admitted_as_there_is_room_for',
-    'lock': 'blazar_core.test_races.TestPlaces.'
-            'test_there_are_never_more_servers_than_places',
-    'held': 'blazar_core.test_whole_hosts.TestHolding.'
-            'test_who_comes_next_waits_however_long_it_takes',
-    'left': 'blazar_core.test_failed_builds.TestSettledAgain.'
-            'test_one_whose_servers_all_run_is_active',
-    'again': 'blazar_core.test_lease_end.TestEnd.test_an_end_may_come_twice',
-    'check': 'blazar_core.test_end_policies.TestStoodStill.'
-             'test_before_a_request',
+            'test_two_listeners_resend_lost_build_once',
+    'generation': 'blazar_core.test_races.TestBooking.'
+                  'test_only_as_many_leases_as_fit_are_admitted',
+    'lock': 'blazar_core.test_races.TestSlots.'
+            'test_concurrent_servers_taking_slots',
+    'held': 'blazar_core.test_whole_hosts.TestAssignedHosts.'
+            'test_next_lease_waits_until_host_is_free',
+    'left': 'blazar_core.test_failed_builds.TestStatusRepair.'
+            'test_lease_with_all_servers_running_becomes_active',
+    'again': 'blazar_core.test_lease_end.TestEnd.test_end_is_idempotent',
+    'check': 'blazar_core.test_end_policies.TestStalledProcess.'
+             'test_stall_before_request_has_no_effect',
     'cancelled': 'blazar_core.test_interruptible.TestEvictions.'
-                 'test_what_stood_still_in_the_cloud_evicts_nobody',
+                 'test_request_stalled_in_cloud_evicts_no_server',
     'evicted': 'blazar_core.test_interruptible.TestEvictions.'
-               'test_the_owner_is_notified_and_the_server_is_gone_in_time',
+               'test_owner_is_notified_and_server_is_evicted_in_time',
     'evictable': 'blazar_core.test_interruptible.TestAdmission.'
-                 'test_a_lease_that_ends_before_that_is_refused',
+                 'test_lease_ending_before_eviction_is_refused',
     'notice': 'blazar_core.test_interruptible.TestEvictions.'
               'test_a_long_notice_is_kept',
     'empty': 'blazar_core.test_lending.TestLeasesOfHosts.'
-             'test_it_is_not_assigned_while_a_server_is_there',
-    'lent': 'blazar_core.test_lending.TestWhere.'
-            'test_a_host_that_a_lease_has_is_not_lent',
+             'test_host_is_not_assigned_while_server_remains',
+    'lent': 'blazar_core.test_lending.TestLentHosts.'
+            'test_host_assigned_to_lease_is_not_lent',
     'cleaned': 'blazar_core.test_lending.TestLeasesOfHosts.'
-               'test_the_scheduler_minds_it',
+               'test_scheduler_respects_cleaning_time',
     'deadline': 'blazar_core.test_lease_start.TestStart.'
-                'test_one_of_two_clocks_is_enough_to_be_too_late',
-    'within': 'blazar_core.test_parts_of_hosts.TestWhoGetsIn.'
-              'test_no_server_comes_when_the_lease_has_ended',
-    'asked': 'blazar_core.test_races_of_changes.TestMoving.'
-             'test_each_is_asked_for_once',
+                'test_deadline_passes_by_either_clock',
+    'within': 'blazar_core.test_parts_of_hosts.TestReservationAccess.'
+              'test_no_server_is_admitted_after_lease_is_deleted',
+    'asked': 'blazar_core.test_races_of_changes.TestMigrationRequests.'
+             'test_concurrent_migration_requests',
     'clean': 'blazar_core.test_host_cleaning.TestCleaning.'
-             'test_a_host_is_cleaned_until_it_is_clean_and_not_again',
-    'planned': 'blazar_core.test_best_effort.TestMoving.'
-               'test_what_is_booked_where_somebody_is_to_go_is_seen',
-    'pace': 'blazar_core.test_best_effort.TestPace.'
-            'test_after_the_interval_they_may_be_moved_again',
-    'slots': 'blazar_core.test_slots.TestDying.'
-             'test_what_a_killed_process_has_not_sent_is_sent',
-    'slot': 'blazar_core.test_slots.TestOnce.'
-            'test_of_a_request_and_two_listeners_one_sends_it',
+             'test_cleaning_is_retried_only_for_dirty_hosts',
+    'planned': 'blazar_core.test_best_effort.TestServerMoves.'
+               'test_concurrent_booking_on_target_host_is_seen',
+    'pace': 'blazar_core.test_best_effort.TestMigrationRate.'
+            'test_servers_may_migrate_again_after_interval',
+    'slots': 'blazar_core.test_slots.TestProcessDeath.'
+             'test_build_of_killed_process_is_sent',
+    'slot': 'blazar_core.test_slots.TestSentOnce.'
+            'test_request_and_two_listeners_send_build_once',
     'power_booked': 'blazar_nova.test_power.TestSwitching.'
-                    'test_one_that_is_booked_at_that_moment_stays_on',
+                    'test_host_booked_during_decision_stays_on',
     'power_lead': 'blazar_nova.test_power.TestSwitching.'
-                  'test_it_is_on_before_its_lease_starts',
-    'power_occupied': 'blazar_nova.test_power.TestRefusing.test_with_a_server',
+                  'test_host_is_on_before_its_lease_starts',
+    'power_occupied': 'blazar_nova.test_power.TestRefusing.'
+                      'test_host_with_server_stays_on',
     'power_identity': 'blazar_nova.test_power.TestRefusing.'
-                      'test_the_bmc_of_another_host',
+                      'test_host_with_bmc_of_another_host_fails_and_stays_on',
     'power_sent': 'blazar_nova.test_power.TestOnce.'
-                  'test_what_is_claimed_is_left_alone',
+                  'test_claimed_host_is_switched_once',
     'power_turns': 'blazar_nova.test_power.TestMany.'
                    'test_when_bmcs_answer_again_not_all_are_on_at_once',
     'power_silent': 'blazar_nova.test_power.TestSwitching.'
-                    'test_one_that_is_off_has_not_failed',
-    'power_waits': 'blazar_nova.test_power.TestNow.'
-                   'test_one_waits_for_its_host',
+                    'test_powered_off_host_has_not_failed',
+    'power_waits': 'blazar_nova.test_power.TestStartNow.'
+                   'test_lease_waits_until_its_host_has_booted',
     'clock': 'blazar_core.test_clock_skew.TestDatabase.'
              'test_with_a_wrong_clock_nothing_is_written',
 }

@@ -11,8 +11,6 @@ from tests.simulation import cloud as clouds
 from tests.simulation import whole
 from tests.simulation import world as worlds
 
-__all__ = ['Held', 'in_use', 'left']
-
 
 class Held:
     """A check after each commit: a lease has its hosts alone and clean.

@@ -27,8 +27,6 @@ from tests.simulation import held
 from tests.simulation import promised
 from tests.simulation import world as worlds
 
-__all__ = ['Always', 'Broken', 'at_rest', 'followers', 'late']
-
 #: The most seconds that builds and deletions take, and what waits for them.
 LATE = 180
 #: The same where a start may wait until its hosts are free.

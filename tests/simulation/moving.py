@@ -10,8 +10,6 @@ from blazar_core.common import model
 from blazar_core.plugins import cloud_api
 from tests.simulation import cloud as clouds
 
-__all__ = ['Port']
-
 State = clouds.State
 
 

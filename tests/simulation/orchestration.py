@@ -22,8 +22,6 @@ from tests.simulation import world as worlds
 from tests.unit.blazar_nova import fake_network
 from tests.unit.blazar_nova import test_stacks
 
-__all__ = ['Flavors', 'Heat', 'OWN', 'Owners', 'STACK']
-
 STACK = 'virtual:stack'
 #: The token of a user.
 OWN = 'own'

@@ -17,8 +17,6 @@ from tests.simulation import baton as batons
 from tests.simulation import cloud as clouds
 from tests.simulation import whole
 
-__all__ = ['GRACE', 'Keystone', 'Owners', 'PROJECTS']
-
 PROJECTS = ('red', 'blue')
 #: Seconds between two checks of the projects, for which a project must be
 #: missing, and for which keystone answers wrongly.

@@ -28,8 +28,6 @@ import typing as ty
 from blazar_core.common import states
 from blazar_nova.listener import power_planner
 
-__all__ = ['REQUIRED', 'main', 'run']
-
 _OFF, _BOOTING = states.Power.OFF, states.Power.BOOTING
 _STEP = 60
 _POLICY = power_planner.Policy(

@@ -10,8 +10,6 @@ from blazar_core.common import errors
 from tests.simulation import cloud as clouds
 from tests.simulation import world as worlds
 
-__all__ = ['Promised', 'left']
-
 #: The states of a lease that has started.
 BEGUN = ('STARTING', 'ACTIVE')
 #: The moves whose outcome is open.

@@ -11,8 +11,6 @@ import random
 
 from tests.simulation import world as worlds
 
-__all__ = ['Rescuers']
-
 #: Seconds before an end within which users rescue servers, between two looks
 #: for these, and after an end, with its grace period, within which a policy
 #: must be complete when there are no more faults.

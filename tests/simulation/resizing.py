@@ -18,8 +18,6 @@ from blazar_core.leases import server_growth
 from tests.simulation import cloud as clouds
 from tests.simulation import world as worlds
 
-__all__ = ['Resizers']
-
 #: Seconds between two requests, and before the end of a lease within which
 #: half of them are sent.
 _PAUSE, _BEFORE = 120, 60

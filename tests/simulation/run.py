@@ -19,8 +19,6 @@ from tests.simulation import users
 from tests.simulation import whole
 from tests.simulation import world as worlds
 
-__all__ = ['Run', 'simulate']
-
 HOUR, DAY = 3600, 86400
 #: The number of enrolled hosts; twice as many where they are switched off.
 POOL = 2

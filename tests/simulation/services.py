@@ -36,8 +36,6 @@ from tests.unit.blazar_nova import fake_network
 from tests.unit.blazar_nova import test_stacks
 from tests.unit.blazar_nova import test_volumes
 
-__all__ = ['Services']
-
 NETWORK, VOLUME = 'virtual:network', 'virtual:volume'
 ADDRESS, STACK = floating_ips.NAME, orchestration.STACK
 #: The enrolled volume types, and the GiB of each.

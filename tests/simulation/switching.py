@@ -19,8 +19,6 @@ from blazar_nova.listener import power
 from tests import machines
 from tests.simulation import cloud as clouds
 
-__all__ = ['Machines']
-
 #: What may happen to a request, and how often at most.
 RATES = {'bmc hangs': 0.1, 'bmc fails': 0.2, 'bmc untold': 0.2,
          'bmc lies': 0.05, 'boot slow': 0.1}

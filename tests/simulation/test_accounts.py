@@ -117,7 +117,7 @@ class TestMonth(base.BaseTestCase):
                     'end_date': clocks.iso(self.month.end), **query})))
         return body['calendar']
 
-    def test_numbers_and_picture_agree_with_what_the_cloud_counted(self):
+    def test_usage_and_calendar_agree_with_simulated_cloud(self):
         self.assertLess(30, len(self.cloud.leased))
         self.numbers()
         self.picture()

@@ -35,7 +35,7 @@ def fits(hosts, needs):
 
 class TestRoom(base.BaseTestCase):
 
-    def test_it_is_what_trying_all_says(self):
+    def test_has_room_agrees_with_exhaustive_search(self):
         dice, said = random.Random(1), []
         for _time in range(300):
             hosts = dice.randint(1, 3)
@@ -55,17 +55,17 @@ class TestFailures(base.BaseTestCase):
         folder = pathlib.Path(self.useFixture(fixtures.TempDir()).path)
         return failures.Years(seed, hosts, folder, heals).run(days)
 
-    def test_leases_are_whole_wherever_there_are_hosts(self):
+    def test_leases_have_hosts_wherever_capacity_suffices(self):
         for seed in SCARCE:
             self.assertEqual(0, self.years(seed, 20, 25).wrong)
 
-    def test_without_the_guard_they_are_not(self):
+    def test_leases_lack_hosts_without_reshuffling(self):
         with mock.patch('blazar_core.healing.reshuffle.Reshuffle.free',
                         return_value=False):
             self.assertLess(0, sum(
                 self.years(seed, 20, 25).wrong for seed in SCARCE))
 
-    def test_healing_is_what_leases_have_hosts_by(self):
+    def test_leases_lack_hosts_only_without_healing(self):
         healed, left = (self.years(1, 60, 8, heals)
                         for heals in (True, False))
         self.assertLess(0, left.lacking)

@@ -43,24 +43,24 @@ class TestGuards(base.BaseTestCase):
             timeout=LONGEST)
         return done.returncode, done.stdout + done.stderr
 
-    def test_without_it_a_unit_test_fails(self) -> None:
+    def test_unit_test_fails_without_guard(self) -> None:
         code, text = self.failing(self.guard)
         # An error of the command itself, or an unknown test, is 2.
         self.assertEqual(1, code, text)
         self.assertIn('tests.unit.', text)
 
-    def test_with_it_the_same_test_passes(self) -> None:
+    def test_unit_test_passes_with_all_guards(self) -> None:
         code, text = self.failing('')
         self.assertEqual(0, code, text)
 
 
 class TestTheList(base.BaseTestCase):
 
-    def test_each_guard_is_missed_by_a_unit_test_or_by_a_seed(self) -> None:
+    def test_each_guard_has_unit_test_or_seed(self) -> None:
         self.assertEqual(set(guards.GUARDS), {
             *guards.TESTS, *test_seeds.SIMULATED})
 
-    def test_nine_of_ten_are_missed_in_the_gate(self) -> None:
+    def test_gate_covers_nine_of_ten_guards(self) -> None:
         excluded = re.compile('|'.join(
             line for line in pathlib.Path(
                 imports.ROOT, 'tests', 'tiers', 'gate.txt',
@@ -68,7 +68,8 @@ class TestTheList(base.BaseTestCase):
         self.assertEqual([], [
             guard for guard, test in guards.TESTS.items()
             if all(map(excluded.search, guards.named([test])))])
-        seed = test_seeds.TestGuardsOfTheSimulation('test_it_is_missed').id()
+        seed = test_seeds.TestGuardsOfTheSimulation(
+            'test_seeds_fail_without_guard').id()
         missed = [*guards.TESTS, *(
             guard for guard in test_seeds.SIMULATED
             if not excluded.search(f'{seed}({guard})'))]
@@ -85,18 +86,18 @@ class TestWhatCounts(base.BaseTestCase):
         self.assertIn('ZeroDivisionError', found)
         return found
 
-    def test_an_error_of_the_simulation_does_not(self) -> None:
+    def test_simulation_error_does_not_reveal_missing_guard(self) -> None:
         self.assertFalse(guards.is_missed(
             self.wrong('tests.simulation.world.World.compare')))
 
-    def test_an_error_of_the_core_does(self) -> None:
+    def test_core_error_reveals_missing_guard(self) -> None:
         self.assertTrue(guards.is_missed(self.wrong(
             'blazar_core.healing.overbooking.OverbookingCheck._relieve')))
 
-    def test_so_does_what_is_seen_to_be_wrong(self) -> None:
+    def test_violated_invariant_reveals_missing_guard(self) -> None:
         self.assertTrue(guards.is_missed('server-00005 was built twice'))
 
-    def test_of_unit_tests_neither_do_their_own_errors(self) -> None:
+    def test_unit_test_error_does_not_reveal_missing_guard(self) -> None:
         tests = ['blazar_nova.test_power_planner.TestPlan']
         wrong = ('tests.unit.blazar_nova.test_power_planner.host',
                  lambda *_what, **_named: 1 / 0)

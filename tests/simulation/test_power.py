@@ -18,7 +18,7 @@ class TestSaved(base.BaseTestCase):
     scenarios = [(str(load), {'load': load}) for load in power.REQUIRED]
     load = 0
 
-    def test_it_is_most_of_what_an_oracle_saves(self) -> None:
+    def test_saved_hours_reach_required_share_of_optimum(self) -> None:
         found = power.run(100, 15, self.load / 100)
         self.assertEqual(0, found.late, found)
         self.assertGreaterEqual(found.part, power.REQUIRED[self.load], found)

@@ -105,13 +105,13 @@ class SeedsTestCase(base.BaseTestCase):
 class TestFixed(SeedsTestCase):
     """The same seeds in every run."""
 
-    def test_nothing_goes_wrong_in_an_hour(self) -> None:
+    def test_seeds_of_one_hour_pass(self) -> None:
         self.all_goes_well(*FIXED[0.05], '--days', 0.05)
 
-    def test_nothing_goes_wrong_in_a_week(self) -> None:
+    def test_seeds_of_one_week_pass(self) -> None:
         self.all_goes_well(*FIXED[7], '--days', 7)
 
-    def test_a_seed_tells_one_story(self) -> None:
+    def test_seed_is_reproducible(self) -> None:
         told = 5, '--days', 0.01, '--story', '--still'
         first = simulate(*told, PYTHONHASHSEED='7')
         # On another day, and with another hash seed.
@@ -126,13 +126,13 @@ class TestGuardsOfTheSimulation(SeedsTestCase):
     scenarios = [(name, {'guard': name}) for name in SIMULATED]
     guard = ''
 
-    def test_it_is_missed(self) -> None:
+    def test_seeds_fail_without_guard(self) -> None:
         self.is_missed(self.guard)
 
 
 class TestDrift(SeedsTestCase):
 
-    def test_a_clock_that_drifts_is_enough(self) -> None:
+    def test_clock_drift_alone_reveals_missing_clock_guard(self) -> None:
         self.is_missed('clock', '--only', 'drift', first=DRIFTED)
 
 
@@ -144,12 +144,12 @@ class TestToday(SeedsTestCase):
         self.all_goes_well(
             f'{first}-{first + 999}', '--days', days, '--seconds', SECONDS)
 
-    def test_nothing_goes_wrong_in_an_hour(self) -> None:
+    def test_seeds_of_one_hour_pass(self) -> None:
         self.all_of_today_goes_well(0.05)
 
-    def test_nothing_goes_wrong_in_a_week(self) -> None:
+    def test_seeds_of_one_week_pass(self) -> None:
         self.all_of_today_goes_well(7)
 
-    def test_it_is_seen_when_a_guard_is_missing(self) -> None:
+    def test_seeds_fail_without_guards_of_the_day(self) -> None:
         for guard in guards_of(today()):
             self.is_missed(guard)

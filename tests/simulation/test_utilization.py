@@ -24,7 +24,7 @@ class TestPolicies(base.BaseTestCase):
         (answer,) = answers
         return answer
 
-    def test_a_whole_host_is_of_one_reservation(self):
+    def test_pools_lease_whole_hosts_exclusively(self):
         pools = utilization.Pools(4, 8, 0.5)
         self.assertTrue(pools.lease(job(0, 10, vcpus=1), 0))
         self.assertTrue(pools.lease(job(5, 10, vcpus=1), 5))
@@ -38,19 +38,19 @@ class TestPolicies(base.BaseTestCase):
         pools.advance(20)
         self.assertEqual(0, pools.used())
 
-    def test_nobody_else_may_use_what_is_set_aside(self):
+    def test_pools_refuse_boots_on_hosts_set_aside(self):
         pools = utilization.Pools(4, 8, 0.5)
         self.assertEqual([True, True, False], [
             self.boot(pools, 0, 10) for _boot in range(3)])
 
-    def test_without_reservations_who_comes_first_has_it(self):
+    def test_without_leases_capacity_is_first_come_first_served(self):
         none = utilization.Unreserved(1, 8)
         self.assertTrue(none.lease(job(10, 10), 10))
         none.advance(5)
         self.assertTrue(self.boot(none, 5, 10))
         self.assertEqual((8, 1), (none.used(), none.broken()))
 
-    def test_what_leases_promise_is_there(self):
+    def test_leases_guarantee_reserved_capacity(self):
         leases = utilization.Leases(1, 8, 1)
         self.addCleanup(leases.close)
         self.assertTrue(leases.lease(job(HOUR, HOUR), HOUR))
@@ -66,20 +66,20 @@ class TestPolicies(base.BaseTestCase):
         leases.advance(2 * HOUR + utilization.LATE)
         self.assertEqual((0, 0), (leases.used(), leases.broken()))
 
-    def test_who_is_refused_asks_again(self):
+    def test_refused_request_is_retried(self):
         result = utilization.replay(utilization.Unreserved(1, 8), [
             job(0, 2.5 * HOUR), *[job(0, 9 * DAY, leased=False)
                                   for _other in range(2)]], 3)
         self.assertEqual([0, 3 * HOUR], result.waited)
         self.assertEqual((1, 0), (result.refused.total(), result.asking))
 
-    def test_all_that_boots_at_once_runs_soon(self):
+    def test_concurrent_boots_run_soon(self):
         result = utilization.replay(utilization.Leases(20, 8, 1), [
             job(0, DAY, vcpus=1, leased=False) for _boot in range(100)], 0.5)
         self.assertEqual(100, len(result.waited))
         self.assertLess(max(result.waited), utilization.LATE)
 
-    def test_short_leases_are_no_broken_promises(self):
+    def test_short_lease_does_not_count_as_broken(self):
         result = utilization.replay(
             utilization.Leases(1, 8, 1), [job(HOUR, 120)], 0.5)
         self.assertEqual((0, 1), (result.broken, len(result.waited)))
@@ -87,7 +87,7 @@ class TestPolicies(base.BaseTestCase):
 
 class TestWorkloads(base.BaseTestCase):
 
-    def test_users_want_as_much_as_was_said(self):
+    def test_workload_has_requested_load_and_leased_share(self):
         jobs = utilization.workload(1, 300, 1000, 32, 0.9, 0.5)
         wanted = sum(job.total * job.length for job in jobs) / (
             300 * DAY * 1000)
@@ -95,7 +95,7 @@ class TestWorkloads(base.BaseTestCase):
         self.assertAlmostEqual(
             0.5, sum(job.leased for job in jobs) / len(jobs), 1)
 
-    def test_a_trace(self):
+    def test_read_swf_trace(self):
         trace = """\
 ; Computer: any
 1 0 5 3600 4 -1 -1 4 7200 -1 1 1 1 1 1 -1 -1 -1

@@ -28,8 +28,6 @@ from tests.simulation import owners
 from tests.simulation import whole
 from tests.simulation import world as worlds
 
-__all__ = ['ANSWERS', 'Users', 'boot_in']
-
 #: The requests and their weights.
 WEIGHTS = {
     'lease_now': 10, 'lease_later': 14, 'reserve': 10, 'offer': 4,

@@ -34,9 +34,6 @@ from blazar_core.lifecycle import dispatch
 from tests.simulation import cloud as clouds
 from tests.simulation import world as worlds
 
-__all__ = ['Job', 'Leases', 'Pools', 'Result', 'Unreserved', 'main',
-           'read_swf', 'replay', 'workload']
-
 HOUR, DAY = 3600, 86400
 #: The most repetitions of a refused request, an hour later each time.
 TRIES = 24

@@ -17,8 +17,6 @@ from tests.simulation import cloud as clouds
 from tests.simulation import faults
 from tests.unit import base
 
-__all__ = ['HOSTS', 'Hosts', 'Operator']
-
 #: The name of the resource type.
 HOSTS = 'hosts'
 #: Seconds after which a cleaning is surely over.

@@ -59,8 +59,6 @@ from tests.simulation import owners
 from tests.simulation import whole
 from tests.unit import base
 
-__all__ = ['Core', 'World', 'call_of']
-
 #: Seconds between two full syncs, and between two checks when nothing has
 #: changed; until builds are lost; for which a start waits for its host.
 COMPARISON, REST, LOST_AFTER, PATIENCE = 300, 43200, 120, 300

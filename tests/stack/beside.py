@@ -7,8 +7,6 @@ import os
 
 from tests.stack import processes
 
-__all__ = ['Services']
-
 _PATIENCE = 120
 
 

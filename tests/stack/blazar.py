@@ -14,8 +14,6 @@ from tests.stack import configuration
 from tests.stack import processes
 from tests.stack import stack as stacks
 
-__all__ = ['FILTERS', 'FILTER_CLASS', 'FREEPOOL', 'Blazar']
-
 FREEPOOL = 'freepool'
 FILTER_CLASS = 'blazarnova.scheduler.filters.blazar_filter.BlazarFilter'
 #: The filters that Blazar's installation guide enables.

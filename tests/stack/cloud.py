@@ -8,8 +8,6 @@ import requests
 
 from tests.stack import configuration
 
-__all__ = ['FLAVORS', 'IMAGE', 'Api', 'Cloud']
-
 #: name -> (memory in MB, vcpus, disk in GB)
 FLAVORS = {'m1.nano': (64, 1, 1), 'm1.tiny': (512, 1, 1),
            'm1.small': (2048, 1, 20), 'm1.medium': (4096, 2, 40),

@@ -15,10 +15,6 @@ import uuid
 from blazar_core.db import encryption
 from tests import samples
 
-
-__all__ = ['ACCOUNTS', 'Lines', 'PASSWORD', 'REGION', 'Site', 'write',
-           'write_file', 'write_own']
-
 #: Of everybody; nothing of this is reached from outside of the machine.
 PASSWORD = 'secret'
 REGION = 'RegionOne'

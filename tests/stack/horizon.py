@@ -12,8 +12,6 @@ import shutil
 from tests.stack import processes
 from tests.stack import stack as stacks
 
-__all__ = ['Horizon']
-
 _PATIENCE = 300
 _SETTINGS = '''\
 from openstack_dashboard.settings import HORIZON_CONFIG

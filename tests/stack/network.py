@@ -16,8 +16,6 @@ import urllib.parse
 import uuid
 from wsgiref import simple_server
 
-__all__ = ['application']
-
 Json: ty.TypeAlias = dict[str, ty.Any]
 
 #: The network that Nova gets when it has one created for a project.

@@ -13,8 +13,6 @@ from neutron_lib.api.definitions import portbindings
 from neutron_lib import constants
 from neutron_lib.plugins.ml2 import api
 
-__all__ = ['Driver']
-
 
 class Driver(api.MechanismDriver):  # type: ignore[misc]
     """Binds all ports on all hosts."""

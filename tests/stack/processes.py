@@ -18,8 +18,6 @@ import threading
 import time
 import typing as ty
 
-__all__ = ['Failure', 'Process', 'Program', 'kill_others', 'wait_for']
-
 #: Seconds between two checks of a condition.
 _LOOK = 0.05
 

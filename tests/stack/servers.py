@@ -15,9 +15,6 @@ from tests import databases
 from tests.stack import configuration
 from tests.stack import processes
 
-__all__ = ['DATABASES', 'Mariadb', 'Postgresql', 'database', 'erlang',
-           'find_nginx', 'nginx', 'rabbitmq']
-
 #: database -> the user it belongs to
 DATABASES = {'keystone': 'keystone', 'placement': 'placement',
              'glance': 'glance', 'nova_api': 'nova', 'nova_cell0': 'nova',

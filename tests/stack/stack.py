@@ -26,8 +26,6 @@ from tests.stack import configuration
 from tests.stack import processes
 from tests.stack import servers
 
-__all__ = ['ROOT', 'Stack', 'Status', 'free_ports', 'wsgi_command']
-
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(
     os.path.abspath(__file__))))
 DATABASES = ('mariadb', 'postgresql')

@@ -4,8 +4,6 @@
 
 from cinder.tests import fake_driver
 
-__all__ = ['Driver']
-
 _GIGABYTES = 2000
 
 

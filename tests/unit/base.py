@@ -38,9 +38,6 @@ from blazar_core.plugins import resource_types
 from tests import databases
 from tests import driven
 
-__all__ = ['DatabaseTestCase', 'FakeCloud', 'FakeType', 'LeaseTestCase', 'NOW',
-           'RefusalTestCase', 'TestCase', 'WholeType']
-
 #: 2027-01-15 08:00 UTC, the initial time of a ManualClock.
 NOW = 1_800_000_000
 

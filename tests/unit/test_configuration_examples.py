@@ -129,23 +129,23 @@ class TestDocumentation(ExampleTestCase):
 
     scenarios = list(_examples())
 
-    def test_its_options_exist_and_have_values_that_they_admit(self):
+    def test_documented_options_exist_and_have_valid_values(self):
         self.assertEqual([], self.unknown(_stripped(self.text)))
 
 
 class TestSample(ExampleTestCase):
 
-    def test_its_options_exist_and_have_values_that_they_admit(self):
+    def test_sample_options_exist_and_have_valid_values(self):
         text = samples.nova_conf('sqlite://', encryption.new_key())
         self.assertEqual([], self.unknown(text))
 
-    def test_what_is_filled_in_is_in_it_once(self):
+    def test_database_url_and_key_occur_once(self):
         text = samples.nova_conf('sqlite:///here', 'one-key')
         self.assertEqual(1, text.count('\nconnection = sqlite:///here\n'))
         self.assertEqual(1, text.count('\nencryption_keys = one-key\n'))
         self.assertNotIn('KEY\n', text)
 
-    def test_the_guide_shows_it(self):
+    def test_install_guide_includes_samples(self):
         with open(os.path.join(TOP, 'doc/source/install/index.rst')) as file:
             guide = file.read()
         for name in ('nova.conf', 'api-paste.ini'):
@@ -164,10 +164,10 @@ class TestHints(base.TestCase):
                 found |= json.load(file)['properties']
         return found
 
-    def test_they_are_those_that_a_boot_may_have(self):
+    def test_metadefs_have_exactly_the_hints_of_a_boot(self):
         self.assertEqual(set(boot_hints.HINTS), set(self.hints()))
 
-    def test_their_defaults_are_a_lease_from_now_on(self):
+    def test_defaults_of_metadefs_request_a_lease_from_now(self):
         hints = {name: hint['default'] for name, hint in self.hints().items()
                  if 'default' in hint}
         self.assertTrue(boot_hints.ask_for_lease(hints, ()))
@@ -176,20 +176,20 @@ class TestHints(base.TestCase):
         self.assertEqual((0, 7200), (window.start, window.end))
 
 
-class TestWhatIsFound(ExampleTestCase):
+class TestDetection(ExampleTestCase):
     """The tests above fail if something is wrong."""
 
-    def test_an_option_that_does_not_exist(self):
+    def test_options_that_do_not_exist_are_found(self):
         self.assertEqual(
             ['[blazar] on_ends', '[blazars] on_end'],
             self.unknown('[blazar]\non_ends = delete\n'
                          '[blazars]\non_end = delete\n'))
 
-    def test_values_wrapped_onto_lines_that_are_not_indented(self):
+    def test_wrapped_values_without_indentation_are_found(self):
         self.assertRaises(cfg.ConfigFileParseError, self.unknown,
                           '[filter_scheduler]\nenabled_filters =\nOne,Two\n')
 
-    def test_every_page_with_a_section_is_looked_at(self):
+    def test_every_page_with_a_section_is_checked(self):
         names = {name.partition('#')[0] for name, _ in
                  TestDocumentation.scenarios}
         self.assertLessEqual({

@@ -40,7 +40,7 @@ def tails(name):
 
 class TestReferences(testtools.TestCase):
 
-    def test_all_are_there(self):
+    def test_all_references_resolve(self):
         paths = imports.sources('blazar_core', 'blazar_nova')
         own = {}
         for path in paths:
@@ -61,7 +61,7 @@ class TestReferences(testtools.TestCase):
                     lacking.append((path, name))
         self.assertEqual([], lacking)
 
-    def test_one_that_is_not_there_is_seen(self):
+    def test_only_defined_names_are_known(self):
         names = tails('a.b.C.method')
         self.assertIn('C.method', names)
         self.assertNotIn('C.other', names)

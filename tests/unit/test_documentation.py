@@ -42,7 +42,7 @@ class TestConsoles(base.BaseTestCase):
             if titles:
                 yield page, titles
 
-    def test_a_test_types_each_block(self):
+    def test_each_console_block_is_run_by_a_test(self):
         stories = collections.defaultdict(set)
         for page, title in consoles.STORIES:
             stories[page].add(title)
@@ -57,12 +57,12 @@ class TestConsoles(base.BaseTestCase):
             for page, blocks in consoles.PAGES.items()},
             {page: titles for page, titles in found.items() if titles})
 
-    def test_pages_that_another_test_types(self):
+    def test_pages_run_by_other_tests_are_named_in_them(self):
         for page, module in consoles.ELSEWHERE.items():
             self.assertIn(f"PAGE = '{page}'", read(
                 'tests', 'integration', f'{module}.py'))
 
-    def test_what_prepares_and_checks_exists(self):
+    def test_methods_that_prepare_and_check_blocks_exist(self):
         prepared = {prepare for blocks in consoles.PAGES.values()
                     for _title, prepare in blocks if prepare}
         for module, names in (('test_commands', prepared),
@@ -72,7 +72,7 @@ class TestConsoles(base.BaseTestCase):
             self.assertLessEqual(set(names), set(defined))
 
 
-class TestCommandsOfTheClient(base.BaseTestCase):
+class TestClientCommands(base.BaseTestCase):
     """The commands on pages are valid, also in blocks that no test runs."""
 
     def commands(self):
@@ -85,7 +85,7 @@ class TestCommandsOfTheClient(base.BaseTestCase):
                         block.typed.replace('\\\n', '')):
                     yield path, shlex.split(line.partition('|')[0])
 
-    def test_their_arguments_are_accepted(self):
+    def test_arguments_of_documented_commands_are_accepted(self):
         ours = {tuple(point.name.split('_')): point
                 for point in metadata.entry_points(
                     group='openstack.blazar_nova.v1')}
@@ -118,14 +118,14 @@ class TestCommands(base.BaseTestCase):
             for name, one in action.choices.items():
                 yield from self.commands(one, *words, name)
 
-    def test_the_page_has_each_command(self):
+    def test_page_of_manage_has_each_command(self):
         page = read('doc', 'source', 'cli', 'blazar-nova-manage.rst')
         shown = re.findall(
             r'^\.\. program-help:: blazar-nova-manage (.+)$', page, re.M)
         self.assertEqual(sorted(self.commands(manage._parser())),
                          sorted(shown))
 
-    def test_the_page_of_the_client_has_each_command(self):
+    def test_page_of_client_has_each_command(self):
         commands = re.findall(
             r'^    reservation_(\w+) = ', read('setup.cfg'), re.M)
         shown = re.findall(r'^   :command: reservation (.+)$', read(
@@ -133,7 +133,7 @@ class TestCommands(base.BaseTestCase):
         self.assertEqual(sorted(commands), sorted(
             name.replace(' ', '_') for name in shown))
 
-    def test_the_page_of_the_api_has_each_request(self):
+    def test_page_of_api_has_each_request(self):
         described = yaml.safe_load(read(
             'doc', 'source', 'api-ref', 'openapi.yaml'))['paths']
         shown = re.findall(r'^\.\. lease-api:: (\w+) (.+)$', read(
@@ -154,7 +154,7 @@ class TestFiles(base.BaseTestCase):
         return [name for name in names if name not in self.WRITTEN and
                 not os.path.exists(os.path.join(TOP, name))]
 
-    def test_those_that_pages_name_exist(self):
+    def test_files_named_on_pages_exist(self):
         paths = glob.glob('doc/source/**/*.rst', root_dir=TOP, recursive=True)
         for page in ['README.rst', 'HACKING.rst', 'CONTRIBUTING.rst',
                      'devstack/README.rst', *paths]:
@@ -162,7 +162,7 @@ class TestFiles(base.BaseTestCase):
                 r'``((?:benchmarks|blazar_core|blazar_nova|devstack|doc|etc|'
                 r'tests|tools)/[\w./-]+)``', read(page))), page)
 
-    def test_those_that_pages_name_alone_exist(self):
+    def test_modules_named_without_folder_exist(self):
         there = {os.path.basename(path) for path in imports.sources(
             'benchmarks', 'blazar_core', 'blazar_nova', 'etc', 'tests')}
         for path in glob.glob(
@@ -170,7 +170,7 @@ class TestFiles(base.BaseTestCase):
             named = re.findall(r'``(?:\w+/)*(\w+\.py)``', read(path))
             self.assertEqual(set(), {*named} - there, path)
 
-    def test_those_of_the_page_that_lists_them_exist(self):
+    def test_files_listed_on_page_where_exist(self):
         page = read('doc', 'source', 'contributor', 'where.rst')
         for row in page.split('\n   * - ')[2:]:
             _purpose, package, files = re.split(r'\n     - ', row)

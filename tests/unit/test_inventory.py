@@ -14,7 +14,7 @@ class TestInventory(base.TestCase):
     BEFORE = {'leases': {'one': {'status': 'ACTIVE', 'reservations': {
         'first': {'amount': 1}}}}, 'trusts': {'of-one': {}}}
 
-    def test_what_is_gone_new_or_other_is_named_from_the_outside_in(self):
+    def test_compare_names_missing_new_and_changed_values(self):
         after = {'leases': {'one': {'status': 'ACTIVE', 'reservations': {
             'first': {'amount': 2}}}, 'two': {}}, 'trusts': {}}
         self.assertEqual([
@@ -23,7 +23,7 @@ class TestInventory(base.TestCase):
         ], inventory.compare(self.BEFORE, after))
         self.assertEqual([], inventory.compare(after, after))
 
-    def test_the_command_ends_with_one_where_anything_differs(self):
+    def test_compare_command_exits_with_1_on_difference(self):
         folder = self.useFixture(fixtures.TempDir()).path
         paths = [os.path.join(folder, name) for name in ('before', 'after')]
         for path, what in zip(paths, (self.BEFORE, {}), strict=True):

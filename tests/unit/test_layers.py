@@ -49,16 +49,16 @@ def circle(arrows: ty.Mapping[str, ty.Collection[str]]) -> list[str]:
         walk([one]) for one in sorted(arrows) if one not in done)), [])
 
 
-class TestRooms(base.BaseTestCase):
+class TestSubpackages(base.BaseTestCase):
 
-    def test_a_package_has_few_of_them(self):
+    def test_number_of_subpackages_is_limited(self):
         for package, rooms in ROOMS.items():
             self.assertLessEqual(len(rooms), MOST[package])
             self.assertEqual(
                 {'__init__', *rooms},
                 {code.room(path) for path in code.sources(package)})
 
-    def test_arrows_lead_down(self):
+    def test_subpackages_import_only_lower_ones(self):
         for package, rooms in ROOMS.items():
             found = {(path, other)
                      for path, others in code.arrows(package).items()
@@ -72,11 +72,11 @@ class TestRooms(base.BaseTestCase):
                 if other != top and
                 rooms.index(code.room(path)) < rooms.index(code.room(other))))
 
-    def test_no_files_know_each_other(self):
+    def test_modules_have_no_import_cycles(self):
         for package in ROOMS:
             self.assertEqual([], circle(code.arrows(package)))
 
-    def test_a_circle_is_seen(self):
+    def test_import_cycle_is_found(self):
         known = {'a': {'b', 'c'}, 'b': set(), 'c': {'d'}, 'd': {'c', 'b'}}
         self.assertEqual(['c', 'd', 'c'], circle(known))
         known['d'] = {'b'}
@@ -93,12 +93,12 @@ class TestLayers(base.BaseTestCase):
             f'{path} imports {name}' for path in paths
             for name in code.imports(path) if is_in(name, *forbidden)])
 
-    def test_the_core_knows_neither_nova_nor_the_message_bus(self):
+    def test_core_imports_neither_nova_nor_message_bus(self):
         self.assert_none(code.sources('blazar_core'), 'nova', 'blazar_nova',
                          'oslo_messaging', 'placement', 'os_client_config',
                          'novaclient', 'keystoneauth1', 'openstack')
 
-    def test_only_compat_knows_nova(self):
+    def test_only_compat_imports_nova(self):
         self.assert_none(
             [path for path in code.sources('blazar_nova')
              if not path.startswith('blazar_nova/compat/')], 'nova')
@@ -106,7 +106,7 @@ class TestLayers(base.BaseTestCase):
             is_in(name, 'nova') for path in code.sources('blazar_nova/compat')
             for name in code.imports(path)))
 
-    def test_the_plug_in_of_the_client_is_all_that_a_user_needs(self):
+    def test_client_plugin_imports_only_client_dependencies(self):
         paths = ['blazar_nova/__init__.py', *code.sources('blazar_nova/osc')]
         self.assertIn('blazar_nova/osc/plugin.py', paths)
         self.assertEqual([], [
@@ -117,7 +117,7 @@ class TestLayers(base.BaseTestCase):
             and not is_in(name, 'blazar_nova.osc', 'keystoneauth1',
                           'osc_lib', 'oslo_utils')])
 
-    def test_nothing_runs_on_anything_but_native_threads(self):
+    def test_only_native_threads_are_used(self):
         # Processes of the simulation are not threads: they run in turn, by a
         # seed.
         self.assert_none([
@@ -126,18 +126,18 @@ class TestLayers(base.BaseTestCase):
             if path != 'tests/simulation/baton.py'],
             'eventlet', 'asyncio', 'greenlet', 'gevent', 'trio')
 
-    def test_unit_tests_of_the_core_know_the_core_only(self):
+    def test_unit_tests_of_core_import_only_core(self):
         self.assert_none(
             code.sources('tests/unit/blazar_core') + ['tests/unit/base.py',
                                                       'tests/databases.py'],
             'nova', 'blazar_nova', 'oslo_messaging')
 
-    def test_the_oracle_shares_no_code_with_what_it_judges(self):
+    def test_oracle_imports_no_tested_code(self):
         self.assertEqual(
             ['collections', 'itertools', 'typing'],
             sorted(code.imports('tests/unit/blazar_core/oracle.py')))
 
-    def test_the_core_takes_the_time_from_the_clock_that_it_is_given(self):
+    def test_core_imports_time_only_in_clocks(self):
         for path in code.sources('blazar_core'):
             if path != 'blazar_core/common/clocks.py':
                 self.assertNotIn('time', set(code.imports(path)), path)
@@ -151,7 +151,7 @@ class TestLayers(base.BaseTestCase):
                 code.name_of(node.func) == 'sleep')])
 
 
-class TestTheReaderOfImports(base.BaseTestCase):
+class TestImportReader(base.BaseTestCase):
     """The reader of imports overlooks none."""
 
     def found(self, source: str) -> list[str]:
@@ -160,7 +160,7 @@ class TestTheReaderOfImports(base.BaseTestCase):
             file.write(source)
         return list(code.imports(os.path.join(folder, 'it.py')))
 
-    def test_it_finds_them_wherever_they_stand(self):
+    def test_imports_are_found_anywhere_in_module(self):
         for source in ('import nova', 'import nova.conf as c',
                        'from nova import conf', 'from nova.conf import CONF',
                        'def f():\n    from nova import conf',
@@ -172,7 +172,7 @@ class TestTheReaderOfImports(base.BaseTestCase):
                 any(is_in(name, 'nova') for name in self.found(source)),
                 source)
 
-    def test_it_does_not_take_a_part_of_a_name_for_the_whole(self):
+    def test_modules_with_similar_names_are_not_nova(self):
         for source in ('import novaclient', 'from blazar import nova',
                        'import blazar_nova'):
             self.assertFalse(

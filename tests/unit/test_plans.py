@@ -33,52 +33,52 @@ DAY = 86400
 #: together, nearly each function that sends a statement does so.
 ASKING = (
     'blazar_core.test_imports.TestActive',
-    'blazar_core.test_end_notices.TestAnnouncing',
-    'blazar_core.test_audit.TestABookingWithoutALease',
-    'blazar_core.test_audit.TestWhatIsLeftBehind',
-    'blazar_core.test_audit.TestWhatIsRight',
-    'blazar_core.test_scheduler_claims.TestPlaces',
+    'blazar_core.test_end_notices.TestEndNotices',
+    'blazar_core.test_audit.TestOrphanedBooking',
+    'blazar_core.test_audit.TestLeftovers',
+    'blazar_core.test_audit.TestNoDifferences',
+    'blazar_core.test_scheduler_claims.TestSlots',
     'blazar_core.test_scheduler_claims.TestSiblings',
-    'blazar_core.test_event_snapshots.TestBeforeTheEnd',
+    'blazar_core.test_event_snapshots.TestBeforeEndEvent',
     'blazar_core.test_event_queue.TestPauses',
     'blazar_core.test_event_queue.TestShares',
-    'blazar_core.test_host_status.TestBelieving',
+    'blazar_core.test_host_status.TestStatusChanges',
     'blazar_core.test_host_status.TestHealing',
-    'blazar_core.test_members.TestAdopting',
-    'blazar_core.test_members.TestDying',
-    'blazar_core.test_slot_use.TestOccupy',
-    'blazar_core.test_offers.TestOffersMeanwhile',
-    'blazar_core.test_leases.TestQuestions',
+    'blazar_core.test_members.TestCreateFromServers',
+    'blazar_core.test_members.TestProcessDeath',
+    'blazar_core.test_slot_use.TestTakeSlots',
+    'blazar_core.test_offers.TestConcurrentOffers',
+    'blazar_core.test_leases.TestLookup',
     'blazar_core.test_leases.TestReencrypt',
     'blazar_core.test_leases.TestUpdate',
     'blazar_core.test_usage_reports.TestTrim',
     'blazar_core.test_credentials.TestCredentials',
-    'blazar_core.test_failed_builds.TestFailure',
-    'blazar_core.test_failed_builds.TestNotPlaced',
+    'blazar_core.test_failed_builds.TestFailedBuilds',
+    'blazar_core.test_failed_builds.TestNoValidHost',
     'blazar_core.test_lease_start.TestObserve',
     'blazar_core.test_lease_start.TestStart',
     'blazar_core.test_limits.TestGranted',
-    'blazar_core.test_maintenance.TestTaking',
-    'blazar_core.test_best_effort.TestMakingRoom',
+    'blazar_core.test_maintenance.TestScheduleMaintenance',
+    'blazar_core.test_best_effort.TestBestEffort',
     'blazar_core.test_no_show_check.TestNoShows',
     'blazar_core.test_orphans.TestOrphans',
-    'blazar_core.test_transfer.TestOwning',
+    'blazar_core.test_transfer.TestTransfer',
     'blazar_core.test_preflight.TestPreflight',
     'blazar_core.test_lease_purge.TestPurging',
     'blazar_core.test_lease_purge.TestRecurring',
-    'blazar_core.test_series.TestKept',
-    'blazar_core.test_evacuation.TestEvacuating',
-    'blazar_core.test_evacuation.TestMaintenance',
-    'blazar_core.test_idempotency.TestRepeats',
-    'blazar_core.test_admission_queue.TestRetrying',
+    'blazar_core.test_series.TestKeptServers',
+    'blazar_core.test_evacuation.TestEvacuation',
+    'blazar_core.test_evacuation.TestDrain',
+    'blazar_core.test_idempotency.TestIdempotency',
+    'blazar_core.test_admission_queue.TestAdmissionQueue',
     'blazar_core.test_views.TestFilters',
     'blazar_core.test_views.TestOrder',
     'blazar_core.test_usage_records.TestRecords',
     'blazar_core.test_enrollment.TestEnrollment',
-    'blazar_core.test_failed_hosts_of_leases.TestFailing',
-    'blazar_core.test_parts_of_hosts.TestParts',
-    'blazar_core.test_whole_hosts.TestReserving',
-    'blazar_core.test_parts_of_hosts.TestWithin',
+    'blazar_core.test_failed_hosts_of_leases.TestFailedHosts',
+    'blazar_core.test_parts_of_hosts.TestSlotsOnEnrolledHosts',
+    'blazar_core.test_whole_hosts.TestReserveHosts',
+    'blazar_core.test_parts_of_hosts.TestNestedLeases',
     'blazar_nova.test_server_sync.TestLeases',
     'blazar_nova.test_server_sync.TestRecheck',
     'blazar_nova.test_server_sync.TestTwoListeners',
@@ -242,7 +242,7 @@ class PlansTest(base.DatabaseTestCase):
                     for asked in self.asked
                     for table in plans.read_in_full(asked)]
 
-    def test_what_an_index_is_missing_for_is_found(self) -> None:
+    def test_statement_with_missing_index_is_found(self) -> None:
         """Check that the other test can fail."""
         column = models.Event.lease_id
         statement = str(sa.select(models.Event.id).where(
@@ -265,7 +265,7 @@ class PlansTest(base.DatabaseTestCase):
         self.assertEqual([('file', 'function', 'events', statement)],
                          self.plans())
 
-    def test_nothing_reads_all_of_what_grows(self) -> None:
+    def test_no_statement_reads_a_growing_table_in_full(self) -> None:
         recorded = statements.recorded(self.database.engine.dialect.name)
         if recorded is None:
             self.ask(*ASKING)

@@ -33,25 +33,25 @@ class TestWords(base.BaseTestCase):
             code = self.words.main([*arguments, str(self.folder)])
         return code, printed.getvalue()
 
-    def test_phrases_have_their_lines(self):
+    def test_phrases_are_found_with_line_numbers(self):
         self.assertEqual([(1, 'Nobody'), (3, 'any more')], self.found(
             'Nobody reads\n\nthis any\nmore.\n'))
 
-    def test_literals_and_code_are_not_read(self):
+    def test_literals_and_code_are_ignored(self):
         self.assertEqual([(9, 'away')], self.found(
             'The key ``room``::\n\n    he said\n\n'
             '.. code-block:: console\n\n    $ room\n\nIt is away.\n'))
 
-    def test_words_that_only_look_alike(self):
+    def test_similar_words_are_not_found(self):
         self.assertEqual([], self.found(
             'Besides the theme, such as this, a bedroom understands.\n'))
 
-    def test_python_has_docstrings_and_sentences(self):
+    def test_docstrings_and_messages_of_python_are_read(self):
         self.assertEqual([(1, 'room'), (4, 'for ever')], self.found(
             '"""What makes room for it.\n\n:param beside: the next one"""\n'
             'raise E("It would last for ever.")\n', '.py'))
 
-    def test_it_fails_above_the_limit(self):
+    def test_script_fails_above_the_limit(self):
         self.found('Nobody.\n' + 'A line.\n' * 999)
         self.assertEqual(0, self.run_it('--limit', '1')[0])
         code, printed = self.run_it('--limit', '0.9')

@@ -40,7 +40,7 @@ class TestReport(base.BaseTestCase):
     def lines(self, count):
         return '\n'.join(f'line {number}' for number in range(count))
 
-    def test_a_failure_is_on_one_screen_and_all_of_it_in_a_file(self):
+    def test_failure_is_shown_shortened_and_written_to_file(self):
         self.result('fail', traceback=self.lines(1000) + '\nIt is 2, not 3.',
                     pythonlogging=self.lines(5000) + '\nINFO the last line')
         shown = self.out.getvalue()
@@ -52,12 +52,12 @@ class TestReport(base.BaseTestCase):
         with open(path) as file:
             self.assertEqual(6000, file.read().count('line '))
 
-    def test_what_did_not_end_has_failed(self):
+    def test_unfinished_test_has_failed(self):
         self.result('inprogress')
         self.assertIn('did not end', self.out.getvalue())
         self.assertEqual(1, self.report.count['failed'])
 
-    def test_what_is_only_listed_is_no_result(self):
+    def test_listed_test_is_not_counted(self):
         self.result('exists')
         self.assertEqual({'passed': 0, 'failed': 0, 'skipped': 0},
                          self.report.count)
@@ -69,7 +69,7 @@ class TestReport(base.BaseTestCase):
         out.seek(0)
         return code, out.read().splitlines()
 
-    def test_the_last_line_is_the_sum(self):
+    def test_last_line_is_the_total(self):
         for status in ('success', 'success', 'skip', 'fail'):
             self.result(status)
         self.report.close()
@@ -77,14 +77,14 @@ class TestReport(base.BaseTestCase):
         self.assertEqual((1, '2 passed, 1 failed'), (code, lines[-1]))
         self.assertIn('failed: tests.unit.test_it', lines)
 
-    def test_a_suite_that_has_run_nothing_has_failed(self):
+    def test_suite_without_results_has_failed(self):
         self.result('success')
         self.report.close()
         code, lines = self.total('unit', 'races')
         self.assertEqual((1, '1 passed, 1 failed'), (code, lines[-1]))
         self.assertEqual(0, self.total('unit')[0])
 
-    def test_so_has_one_of_which_a_worker_has_died(self):
+    def test_suite_with_dead_worker_has_failed(self):
         self.result('success')
         self.report.close()
         (self.folder / 'unit.broken').touch()
@@ -94,7 +94,7 @@ class TestReport(base.BaseTestCase):
 
 class TestTimes(base.BaseTestCase):
 
-    def test_a_group_is_a_test_or_a_class_of_functional_tests(self):
+    def test_times_are_grouped_by_test_or_functional_class(self):
         path = os.path.join(
             self.useFixture(fixtures.TempDir()).path, 'times')
         with open(path, 'w') as file:
@@ -125,7 +125,7 @@ class TestTiers(testtools.TestCase):
                     if isinstance(node, ast.ClassDef):
                         yield f'{path[:-3].replace("/", ".")}.{node.name}'
 
-    def test_of_tests_of_a_kind(self):
+    def test_each_line_of_quick_and_gate_matches_a_test(self):
         kinds = '', *(f'({kind})' for kind in (
             'sqlite', 'mariadb', 'postgresql', *test_seeds.SIMULATED,
             *power.REQUIRED))
@@ -136,7 +136,7 @@ class TestTiers(testtools.TestCase):
                 self.assertTrue(any(re.search(line, name) for name in names),
                                 f'{tier}.txt: no test is {line}')
 
-    def test_of_single_tests(self):
+    def test_each_line_with_a_single_test_names_a_test(self):
         classes = {*self.classes()}
         # Some are inherited.
         methods = {node.name for path in imports.sources('tests')

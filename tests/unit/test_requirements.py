@@ -60,17 +60,17 @@ class RequirementsTest(base.TestCase):
         with open(os.path.join(TOP, 'requirements.txt')) as file:
             return _named(file)
 
-    def test_all_that_is_imported_is_required(self):
+    def test_all_imported_distributions_are_required(self):
         self.assertEqual({'osc_lib', 'sushy'}, self.missing(
             _imported('blazar_core', 'blazar_nova'), self.required()))
 
-    def test_the_extra_of_the_client_has_what_its_plug_in_imports(self):
+    def test_extra_osc_has_imports_of_client_plugin(self):
         parser = configparser.ConfigParser()
         parser.read(os.path.join(TOP, 'setup.cfg'))
         extra = _named(parser['extras']['osc'].strip().split('\n'))
         self.assertEqual(set(), self.missing(
             _imported('blazar_nova/osc'), self.required() | extra))
 
-    def test_what_api_paste_names_is_required(self):
+    def test_middleware_of_api_paste_is_required(self):
         # Nova's pipeline ends with the middleware of keystone.
         self.assertIn('keystonemiddleware', self.required())

@@ -17,7 +17,7 @@ from tests.unit import base
 
 class StackTest(base.TestCase):
 
-    def test_what_a_test_started_and_left_ends_with_the_stack(self):
+    def test_processes_left_by_tests_end_with_the_stack(self):
         """A killed test leaves the processes that it has started."""
         folder = self.useFixture(fixtures.TempDir()).path
         for name in ('run', 'log'):
@@ -31,7 +31,7 @@ class StackTest(base.TestCase):
         self.assertEqual((pid, signal.SIGKILL), os.waitpid(pid, os.WNOHANG))
         self.assertEqual({'lock', 'log'}, set(os.listdir(folder)))
 
-    def test_packages_that_a_bare_machine_has_not(self):
+    def test_all_missing_packages_are_named(self):
         """All missing packages are named, whatever the stack consists of."""
         for words, packages in (
                 ('mariadb', {'mariadb-server'}),
@@ -46,7 +46,7 @@ class StackTest(base.TestCase):
             self.assertEqual(
                 packages, {*done.stdout.split()} - {'rabbitmq-server'})
 
-    def test_neutron_is_there_if_it_is_asked_for(self):
+    def test_neutron_runs_only_if_requested(self):
         folder = self.useFixture(fixtures.TempDir()).path
         for services, words in (
                 ([], 'tests.stack.network'),

@@ -38,7 +38,7 @@ class TestTour(base.TestCase):
         self.assertEqual([], [
             line for line in text.splitlines() if len(line) > 79])
 
-    def test_a_command_fits_and_is_what_is_run(self):
+    def test_displayed_command_fits_and_is_the_command_run(self):
         lease = json.dumps({'name': 'second', 'start': '2026-12-01 16:07:00',
                             'duration': '15s', 'on_end': 'delete'})
         words = ['openstack', 'server', 'create', '--image', 'cirros',
@@ -57,7 +57,7 @@ class TestTour(base.TestCase):
             [word for word in words if 'lease_params' not in word],
             [word for word in said if word and word != hint])
 
-    def test_a_line_of_a_file_fits_and_means_the_same(self):
+    def test_wrapped_option_fits_and_has_the_same_value(self):
         names = [f'SomeFilter{number}' for number in range(20)]
         written = self.tour.written(f'enabled_filters = {",".join(names)}')
         self.assert_fits('    ' + written.replace('\n', '\n    '))
@@ -75,7 +75,7 @@ class TestTour(base.TestCase):
             self.tour.look('word ' * 40)
         return out.getvalue()
 
-    def test_colours_are_for_terminals_that_want_them(self):
+    def test_colours_need_a_terminal_that_permits_them(self):
         plain = self.said(io.StringIO())
         self.assert_fits(plain)
         self.assertNotIn('\033', plain)

@@ -54,7 +54,7 @@ class ZuulTest(base.TestCase):
                 if name not in self.jobs:
                     self.check_environments(THEIRS.fullmatch(name)[1])
 
-    def test_what_jobs_name_exists(self):
+    def test_environments_and_folders_of_jobs_exist(self):
         for job in self.jobs.values():
             # A parent of another name runs all of tox.
             own = THEIRS.fullmatch(job['parent'])[1]
@@ -72,7 +72,7 @@ class ZuulTest(base.TestCase):
                 self.assertTrue(path == r'^.*\.rst$' or os.path.exists(
                     os.path.join(TOP, folder[1])), path)
 
-    def test_each_environment_is_found(self):
+    def test_environments_of_tox_are_found(self):
         self.assertIn('py311', self.environments())
         self.assertIn('py3', self.environments())
         self.assertIn('gate', self.environments())

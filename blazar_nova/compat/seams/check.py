@@ -17,9 +17,6 @@ from blazar_nova.compat.seams import hosts
 from blazar_nova.compat.seams import records
 from blazar_nova.compat.seams import servers
 
-__all__ = ['TABLE', 'describe', 'installed', 'problems', 'require',
-           'require_tested', 'untested']
-
 TABLE: tuple[entry.Seam, ...] = (
     *api.TABLE, *records.TABLE, *servers.TABLE, *hosts.TABLE)
 

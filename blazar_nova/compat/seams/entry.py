@@ -5,9 +5,6 @@
 import dataclasses
 import enum
 
-__all__ = ['Kind', 'RELEASES', 'Seam', 'called', 'columns', 'fields',
-           'named', 'of', 'refers', 'replaced', 'subject']
-
 #: The releases of Nova that this project is tested with, oldest first.
 RELEASES = ('33.0', '34.0')
 

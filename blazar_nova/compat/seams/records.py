@@ -7,8 +7,6 @@ Data only; :mod:`~blazar_nova.compat.seams.entry` says what an entry means.
 
 from blazar_nova.compat.seams import entry
 
-__all__ = ['TABLE']
-
 _RECORDS = entry.subject(
     'build records',
     entry.of(

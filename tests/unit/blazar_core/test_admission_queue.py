@@ -26,7 +26,7 @@ State = cloud_api.ServerState
 load_tests = databases.load_tests
 
 
-class RetryingTestCase(base.LeaseTestCase):
+class AdmissionQueueTestCase(base.LeaseTestCase):
     """A host with two CPUs, and leases that may wait for them."""
 
     def setUp(self):
@@ -71,23 +71,23 @@ class RetryingTestCase(base.LeaseTestCase):
         return found['start_date'] - NOW, found['end_date'] - NOW
 
 
-class TestRetrying(RetryingTestCase):
+class TestAdmissionQueue(AdmissionQueueTestCase):
 
-    def test_where_there_is_room_nothing_waits(self):
+    def test_lease_is_admitted_at_once_if_capacity_is_free(self):
         self.assertEqual('PENDING', self.held()['status'])
         lease = self.asked()
         self.assertEqual(('PENDING', 'retry', None), (
             lease['status'], lease['lease_type'], lease['retry_until']))
         self.assertNotIn('retry_lease', self.events_of(lease))
 
-    def test_one_without_retries_is_refused(self):
+    def test_lease_without_retries_or_listener_is_refused(self):
         self.fill()
         self.assertRaises(errors.Refused, self.lease)
         self.assertRaises(errors.Refused, self.leases.creation.create,
                           self.new_lease(request=self.wanted()), 'encrypted',
                           5)
 
-    def test_it_waits_without_taking_any_room(self):
+    def test_waiting_lease_takes_no_capacity_until_admitted(self):
         first = self.fill()
         generation = self.generation('one')
         lease = self.held(end=2000)
@@ -117,7 +117,7 @@ class TestRetrying(RetryingTestCase):
         driven.run_due(self.engine)
         self.assertEqual('TERMINATED', self.status(lease))
 
-    def test_one_with_a_length_lasts_as_long_whenever_it_starts(self):
+    def test_lease_with_duration_keeps_it_whenever_admitted(self):
         first = self.fill()
         lease = self.asked(duration=100, before_end=NOW + 90)
         self.clock.advance(500)
@@ -133,7 +133,7 @@ class TestRetrying(RetryingTestCase):
             [(NOW + 500, NOW + 600)],
             [(row.start_date, row.end_date) for row in self.bookings(lease)])
 
-    def test_one_for_later_waits_for_its_time(self):
+    def test_future_lease_starts_at_its_start_date_once_admitted(self):
         first = self.fill()
         lease = self.asked(start=200, end=300)
         self.assertEqual('WAITING', lease['status'])
@@ -146,7 +146,7 @@ class TestRetrying(RetryingTestCase):
         driven.run_due(self.engine)
         self.assertEqual('ACTIVE', self.status(lease))
 
-    def test_it_is_tried_at_its_times_too(self):
+    def test_admission_is_retried_periodically_without_changes(self):
         """The cloud may change without any change in the database."""
         self.places_type.demand_of = lambda reserved: model.Demand(
             {'VCPU': 1}, hosts=frozenset())
@@ -160,7 +160,7 @@ class TestRetrying(RetryingTestCase):
         driven.run_due(self.engine)
         self.assertEqual('ACTIVE', self.status(lease))
 
-    def test_after_the_last_time_it_fails_and_says_why(self):
+    def test_lease_fails_with_reason_after_last_retry(self):
         self.fill(10000)
         lease = self.held(retries=2, end=5000)
         for seconds, status in (59, 'WAITING'), (2, 'WAITING'), (60, 'ERROR'):
@@ -181,7 +181,7 @@ class TestRetrying(RetryingTestCase):
         driven.run_due(self.engine)
         self.assertIn(server_id, self.cloud.deleted)
 
-    def test_when_its_end_comes_first_it_fails_then(self):
+    def test_waiting_lease_terminates_at_its_end_date(self):
         self.fill(10000)
         lease = self.asked(end=90, interval=60)
         self.clock.advance(90)
@@ -189,7 +189,7 @@ class TestRetrying(RetryingTestCase):
         self.assertEqual('TERMINATED', self.status(lease))
         self.assertIn('Its end has passed.', self.reason(lease))
 
-    def test_a_silent_cloud_is_no_try(self):
+    def test_unavailable_cloud_does_not_count_as_retry(self):
         self.fill(10000)
         lease = self.asked(retries=1, end=5000)
 
@@ -205,7 +205,7 @@ class TestRetrying(RetryingTestCase):
         driven.run_due(self.engine)
         self.assertEqual('ERROR', self.status(lease))
 
-    def test_what_cannot_be_tried_fails_all_the_same(self):
+    def test_lease_whose_demand_fails_does_not_block_others(self):
         """A lease that cannot be tried does not block other leases."""
         first = self.fill(10000)
         lease = self.asked(retries=1, duration=100)
@@ -222,7 +222,7 @@ class TestRetrying(RetryingTestCase):
         self.free(first)
         self.assertEqual('PENDING', self.asked()['status'])
 
-    def test_it_ends_as_if_it_had_got_room_with_its_last_try(self):
+    def test_window_of_failed_lease_starts_at_last_retry(self):
         self.fill(10000)
         lease = self.held(duration=100)
         self.clock.advance(600)
@@ -233,7 +233,7 @@ class TestRetrying(RetryingTestCase):
         driven.run_due(self.engine)
         self.assertEqual('TERMINATED', self.status(lease))
 
-    def test_after_the_time_in_which_it_may_wait_it_gets_nothing(self):
+    def test_lease_is_not_admitted_after_its_waiting_time(self):
         """Limits and trusts are only checked for the waiting time."""
         first = self.fill(10000)
         lease = self.asked(duration=100)
@@ -244,7 +244,7 @@ class TestRetrying(RetryingTestCase):
         self.assertEqual('ERROR', self.status(lease))
         self.assertIn('waiting time has passed', self.reason(lease))
 
-    def test_events_of_one_with_a_length_move_with_it(self):
+    def test_events_move_with_window_of_lease_with_duration(self):
         first = self.fill()
         lease = self.asked(duration=100, events=(
             requests.EventRequest('mine', NOW + 10),))
@@ -258,7 +258,7 @@ class TestRetrying(RetryingTestCase):
             for row in self.rows(models.Event, one)
             if row.event_type == 'mine'])
 
-    def test_a_server_that_has_failed_gets_no_room(self):
+    def test_failed_server_gets_no_capacity_on_admission(self):
         first = self.fill()
         lease = self.held(2, end=2000)
         failed, other = base.servers_of(lease)
@@ -270,7 +270,7 @@ class TestRetrying(RetryingTestCase):
         self.assertEqual([None, 'one'], [
             self.host_of(failed), self.host_of(other)])
 
-    def test_a_lease_that_waits_is_deleted_or_loses_its_servers(self):
+    def test_waiting_lease_ends_when_deleted_or_without_servers(self):
         self.fill()
         deleted, one, two = self.asked(), self.held(2), self.held()
         self.free(deleted)
@@ -284,7 +284,7 @@ class TestRetrying(RetryingTestCase):
             base.servers_of(two)[0], cloud_api.ObservedServer(State.GONE))
         self.assertEqual(['WAITING', 'TERMINATED'], self.statuses(one, two))
 
-    def test_it_gets_room_for_the_servers_that_are_left(self):
+    def test_lease_is_admitted_with_its_remaining_servers(self):
         first = self.fill()
         lease = self.held(2, end=2000)
         self.lifecycle.reconciliation.observe(
@@ -295,7 +295,7 @@ class TestRetrying(RetryingTestCase):
         self.assertEqual(['PENDING', 'PENDING'], self.statuses(lease, other))
         self.assertEqual(1, len(self.bookings(lease)))
 
-    def test_it_cannot_be_changed_meanwhile(self):
+    def test_waiting_lease_cannot_be_updated(self):
         self.fill()
         lease = self.asked()
         error = self.assertRaises(
@@ -303,7 +303,7 @@ class TestRetrying(RetryingTestCase):
             lease['id'], updates.LeaseChange(name='other'))
         self.assertIn('waiting for capacity', str(error))
 
-    def test_an_event_that_was_lost_is_written_again(self):
+    def test_audit_restores_lost_retry_event(self):
         self.fill(10000)
         lease = self.asked(end=5000)
         with self.database.writer() as session:
@@ -327,10 +327,10 @@ class TestRetrying(RetryingTestCase):
                     models.Reservation.lease_id == lease['id'])).all()
 
 
-class TestTurns(RetryingTestCase):
+class TestAdmissionOrder(AdmissionQueueTestCase):
     """The order of admissions."""
 
-    def test_of_a_project_the_first_comes_first(self):
+    def test_leases_of_a_project_are_admitted_in_order(self):
         first = self.fill(10000)
         large = self.asked(2, end=5000)
         self.clock.advance(1)
@@ -347,7 +347,7 @@ class TestTurns(RetryingTestCase):
         self.look()
         self.assertEqual(['PENDING', 'PENDING'], self.statuses(large, small))
 
-    def test_what_can_be_had_goes_to_other_projects(self):
+    def test_waiting_lease_does_not_block_other_projects(self):
         self.fill(10000)
         large = self.asked(2, end=5000)
         small = self.asked(1, project='other', end=5000)
@@ -355,7 +355,7 @@ class TestTurns(RetryingTestCase):
         self.look()
         self.assertEqual(['WAITING', 'PENDING'], self.statuses(large, small))
 
-    def test_a_round_is_finished_before_the_next_one(self):
+    def test_all_projects_are_tried_before_any_is_retried(self):
         """Each try takes longer than the pause between two changes."""
         self.fill()
         for project in 'abc':
@@ -374,7 +374,7 @@ class TestTurns(RetryingTestCase):
             self.look()
         self.assertEqual('abca', ''.join(tried))
 
-    def test_the_last_time_each_is_tried(self):
+    def test_last_retry_ignores_queue_order(self):
         """The last try is made even if another lease waits longer."""
         self.fill(10000)
         self.asked(2, end=9000)
@@ -384,7 +384,7 @@ class TestTurns(RetryingTestCase):
         driven.run_due(self.engine)
         self.assertIn(self.status(small), ('PENDING', 'ACTIVE'))
 
-    def test_projects_take_turns(self):
+    def test_admission_alternates_between_projects(self):
         self.fill(10000)
         of_one = []
         for _number in range(3):
@@ -400,7 +400,7 @@ class TestTurns(RetryingTestCase):
             self.look()
             self.assertEqual(expected, self.statuses(*of_one, *of_two))
 
-    def test_nobody_is_tried_while_nothing_changes(self):
+    def test_leases_are_not_retried_without_changes(self):
         self.fill()
         for project in 'abc':
             self.asked(project=project)
@@ -412,7 +412,7 @@ class TestTurns(RetryingTestCase):
         self.look()
         self.assertEqual(['a', 'b', 'c'], sorted(tried))
 
-    def test_who_could_not_be_tried_is_tried_again_without_news(self):
+    def test_admission_is_retried_after_cloud_was_unavailable(self):
         first = self.fill()
         lease, answers = self.asked(), [errors.CloudUnavailable('silent')]
 
@@ -430,7 +430,7 @@ class TestTurns(RetryingTestCase):
         self.look()
         self.assertEqual('PENDING', self.status(lease))
 
-    def test_a_server_that_goes_at_the_last_moment_gets_no_room(self):
+    def test_server_deleted_during_admission_gets_no_capacity(self):
         first = self.fill()
         lease = self.held(2, end=2000)
         gone, left = base.servers_of(lease)
@@ -451,7 +451,7 @@ class TestTurns(RetryingTestCase):
             views.get(self.database, lease['id'])))
         self.assertEqual(['one'], [self.host_of(left)])
 
-    def test_two_processes_give_it_its_room_once(self):
+    def test_two_processes_admit_lease_once(self):
         first = self.fill()
         lease = self.asked(2, end=2000)
         self.free(first)
@@ -468,7 +468,7 @@ class TestTurns(RetryingTestCase):
         self.assertEqual(1, self.notified.count(
             ('lease.update', lease['id'])))
 
-    def test_who_takes_the_room_first_has_it(self):
+    def test_admission_fails_if_capacity_is_taken_meanwhile(self):
         """The admission is decided like any other booking."""
         first = self.fill()
         lease = self.asked(2, end=2000)
@@ -484,7 +484,7 @@ class TestTurns(RetryingTestCase):
         self.look()
         self.assertEqual('WAITING', self.status(lease))
 
-    def test_limits_count_it_for_as_long_as_it_may_wait(self):
+    def test_span_of_lease_with_duration_includes_waiting_time(self):
         new = new_leases.NewLease(
             'project', 'user', self.wanted(duration=100), (self.places(),))
         self.assertEqual(model.Window(NOW, NOW + 700), new.span)

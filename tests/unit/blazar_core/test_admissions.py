@@ -26,7 +26,7 @@ NOW = base.NOW
 
 class TestPickAgainstBruteForce(admissions_base.AgainstBruteForce):
 
-    def test_a_lease_is_admitted_or_refused_as_trying_everything_says(self):
+    def test_admission_matches_brute_force(self):
         answers = collections.Counter()
 
         def check(question, followed):
@@ -83,7 +83,7 @@ class TestPickAgainstBruteForce(admissions_base.AgainstBruteForce):
         self.assertEqual(
             refusals.Refusal(reason, demand.count, fits, next_start), refusal)
 
-    def test_a_look_at_the_first_hosts_finds_what_one_at_all_does(self):
+    def test_searching_first_hosts_gives_result_of_full_search(self):
         looks = collections.Counter()
         first = selection.Selection._first
 
@@ -115,7 +115,7 @@ class TestPickAgainstBruteForce(admissions_base.AgainstBruteForce):
                      st.sets(st.integers(1000, 1004), max_size=2))
         self.assertGreater(looks[True], examples.many(self.count) // 20)
 
-    def test_in_exchange_for_bookings_it_is_as_if_they_were_not_there(self):
+    def test_replaced_bookings_do_not_count(self):
         def check(question, given):
             world, demand, window, asked = question
             with_them = [row.counts(world.now) for index, row in enumerate(
@@ -152,7 +152,7 @@ class TestPickAgainstBruteForce(admissions_base.AgainstBruteForce):
 
 class TestPick(admissions_base.AdmissionTestCase):
 
-    def test_without_any_host_there_is_none(self):
+    def test_refusal_is_no_host_without_any_host(self):
         self.assertEqual(refusals.Refusal(refusals.Reason.NO_HOST, 2, 0, None),
                          self.refusal(0, 10, 2))
 
@@ -164,13 +164,13 @@ class TestPick(admissions_base.AdmissionTestCase):
         self.refusal(9, 20)
         self.refusal(10, 21)
 
-    def test_a_lease_fits_beside_bookings_that_follow_each_other(self):
+    def test_lease_fits_with_consecutive_bookings(self):
         self.host('one', VCPU=2)
         for start in (0, 10, 20):
             self.book('one', start, start + 10, VCPU=1)
         self.assertEqual(['one'], self.pick(0, 30))
 
-    def test_open_ended_usage_is_room_that_never_comes_back(self):
+    def test_open_ended_usage_never_becomes_free(self):
         self.host('one', usage={'VCPU': 3}, VCPU=4)
         self.assertEqual(['one'], self.pick(0, 10))
         refusal = self.refusal(0, 10, 2)
@@ -193,7 +193,7 @@ class TestPick(admissions_base.AdmissionTestCase):
         self.assertEqual(NOW + 30, self.refusal(0, 10).next_start)
         self.assertEqual(NOW + 10, self.refusal(0, 9).next_start)
 
-    def test_hosts_of_a_lost_race_are_taken_when_no_others_will_do(self):
+    def test_hosts_of_lost_race_are_picked_last(self):
         self.host('one', VCPU=1)
         self.host('two', VCPU=2)
         lost = {self.host_id('one')}
@@ -202,7 +202,7 @@ class TestPick(admissions_base.AdmissionTestCase):
         self.assertEqual(['two', 'two', 'one'],
                          self.pick(0, 10, 3, last=lost))
 
-    def test_servers_that_belong_together_stand_on_one_host(self):
+    def test_affinity_puts_servers_on_one_host(self):
         self.host('small', VCPU=2)
         self.host('large', VCPU=3)
         self.assertEqual(['large'] * 3, self.pick(
@@ -210,7 +210,7 @@ class TestPick(admissions_base.AdmissionTestCase):
         self.assertEqual(3, self.refusal(
             0, 10, 4, affinity=model.Affinity.SAME).fits_now)
 
-    def test_servers_that_keep_apart_stand_on_different_hosts(self):
+    def test_anti_affinity_puts_servers_on_different_hosts(self):
         self.host('one', VCPU=9)
         self.host('two', VCPU=9)
         apart = {'affinity': model.Affinity.DIFFERENT}
@@ -220,7 +220,7 @@ class TestPick(admissions_base.AdmissionTestCase):
         self.assertEqual(['one', 'one', 'two', 'two'], sorted(
             self.pick(0, 10, 4, per_host=2, **apart)))
 
-    def test_a_host_must_offer_every_class(self):
+    def test_host_must_offer_every_resource_class(self):
         self.host('plain', VCPU=4)
         self.host('special', VCPU=4, CUSTOM_GPU=1)
         self.assertEqual(['special'], self.pick(
@@ -231,11 +231,11 @@ class TestPick(admissions_base.AdmissionTestCase):
         self.assertEqual(['one'], self.pick(
             0, 10, resources={'VCPU': 1, 'DISK_GB': 999}))
 
-    def test_disk_of_the_host_itself_is_counted(self):
+    def test_local_disk_is_counted(self):
         self.host('one', VCPU=4, DISK_GB=10)
         self.refusal(0, 10, resources={'VCPU': 1, 'DISK_GB': 11})
 
-    def test_without_a_host_that_may_be_used_the_reason_says_so(self):
+    def test_refusal_is_no_host_if_no_host_is_allowed(self):
         uuid = self.host('one', VCPU=4)
         for limits in ({'hosts': frozenset()}, {'avoid': frozenset(
             [uuid])}, {'hosts': frozenset(
@@ -245,23 +245,23 @@ class TestPick(admissions_base.AdmissionTestCase):
                 refusals.Refusal(refusals.Reason.NO_HOST, 1, 0, None),
                 self.refusal(0, 10, **limits))
 
-    def test_a_server_that_overstays_keeps_its_room_for_a_minute(self):
+    def test_overstaying_server_keeps_its_capacity_for_a_minute(self):
         self.host('one', VCPU=1)
         self.book('one', -100, -50, running=True, VCPU=1)
         self.assertEqual(NOW + 60, self.refusal(0, 10).next_start)
         self.assertEqual(['one'], self.pick(60, 70))
 
-    def test_a_booking_that_is_over_and_runs_nothing_takes_no_room(self):
+    def test_past_booking_without_running_server_takes_no_capacity(self):
         self.host('one', VCPU=1)
         self.book('one', -100, 0, VCPU=1)
         self.assertEqual(['one'], self.pick(0, 10))
 
-    def test_a_booking_without_a_host_takes_no_room(self):
+    def test_booking_without_host_takes_no_capacity(self):
         self.host('one', VCPU=1)
         self.book(None, 0, 10, VCPU=1)
         self.assertEqual(['one'], self.pick(0, 10))
 
-    def test_what_was_decided_a_moment_ago_is_seen(self):
+    def test_new_bookings_and_hosts_are_seen_immediately(self):
         self.host('one', VCPU=1)
         self.assertEqual(['one'], self.pick(0, 10))
         self.book('one', 0, 10, VCPU=1)
@@ -277,7 +277,7 @@ class TestSeveralDemands(admissions_base.AdmissionTestCase):
                 self.admission.pick_all(demands, model.Window(
                     NOW + start, NOW + end))]
 
-    def test_together_or_not_at_all(self):
+    def test_demands_are_admitted_all_or_none(self):
         self.host('one', VCPU=4)
         self.assertEqual([['one'] * 2, ['one']], self.pick_all(
             model.Demand({'VCPU': 1}, 2), model.Demand({'VCPU': 2})))
@@ -289,7 +289,7 @@ class TestSeveralDemands(admissions_base.AdmissionTestCase):
         # The failed attempt has left nothing.
         self.assertEqual(['one'] * 4, self.pick(0, 10, 4))
 
-    def test_who_has_the_fewest_hosts_chooses_first(self):
+    def test_demand_with_fewest_hosts_is_placed_first(self):
         uuid = self.host('one', VCPU=1)
         self.host('two', VCPU=1)
         anywhere, there = model.Demand({'VCPU': 1}), model.Demand(
@@ -297,7 +297,7 @@ class TestSeveralDemands(admissions_base.AdmissionTestCase):
         self.assertEqual([['two'], ['one']], self.pick_all(anywhere, there))
         self.assertEqual([['one'], ['two']], self.pick_all(there, anywhere))
 
-    def test_from_the_start_that_is_named_all_of_them_fit(self):
+    def test_all_demands_fit_at_reported_next_start(self):
         self.host('one', VCPU=2)
         self.book('one', 0, 50, VCPU=1)
         demands = [model.Demand({'VCPU': 1})] * 2
@@ -310,14 +310,14 @@ class TestSeveralDemands(admissions_base.AdmissionTestCase):
         self.assertEqual([['one'], ['one']], self.pick_all(
             *demands, start=start, end=start + 10))
 
-    def test_the_next_reservation_goes_where_the_lease_is_already(self):
+    def test_next_demand_prefers_hosts_of_the_lease(self):
         self.host('one', VCPU=2)
         self.host('two', VCPU=2, CUSTOM_GPU=1)
         self.assertEqual([['two'], ['two']], self.pick_all(
             model.Demand({'VCPU': 1}),
             model.Demand({'VCPU': 1, 'CUSTOM_GPU': 1})))
 
-    def test_equal_ones_are_one(self):
+    def test_equal_demands_are_combined(self):
         self.host('one', VCPU=3)
         self.host('two', VCPU=2)
         one, apart = model.Demand({'VCPU': 1}), model.Demand(
@@ -331,7 +331,7 @@ class TestSeveralDemands(admissions_base.AdmissionTestCase):
         self.assertEqual(refusals.Refusal(refusals.Reason.TOO_BIG, 6, 5, None),
                          refused.refusal)
 
-    def test_what_stays_is_beside_what_comes(self):
+    def test_pinned_bookings_count_with_new_demands(self):
         self.host('one', VCPU=3)
         self.host('two', VCPU=3)
         ids = [self.host_id('one'), self.host_id('two')]

@@ -67,9 +67,9 @@ class AuditTestCase(base.LeaseTestCase):
         return lease
 
 
-class TestWhatIsRight(AuditTestCase):
+class TestNoDifferences(AuditTestCase):
 
-    def test_leases_in_every_state(self):
+    def test_audit_finds_nothing_for_leases_in_every_state(self):
         self.assertEqual([], self.texts())
         self.host('two', VCPU=8)
         self.lease(50, 100, count=2, credential='trust')
@@ -90,7 +90,7 @@ class TestWhatIsRight(AuditTestCase):
         self.assertEqual({'leases': 6, 'servers': 6, 'hosts': 2},
                          self.audit.size())
 
-    def test_one_whose_servers_have_some_time_left(self):
+    def test_lease_in_grace_period_is_not_reported_as_stuck(self):
         self.running_lease(request=self.request(0, 100, grace_period=1000))
         self.clock.advance(100)
         driven.run_due(self.new_engine())
@@ -99,7 +99,7 @@ class TestWhatIsRight(AuditTestCase):
         self.clock.advance(1000)
         self.assertIn('is TERMINATING since', '\n'.join(self.texts()))
 
-    def test_reading_changes_nothing(self):
+    def test_audit_changes_nothing(self):
         self.lease(50, 100)
         generation = self.generation('one')
         self.assertEqual([], self.texts())
@@ -108,7 +108,7 @@ class TestWhatIsRight(AuditTestCase):
 
 class TestLeases(AuditTestCase):
 
-    def test_one_without_bookings(self):
+    def test_fix_terminates_lease_without_bookings(self):
         """The process died right after its last server was freed."""
         for start, status in ((50, 'PENDING'), (0, 'STARTING')):
             lease = self.lease(start, 100)
@@ -117,13 +117,13 @@ class TestLeases(AuditTestCase):
                                'has no booking.')
             self.assertEqual('TERMINATED', self.status(lease))
 
-    def test_an_offer_without_bookings(self):
+    def test_fix_terminates_offer_without_bookings(self):
         offer = self.leases.creation.offer(self.new_lease(50, 100), 60)
         self.delete(models.Booking)
         self.assert_mended('is OFFERED, but has no booking.')
         self.assertEqual('TERMINATED', self.status(offer))
 
-    def test_one_that_has_nothing_to_start(self):
+    def test_pending_lease_with_sent_or_missing_build_is_reported(self):
         self.lease(50, 100)
         self.change(models.Booking, dispatched_at=NOW)
         self.assert_not_mended('is PENDING, but the build of its servers was '
@@ -132,7 +132,7 @@ class TestLeases(AuditTestCase):
         self.assert_not_mended('is PENDING, but the build of its servers is '
                                'missing')
 
-    def test_one_that_runs_and_is_still_held(self):
+    def test_started_lease_with_unsent_servers_is_reported(self):
         self.lease(50, 100)
         self.change(models.Lease, status='STARTING')
         # The build may be tried again.
@@ -145,14 +145,14 @@ class TestLeases(AuditTestCase):
         self.assert_not_mended('is STARTING, but 1 of its servers were not '
                                'sent to build, and no worker will send them')
 
-    def test_one_that_waits_to_be_sent_again_and_is_not_tried(self):
+    def test_fix_restores_start_event_of_starting_lease(self):
         self.lease(50, 100)
         self.change(models.Lease, status='STARTING')
         self.change(models.Event, models.Event.event_type == 'start_lease',
                     status='DONE')
         self.assert_mended('is STARTING, but has no event start_lease.')
 
-    def test_one_whose_start_will_not_come(self):
+    def test_fix_restores_start_event_of_pending_lease(self):
         lease = self.lease(50, 100)
         self.change(models.Event, models.Event.event_type == 'start_lease',
                     status='ERROR')
@@ -161,7 +161,7 @@ class TestLeases(AuditTestCase):
         driven.run_due(self.new_engine())
         self.assertEqual('STARTING', self.status(lease))
 
-    def test_one_whose_end_will_not_come(self):
+    def test_fix_restores_missing_end_event(self):
         lease = self.lease(50, 100)
         self.delete(models.Event, models.Event.event_type == 'end_lease')
         self.assert_mended('is PENDING, but has no event end_lease.')
@@ -169,7 +169,7 @@ class TestLeases(AuditTestCase):
         driven.run_due(self.new_engine())
         self.assertEqual('TERMINATED', self.status(lease))
 
-    def test_an_event_that_was_written_again_meanwhile(self):
+    def test_fixing_missing_event_twice_writes_one_event(self):
         lease = self.lease(50, 100)
         self.delete(models.Event, models.Event.event_type == 'end_lease')
         first, = self.audit.differences()
@@ -181,13 +181,13 @@ class TestLeases(AuditTestCase):
         first.mend()
         self.assertEqual({'DONE'}, set(self.events_of(lease).values()))
 
-    def test_an_offer_that_will_not_expire(self):
+    def test_fix_restores_expiry_event_of_offer(self):
         offer = self.leases.creation.offer(self.new_lease(50, 100), 60)
         self.delete(models.Event)
         self.assert_mended('is OFFERED, but has no event expire_offer.')
         self.assertEqual('TERMINATED', self.status(offer))
 
-    def test_an_event_that_nobody_takes_up(self):
+    def test_overdue_unclaimed_event_is_reported(self):
         self.lease(50, 100)
         self.clock.advance(50 + LATE)
         self.change(models.Event, models.Event.event_type == 'end_lease',
@@ -197,7 +197,7 @@ class TestLeases(AuditTestCase):
         self.assert_not_mended('its start_lease is due since 2027-01-15 '
                                '08:00:50 UTC, but no worker has claimed it.')
 
-    def test_an_event_of_a_worker_that_died(self):
+    def test_event_with_expired_claim_is_reported(self):
         self.lease(50, 100)
         self.change(models.Event, models.Event.event_type == 'start_lease',
                     status='IN_PROGRESS', claimed_by='worker',
@@ -211,7 +211,7 @@ class TestLeases(AuditTestCase):
                                'has not extended its claim since 2027-01-15 '
                                '08:01 UTC')
 
-    def test_an_end_that_fails(self):
+    def test_lease_whose_end_keeps_failing_is_reported(self):
         self.running_lease(0, 100)
         self.clock.advance(100 + findings.STUCK)
         self.change(models.Event, models.Event.event_type == 'end_lease',
@@ -221,7 +221,7 @@ class TestLeases(AuditTestCase):
         self.assert_not_mended('is past its end', 'but ACTIVE; its '
                                'end was tried 4 times.')
 
-    def test_servers_that_do_not_go(self):
+    def test_lease_stuck_in_terminating_is_reported(self):
         lease = self.running_lease(0, 1000)
         self.cloud.stubborn.update(base.servers_of(lease))
         self.lifecycle.lease_end.end(lease['id'])
@@ -232,9 +232,9 @@ class TestLeases(AuditTestCase):
                                'of its servers still exist.')
 
 
-class TestWhatIsLeftBehind(AuditTestCase):
+class TestLeftovers(AuditTestCase):
 
-    def test_by_leases_that_are_over(self):
+    def test_fix_deletes_leftovers_of_ended_leases(self):
         lease = self.over()
         self.change(models.Event, models.Event.event_type == 'end_lease',
                     status='UNDONE')
@@ -252,7 +252,7 @@ class TestWhatIsLeftBehind(AuditTestCase):
         self.assertEqual(generation + 1, self.generation('one'))
         self.assertEqual({'DONE'}, set(self.events_of(offer).values()))
 
-    def test_bookings_with_servers_are_left_to_who_can_ask_for_them(self):
+    def test_fix_keeps_bookings_that_have_servers(self):
         self.lease(50, 100)
         self.change(models.Lease, status='TERMINATED')
         found = self.assert_one('still has a deferred build and unfinished '
@@ -260,7 +260,7 @@ class TestWhatIsLeftBehind(AuditTestCase):
         found.mend()
         self.assertEqual(1, len(self.scalars(models.Booking.id)))
 
-    def test_a_lease_that_is_not_over_any_more_when_it_is_mended(self):
+    def test_fix_skips_lease_that_is_no_longer_terminated(self):
         lease = self.lease(50, 100)
         self.change(models.Lease, status='TERMINATED')
         found = self.assert_one('still has a deferred build and unfinished '
@@ -270,7 +270,7 @@ class TestWhatIsLeftBehind(AuditTestCase):
         self.assertEqual([], self.texts())
         self.assertEqual('UNDONE', self.events_of(lease)['start_lease'])
 
-    def test_a_booking_over_another_window_than_its_lease(self):
+    def test_booking_with_window_other_than_lease_is_reported(self):
         lease = self.lease(50, 100)
         self.change(models.Booking, end_date=NOW + 90)
         self.assert_not_mended(
@@ -278,7 +278,7 @@ class TestWhatIsLeftBehind(AuditTestCase):
             f'server {base.servers_of(lease)[0]} is booked from 2027-01-15 '
             '08:00:50 UTC to 2027-01-15 08:01:30 UTC.')
 
-    def test_what_was_given_by_the_owner_of_a_lease_that_is_over(self):
+    def test_fix_revokes_trust_of_ended_lease(self):
         lease = self.lease(50, 100, credential='trust')
         self.cloud.broken['revoke'] = RuntimeError('keystone is away')
         self.lifecycle.lease_end.end(lease['id'])
@@ -291,12 +291,12 @@ class TestWhatIsLeftBehind(AuditTestCase):
         self.assertEqual({}, self.audit.encrypted.credentials())
 
 
-class TestABookingWithoutALease(AuditTestCase):
+class TestOrphanedBooking(AuditTestCase):
     """Bookings without a lease, possible only without foreign keys."""
 
     scenarios = [one for one in databases.SCENARIOS if one[0] == 'sqlite']
 
-    def test_it_goes(self):
+    def test_fix_deletes_booking_without_lease(self):
         self.lease(50, 100)
         with contextlib.closing(self.database.engine.raw_connection()) as raw:
             cursor = raw.cursor()
@@ -322,13 +322,13 @@ class TestCapacity(AuditTestCase):
         self.change(models.Booking, host_id=one)
         return first, second
 
-    def test_more_than_there_is(self):
+    def test_overbooked_host_is_reported(self):
         first, second = self.book_too_much()
         self.assert_not_mended(
             'Host one has 2 VCPU, but at 2027-01-15 08:01 UTC 4 are in use or '
             'reserved; leases: ', first['id'], second['id'])
 
-    def test_what_was_is_no_matter(self):
+    def test_past_overbooking_is_ignored(self):
         self.book_too_much()
         self.change(models.Event, run_at=NOW + 1000)
         self.clock.advance(89)
@@ -336,7 +336,7 @@ class TestCapacity(AuditTestCase):
         self.clock.advance(1)
         self.assertEqual([], self.texts())
 
-    def test_one_that_overstays_counts(self):
+    def test_overstaying_server_counts(self):
         self.running_lease(0, 100, resources={'VCPU': 2})
         self.lease(100, 200, resources={'VCPU': 2})
         self.clock.advance(99)
@@ -345,29 +345,29 @@ class TestCapacity(AuditTestCase):
         self.assert_one('Host one has 2 VCPU, but at 2027-01-15 08:01:40 UTC '
                         '4 are in use or reserved')
 
-    def test_one_lease_after_another_is_not_too_much(self):
+    def test_consecutive_leases_are_not_reported(self):
         self.lease(50, 100, resources={'VCPU': 2})
         self.lease(100, 150, resources={'VCPU': 2})
         self.assertEqual([], self.texts())
 
-    def test_what_is_used_without_an_end_counts(self):
+    def test_open_ended_usage_counts(self):
         self.lease(50, 100, resources={'VCPU': 2})
         self.change(models.Host, usage={'VCPU': 1})
         self.assert_one('Host one has 2 VCPU, but at 2027-01-15 08:00:50 UTC '
                         '3 are in use or reserved')
 
-    def test_what_is_used_without_a_lease_is_not_our_business(self):
+    def test_overuse_without_leases_is_ignored(self):
         self.change(models.Host, usage={'VCPU': 3})
         self.assertEqual([], self.texts())
 
-    def test_leases_on_a_host_that_nova_does_not_have(self):
+    def test_bookings_on_host_missing_in_nova_are_reported(self):
         leases = [self.lease(50, 100), self.lease(50, 100)]
         self.change(models.Host, capacity={})
         self.assert_not_mended(
             'Host one no longer exists in Nova but still has bookings of '
             'leases: ', *(lease['id'] for lease in leases))
 
-    def test_long_lists_are_cut(self):
+    def test_long_lease_lists_are_truncated(self):
         self.host('big', VCPU=8)
         for _time in range(5):
             self.lease(50, 100)
@@ -376,7 +376,7 @@ class TestCapacity(AuditTestCase):
         self.change(models.Host, models.Host.id == big, capacity={'VCPU': 4})
         self.assert_one('Host big has 4 VCPU', ' and 2 more.')
 
-    def test_a_class_that_a_shared_provider_has(self):
+    def test_resource_class_of_shared_provider_is_ignored(self):
         self.lease(50, 100)
         self.change(models.Booking, resources={'VCPU': 1, 'DISK_GB': 20})
         self.assertEqual([], self.texts())
@@ -386,7 +386,7 @@ class TestCapacity(AuditTestCase):
 
 class TestEncrypted(AuditTestCase):
 
-    def test_what_no_key_opens(self):
+    def test_data_that_no_key_decrypts_is_reported(self):
         lease = self.lease(50, 100, credential='trust')
         self.change(models.DeferredBuild, encrypted='x')
         self.change(models.Credential, encrypted='x')
@@ -398,7 +398,7 @@ class TestEncrypted(AuditTestCase):
             [build.text, trust.text])
         self.assertEqual({}, self.audit.encrypted.credentials())
 
-    def test_what_was_replaced_and_no_key_opens(self):
+    def test_replaced_trust_that_no_key_decrypts_is_reported(self):
         lease = self.lease(50, 100, credential='trust')
         self.change(models.Credential, replaced=['x'])
         trust, = self.audit.differences()
@@ -406,13 +406,13 @@ class TestEncrypted(AuditTestCase):
                       'encryption_keys decrypts the trust of its '
                       'owner', trust.text)
 
-    def test_what_is_not_needed_any_more(self):
+    def test_obsolete_encrypted_build_is_not_reported(self):
         lease = self.lease(50, 100)
         self.change(models.DeferredBuild, encrypted='x')
         self.lifecycle.lease_start.give_up(lease['id'], 'start_lease')
         self.assertEqual([], self.texts())
 
-    def test_all_of_many_are_opened(self):
+    def test_all_batches_of_encrypted_data_are_checked(self):
         self.host('big', VCPU=20)
         for number in range(5):
             self.lease(50, 100, credential=f'trust{number}')
@@ -425,7 +425,7 @@ class TestEncrypted(AuditTestCase):
 
 class TestDifference(base.TestCase):
 
-    def test_it_is_what_its_key_says(self):
+    def test_differences_are_compared_by_key(self):
         one = findings.Difference(('a', 1), 'text', 'remedy')
         other = findings.Difference(('a', 1), 'another text', '', print, 5)
         self.assertEqual(one, other)

@@ -18,7 +18,7 @@ HOUR = 3600
 load_tests = databases.load_tests
 
 
-class ExtendingTestCase(base.LeaseTestCase):
+class AutoExtensionTestCase(base.LeaseTestCase):
     """A host with two CPUs, and a lease of both, extended hour by hour."""
 
     def setUp(self):
@@ -50,9 +50,9 @@ class ExtendingTestCase(base.LeaseTestCase):
         return self.notified.count(('lease.update', lease['id']))
 
 
-class TestExtending(ExtendingTestCase):
+class TestAutoExtension(AutoExtensionTestCase):
 
-    def test_it_is_prolonged_an_hour_before_its_end_each_time(self):
+    def test_lease_is_extended_one_period_before_each_end(self):
         lease = self.extended(before_end=NOW + 4 * HOUR - 600)
         self.assertEqual([3 * HOUR], self.times(lease))
         self.run_at(3 * HOUR - 1)
@@ -76,7 +76,7 @@ class TestExtending(ExtendingTestCase):
                           self.places(1))
         self.reserve(7 * HOUR, 8 * HOUR, self.places(1))
 
-    def test_what_was_told_of_its_end_is_taken_back(self):
+    def test_extension_withdraws_before_end_notification(self):
         lease = self.extended(before_end=NOW + 3 * HOUR - 600)
         stop = ('lease.event.before_end_lease.stop', lease['id'])
         self.run_at(3 * HOUR - 600)
@@ -88,17 +88,17 @@ class TestExtending(ExtendingTestCase):
         self.assertEqual([3 * HOUR - 600, 4 * HOUR - 600],
                          self.times(lease, 'before_end_lease'))
 
-    def test_it_is_two_hours_before_the_end_at_most(self):
+    def test_extension_is_at_most_two_hours_before_end(self):
         self.assertEqual([22 * HOUR], self.times(self.extended(
             end=24 * HOUR, period=24 * HOUR)))
 
-    def test_one_that_is_short_is_prolonged_at_its_start(self):
+    def test_short_lease_is_extended_at_its_start(self):
         lease = self.extended(end=600)
         self.assertEqual(600 + HOUR, self.end_of(lease))
         driven.run_due(self.engine)
         self.assertEqual(600 + HOUR, self.end_of(lease))
 
-    def test_where_there_is_no_room_it_ends_and_says_why(self):
+    def test_lease_that_cannot_be_extended_ends_with_reason(self):
         lease = self.extended()
         other = self.reserve(4 * HOUR, 5 * HOUR, self.places(1))
         self.run_at(3 * HOUR)
@@ -118,7 +118,7 @@ class TestExtending(ExtendingTestCase):
             return session.query(models.Event).filter_by(
                 lease_id=lease['id']).all()
 
-    def test_it_is_tried_again_until_its_end(self):
+    def test_failed_extension_is_retried_until_end(self):
         lease = self.extended()
         other = self.reserve(4 * HOUR, 5 * HOUR, self.places(1))
         self.run_at(3 * HOUR)
@@ -127,7 +127,7 @@ class TestExtending(ExtendingTestCase):
         self.assertEqual((5 * HOUR, ''), (
             self.end_of(lease), self.reason(lease)))
 
-    def test_the_limits_are_asked(self):
+    def test_extension_respects_limits(self):
         asked = []
 
         def granting(lease, change):
@@ -143,7 +143,7 @@ class TestExtending(ExtendingTestCase):
         self.assertIn('Five hours are enough.', self.reason(lease))
         self.assertEqual(5 * HOUR, self.end_of(lease))
 
-    def test_a_silent_cloud_puts_it_off(self):
+    def test_unavailable_cloud_defers_extension(self):
         def silent(_lease, _change):
             raise errors.CloudUnavailable('away')
 
@@ -154,7 +154,7 @@ class TestExtending(ExtendingTestCase):
         self.run_at(3 * HOUR + 60)
         self.assertEqual(5 * HOUR, self.end_of(lease))
 
-    def test_however_long_it_is_silent_it_is_asked_every_few_minutes(self):
+    def test_extension_is_retried_during_long_cloud_outage(self):
         def silent(_lease, _change):
             raise errors.CloudUnavailable('away')
 
@@ -166,7 +166,7 @@ class TestExtending(ExtendingTestCase):
         self.run_at(3 * HOUR + 1830)
         self.assertEqual(6 * HOUR, self.end_of(lease))
 
-    def test_two_workers_prolong_it_once(self):
+    def test_two_workers_extend_lease_once(self):
         lease = self.extended()
         self.clock.advance(3 * HOUR)
         other = self.new_engine('other')
@@ -183,7 +183,7 @@ class TestExtending(ExtendingTestCase):
             self.end_of(lease), self.reason(lease)))
         self.assertEqual(1, self.updates(lease))
 
-    def test_who_takes_over_when_it_was_prolonged_does_not_do_it_again(self):
+    def test_worker_taking_over_does_not_extend_again(self):
         lease = self.extended()
         self.clock.advance(3 * HOUR)
         self.lifecycle.auto_extension.extend(lease['id'])
@@ -192,7 +192,7 @@ class TestExtending(ExtendingTestCase):
         self.assertEqual((5 * HOUR, 1), (
             self.end_of(lease), self.updates(lease)))
 
-    def test_it_goes_before_what_is_only_told(self):
+    def test_extension_precedes_before_end_notification(self):
         """A notification before the end would be sent in vain."""
         lease = self.extended(before_end=NOW + 3 * HOUR)
         self.run_at(3 * HOUR)
@@ -200,7 +200,7 @@ class TestExtending(ExtendingTestCase):
         self.assertNotIn(('lease.event.before_end_lease', lease['id']),
                          self.notified)
 
-    def test_who_stood_still_does_not_prolong_it_once_more(self):
+    def test_stalled_worker_does_not_extend_again(self):
         lease = self.extended()
         self.run_at(3 * HOUR)
         # Another process has taken over and is done by now.
@@ -208,7 +208,7 @@ class TestExtending(ExtendingTestCase):
         self.assertEqual(5 * HOUR, self.end_of(lease))
         self.assertEqual(1, self.updates(lease))
 
-    def test_who_dies_when_it_is_prolonged_is_followed_by_nobody(self):
+    def test_extension_is_not_repeated_after_worker_death(self):
         lease = self.extended()
         self.lifecycle.auto_extension._notify = lambda *_what: 1 / 0
         self.run_at(3 * HOUR)
@@ -217,7 +217,7 @@ class TestExtending(ExtendingTestCase):
         self.assertEqual((5 * HOUR, [4 * HOUR]), (
             self.end_of(lease), self.times(lease)))
 
-    def test_who_dies_before_is_followed_by_another(self):
+    def test_unexpected_errors_are_retried_until_end(self):
         lease = self.extended()
         self.lifecycle.auto_extension._granting = lambda *_what: 1 / 0
         self.run_at(3 * HOUR)
@@ -229,7 +229,7 @@ class TestExtending(ExtendingTestCase):
         self.run_at(4 * HOUR - 1)
         self.assertEqual(5 * HOUR, self.end_of(lease))
 
-    def test_who_moves_its_end_meanwhile_has_his_way(self):
+    def test_concurrent_update_of_end_wins_over_extension(self):
         lease = self.extended()
         self.clock.advance(3 * HOUR)
 
@@ -242,34 +242,34 @@ class TestExtending(ExtendingTestCase):
         self.assertEqual((6 * HOUR, [5 * HOUR]), (
             self.end_of(lease), self.times(lease)))
 
-    def test_what_ends_is_not_prolonged(self):
+    def test_deleted_lease_is_not_extended(self):
         lease = self.extended()
         self.lifecycle.lease_end.delete(lease['id'])
         self.run_at(3 * HOUR)
         # The lease ended at once.
         self.assertEqual([NOW], self.scalars(models.Lease.end_date))
 
-    def test_who_moves_the_end_moves_it_too(self):
+    def test_extension_event_moves_with_end(self):
         lease = self.extended()
         self.leases.updates.update(
             lease['id'], updates.LeaseChange(end=NOW + 6 * HOUR))
         self.assertEqual([5 * HOUR], self.times(lease))
 
-    def test_it_is_as_long_before_the_end_wherever_that_was(self):
+    def test_extension_lead_time_survives_changes_of_end(self):
         lease = self.extended()
         for end in (HOUR // 2, 6 * HOUR):
             self.leases.updates.update(
                 lease['id'], updates.LeaseChange(end=NOW + end))
         self.assertEqual([5 * HOUR], self.times(lease))
 
-    def test_one_that_was_short_is_prolonged_as_late_as_others(self):
+    def test_short_lease_gets_full_lead_time_after_extension(self):
         lease = self.extended(end=600)
         self.assertEqual([600], self.times(lease))
         self.run_at(600)
         self.assertEqual((600 + 2 * HOUR, [600 + HOUR]), (
             self.end_of(lease), self.times(lease)))
 
-    def test_one_that_was_over_is_prolonged_again_when_it_is_not(self):
+    def test_new_end_restores_finished_extension_event(self):
         lease = self.extended()
         self.clock.advance(4 * HOUR)
         self.assertIsNone(self.lifecycle.auto_extension.extend(lease['id']))
@@ -283,7 +283,7 @@ class TestExtending(ExtendingTestCase):
         self.run_at(5 * HOUR)
         self.assertEqual(7 * HOUR, self.end_of(lease))
 
-    def test_what_is_not_so_any_more_is_not_said(self):
+    def test_reason_is_cleared_when_end_or_auto_extend_changes(self):
         self.host('two', VCPU=2)
         for change in ({'end': NOW + 4 * HOUR + 600}, {'auto_extend': 0}):
             lease = self.extended(end=4 * HOUR - 1)
@@ -299,7 +299,7 @@ class TestExtending(ExtendingTestCase):
                 lease['id'], updates.LeaseChange(**change))
             self.assertEqual('', self.reason(lease))
 
-    def test_what_was_so_of_another_end_is_not_said(self):
+    def test_refusal_for_a_former_end_is_not_recorded(self):
         lease = self.extended()
 
         def late(*_what):
@@ -312,7 +312,7 @@ class TestExtending(ExtendingTestCase):
         self.assertEqual((6 * HOUR, ''), (
             self.end_of(lease), self.reason(lease)))
 
-    def test_what_is_told_says_nothing_that_is_not_so_any_more(self):
+    def test_notification_after_extension_has_no_old_reason(self):
         lease = self.extended()
         other = self.reserve(4 * HOUR, 5 * HOUR, self.places(1))
         self.run_at(3 * HOUR)
@@ -324,7 +324,7 @@ class TestExtending(ExtendingTestCase):
             (event, of['status_reason']) for event, of in told])
         self.assertEqual('', self.reason(lease))
 
-    def test_it_is_turned_on_and_off(self):
+    def test_auto_extension_can_be_turned_on_and_off(self):
         lease = self.extended(period=0)
         self.assertEqual([], self.times(lease))
         for period, times in ((HOUR, [3 * HOUR]), (2 * HOUR, [2 * HOUR]),
@@ -336,14 +336,14 @@ class TestExtending(ExtendingTestCase):
         self.run_at(3 * HOUR)
         self.assertEqual(4 * HOUR, self.end_of(lease))
 
-    def test_one_for_later_waits_for_its_start(self):
+    def test_future_lease_is_not_extended_before_start(self):
         later = self.extended(start=HOUR, end=2 * HOUR)
         self.run_at(HOUR)
         driven.run_due(self.engine)
         driven.run_due(self.engine)
         self.assertEqual(3 * HOUR, self.end_of(later))
 
-    def test_an_offer_is_not_prolonged(self):
+    def test_offer_is_not_extended_until_accepted(self):
         new = self.new_lease(request=self.request(
             0, 4 * HOUR, auto_extend=HOUR), count=1)
         lease = self.leases.creation.offer(new, 86400)
@@ -355,7 +355,7 @@ class TestExtending(ExtendingTestCase):
         driven.run_due(self.engine)
         self.assertEqual(5 * HOUR, self.end_of(lease))
 
-    def test_one_that_waits_for_room_is_prolonged_when_it_has_it(self):
+    def test_queued_lease_is_extended_once_admitted(self):
         first = self.reserve(0, 10 * HOUR, self.places(2), active=True)
         lease = self.reserve(0, 0, self.places(1), request=self.request(
             0, 4 * HOUR, auto_extend=HOUR, duration=4 * HOUR,

@@ -26,13 +26,13 @@ class TestBackground(base.BaseTestCase):
         self.assertTrue(self.go_on.wait(LONGEST))
         return threading.current_thread()
 
-    def test_it_is_done_meanwhile(self):
+    def test_work_runs_in_another_thread(self):
         started = self.background.start(self.wait)
         self.assertFalse(started.done())
         self.go_on.set()
         self.assertIsNot(threading.current_thread(), started.result(LONGEST))
 
-    def test_where_all_are_busy_nothing_waits(self):
+    def test_work_runs_in_caller_if_all_threads_are_busy(self):
         busy = [self.background.start(self.wait) for _number in range(2)]
         own = self.background.start(threading.current_thread)
         self.assertIs(threading.current_thread(), own.result(0))
@@ -45,14 +45,14 @@ class TestBackground(base.BaseTestCase):
                 LONGEST) is threading.current_thread():
             self.assertLess(time.monotonic(), deadline)
 
-    def test_errors_are_those_of_whoever_asks(self):
+    def test_errors_are_raised_by_result_and_not_logged(self):
         for background_ in (self.background, background.Background(0)):
             with mock.patch.object(background, 'LOG') as log:
                 failed = background_.start(lambda: 1 // 0)
                 self.assertRaises(ZeroDivisionError, failed.result, LONGEST)
                 self.assertEqual([], log.exception.mock_calls)
 
-    def test_errors_of_which_nobody_asks_are_logged(self):
+    def test_errors_of_unawaited_work_are_logged(self):
         done = threading.Event()
         with mock.patch.object(
                 background.LOG, 'exception',
@@ -60,7 +60,7 @@ class TestBackground(base.BaseTestCase):
             self.background.later(lambda: 1 // 0)
             self.assertTrue(done.wait(LONGEST))
 
-    def test_it_is_done_when_the_process_ends(self):
+    def test_work_runs_in_caller_during_shutdown(self):
         with mock.patch.object(self.background, '_executor', side_effect=(
                 RuntimeError('cannot schedule new futures'))):
             for _time in range(3):

@@ -43,7 +43,7 @@ class Killed(BaseException):
     """The process dies."""
 
 
-class RoomTestCase(base.LeaseTestCase):
+class BestEffortTestCase(base.LeaseTestCase):
     """Three hosts with four CPUs each, and servers without a lease.
 
     One and two have two servers of two CPUs each; three has capacity for two.
@@ -134,9 +134,9 @@ class RoomTestCase(base.LeaseTestCase):
         return [server_id for server_id, _host in self.cloud.moves]
 
 
-class TestMakingRoom(RoomTestCase):
+class TestBestEffort(BestEffortTestCase):
 
-    def test_where_there_is_room_nobody_moves(self):
+    def test_no_server_migrates_if_capacity_is_free(self):
         lease = self.wanted(vcpus=2)
         self.assertEqual(('PENDING', 'best_effort'), (
             lease['status'], lease['lease_type']))
@@ -144,7 +144,7 @@ class TestMakingRoom(RoomTestCase):
         self.assertEqual('STARTING', self.status(lease))
         self.assertEqual([], self.cloud.moves)
 
-    def test_servers_move_and_the_lease_starts(self):
+    def test_lease_starts_after_servers_are_migrated(self):
         # The free capacity of host three is enough for one migration.
         self.put('three', 2)
         self.there['two'].clear()
@@ -167,7 +167,7 @@ class TestMakingRoom(RoomTestCase):
         self.assertEqual({'moved'}, set(self.moves(lease).values()))
         self.assertEqual([], [*self.audit.differences()])
 
-    def test_what_moves_is_told_as_it_goes(self):
+    def test_reason_states_that_no_server_can_be_migrated(self):
         lease = self.wanted(vcpus=4)
         self.go_on()
         self.assertEqual([], self.cloud.moves)
@@ -179,7 +179,7 @@ class TestMakingRoom(RoomTestCase):
         self.assertEqual([], self.cloud.moves)
 
 
-class FourHosts(RoomTestCase):
+class FourHosts(BestEffortTestCase):
     """Host three has no capacity for migrations, host four has."""
 
     def setUp(self):
@@ -196,9 +196,9 @@ class FourHosts(RoomTestCase):
         return super().wanted(hosts=self.common, **values)
 
 
-class TestMoving(FourHosts):
+class TestServerMoves(FourHosts):
 
-    def test_progress_is_said(self):
+    def test_reason_reports_progress_of_migrations(self):
         lease = self.wanted()
         self.go_on()
         self.assertEqual(2, len(self.cloud.moves))
@@ -214,7 +214,7 @@ class TestMoving(FourHosts):
         self.go_on()
         self.assertEqual('STARTING', self.status(lease))
 
-    def test_nobody_gets_in_between_two_moves(self):
+    def test_capacity_being_freed_is_not_available_to_others(self):
         self.wanted()
         self.go_on()
         first, _second = self.asked()
@@ -229,7 +229,7 @@ class TestMoving(FourHosts):
         self.assertRaises(errors.Refused, self.lease, 0, 100, resources={
             'VCPU': 2}, hosts=frozenset({self.names[source]}))
 
-    def test_others_stay_bound_where_they_are(self):
+    def test_overbooking_check_keeps_bookings_of_other_leases(self):
         self.there['one'].clear()
         self.put('one', 1)
         self.put('one', 2)
@@ -249,7 +249,7 @@ class TestMoving(FourHosts):
         self.assertEqual('one', self.host_of(base.servers_of(later)[0]))
         self.assertEqual([], [*self.audit.differences()])
 
-    def test_a_failed_move_is_planned_around(self):
+    def test_new_plan_avoids_server_whose_migration_failed(self):
         lease = self.wanted()
         self.go_on()
         first, second = self.asked()
@@ -264,7 +264,7 @@ class TestMoving(FourHosts):
         self.assertEqual(set(self.servers) - {first, second}, set(others))
         self.assertEqual(len(self.asked()), len(set(self.asked())))
 
-    def test_who_is_refused_stays_and_another_plan_is_made(self):
+    def test_new_plan_is_made_if_migration_is_refused(self):
         self.cloud.broken = dict.fromkeys(
             self.servers[:1], errors.Conflict('It may not.'))
         lease = self.wanted()
@@ -280,7 +280,7 @@ class TestMoving(FourHosts):
         self.assertNotIn(self.servers[0], self.asked())
         self.assertIn(self.status(lease), ('IN_PROGRESS', 'STARTING'))
 
-    def test_at_its_deadline_it_says_what_was_moved(self):
+    def test_lease_times_out_with_migration_counts_in_reason(self):
         lease = self.wanted(timeout=60, end=5000)
         self.go_on()
         first, _second = self.asked()
@@ -306,7 +306,7 @@ class TestMoving(FourHosts):
         driven.run_due(self.engine)
         self.assertIn(server_id, self.cloud.deleted)
 
-    def test_one_with_a_length_lasts_as_long_from_when_it_has_its_room(self):
+    def test_duration_counts_from_admission(self):
         lease = self.wanted(duration=5000)
         self.go_on(40)
         self.assertEqual([], [*self.audit.differences()])
@@ -318,7 +318,7 @@ class TestMoving(FourHosts):
         self.assertEqual(5000, row.end_date - row.start_date)
         self.assertGreater(row.start_date, NOW + 30)
 
-    def test_who_is_moved_goes_where_it_may_only(self):
+    def test_servers_migrate_only_to_allowed_hosts(self):
         self.cloud.reach = dict.fromkeys(
             self.servers, frozenset({self.names['one'], self.names['two']}))
         lease = self.wanted()
@@ -330,13 +330,13 @@ class TestMoving(FourHosts):
         self.go_on(10)
         self.assertEqual(set(self.servers[2:]), set(self.asked()))
 
-    def test_who_is_bound_stays(self):
+    def test_immovable_server_is_not_migrated(self):
         self.cloud.bound.add(self.servers[0])
         self.wanted()
         self.go_on()
         self.assertEqual(set(self.servers[2:]), set(self.asked()))
 
-    def test_no_more_than_may_are_moved(self):
+    def test_migrations_per_lease_are_limited(self):
         self.limit_moves(per_lease=1)
         lease = self.wanted()
         self.go_on()
@@ -346,7 +346,7 @@ class TestMoving(FourHosts):
         self.go_on(10)
         self.assertEqual([], self.cloud.moves)
 
-    def test_one_that_is_deleted_moves_nobody_any_more(self):
+    def test_deleted_lease_requests_no_more_migrations(self):
         with mock.patch.object(best_effort, 'AT_ONCE', 1):
             lease = self.wanted()
             self.go_on()
@@ -359,7 +359,7 @@ class TestMoving(FourHosts):
         self.assertEqual([], [
             row.host_id for row in self.bookings()])
 
-    def test_it_cannot_be_changed_or_handed_over(self):
+    def test_lease_cannot_be_updated_or_transferred_meanwhile(self):
         lease = self.wanted()
         for seconds in 0, 2:
             self.clock.advance(seconds)
@@ -372,7 +372,7 @@ class TestMoving(FourHosts):
                 transfer.Owner('project', 'other'), None, False)))
             driven.run_due(self.engine)
 
-    def test_two_leases_move_nobody_twice(self):
+    def test_two_leases_migrate_no_server_twice(self):
         leases = [self.wanted(), self.wanted()]
         for _time in range(6):
             self.go_on()
@@ -411,15 +411,15 @@ class TestMoving(FourHosts):
         self.assertEqual({}, self.moves(first))
         return set(self.moves(second))
 
-    def test_capacity_for_those_who_move_is_planned_with_once(self):
+    def test_target_capacity_is_planned_with_once(self):
         self.assertEqual(set(self.servers[2:]), self.planned_while(
             self.cloud, 'movable'))
 
-    def test_a_plan_made_since_moves_were_looked_up_is_seen(self):
+    def test_concurrent_plan_of_another_lease_is_seen(self):
         self.assertEqual(set(self.servers[2:]), self.planned_while(
             consolidation, 'planner_input'))
 
-    def test_what_is_booked_where_somebody_is_to_go_is_seen(self):
+    def test_concurrent_booking_on_target_host_is_seen(self):
         lease, called = self.wanted(), self.cloud.movable
         left = [self.names['four']]
 
@@ -434,7 +434,7 @@ class TestMoving(FourHosts):
         self.assertEqual({}, self.moves(lease))
         self.assertIn('No servers can be migrated', self.reason(lease))
 
-    def test_a_clock_that_was_ahead_keeps_nothing_under_way(self):
+    def test_lost_move_with_future_request_time_fails(self):
         self.cloud.broken['move'] = errors.CloudUnavailable('It is away.')
         lease = self.wanted()
         self.go_on()
@@ -447,7 +447,7 @@ class TestMoving(FourHosts):
         self.go_on(server_moves.LOST)
         self.assertEqual(2, [*self.moves(lease).values()].count('failed'))
 
-    def test_a_silent_cloud_is_asked_again(self):
+    def test_migrations_are_retried_after_cloud_outage(self):
         self.cloud.broken['movable'] = errors.CloudUnavailable('It is away.')
         lease = self.wanted()
         self.go_on()
@@ -468,7 +468,7 @@ class TestMoving(FourHosts):
             ['accepted', 'accepted', 'failed', 'failed'],
             sorted(self.moves(lease).values()))
 
-    def test_room_that_falls_free_is_taken(self):
+    def test_lease_takes_capacity_that_becomes_free(self):
         lease = self.wanted()
         self.go_on()
         self.there['three'].clear()
@@ -477,7 +477,7 @@ class TestMoving(FourHosts):
         self.assertEqual('STARTING', self.status(lease))
         self.assertEqual('three', self.host_of(base.servers_of(lease)[0]))
 
-    def test_leased_servers_move_if_they_may_be_preempted(self):
+    def test_leased_servers_migrate_only_if_preemptible(self):
         self.there['one'].clear()
         self.tell('one')
         other = self.running_lease(0, 9000, resources={
@@ -497,7 +497,7 @@ class TestMoving(FourHosts):
         self.assertEqual('STARTING', self.status(lease))
         self.assertEqual('four', self.host_of(server_id))
 
-    def test_who_has_got_a_lease_since_it_was_planned_stays(self):
+    def test_server_added_to_lease_after_planning_is_not_migrated(self):
         lease, joined = self.wanted(), []
 
         def reached(here, _what):
@@ -519,7 +519,7 @@ class TestMoving(FourHosts):
         self.assertNotIn(joined[0], self.asked())
         self.assertEqual('failed', self.moves(lease)[joined[0]])
 
-    def test_without_a_server_left_it_is_over(self):
+    def test_lease_without_remaining_servers_terminates(self):
         lease = self.wanted()
         self.go_on()
         self.lifecycle.reconciliation.observe(
@@ -528,7 +528,7 @@ class TestMoving(FourHosts):
         self.go_on()
 
 
-class TestPace(FourHosts):
+class TestMigrationRate(FourHosts):
     """Servers of others are migrated at a limited rate."""
 
     def setUp(self):
@@ -550,7 +550,7 @@ class TestPace(FourHosts):
             name = next(name for name, some in self.there.items()
                         if self.victims[0] in some)
             before = len(self.cloud.moves)
-            self.waiting = RoomTestCase.wanted(
+            self.waiting = BestEffortTestCase.wanted(
                 self, hosts=frozenset({self.names[name]}), timeout=7200,
                 **values)
             self.go_on()
@@ -570,7 +570,7 @@ class TestPace(FourHosts):
             session.execute(sa.delete(models.Booking))
         self.tell(*self.there)
 
-    def test_leases_that_are_deleted_move_nobody_twelve_times(self):
+    def test_servers_are_not_migrated_again_within_interval(self):
         self.chase(6)
         self.assertLess(self.clock.now() - NOW, 200)
         self.assertEqual(2, len(self.cloud.moves))
@@ -580,7 +580,7 @@ class TestPace(FourHosts):
                       self.reasons)
         self.assertNotIn(self.victims[0], self.reasons)
 
-    def test_after_the_interval_they_may_be_moved_again(self):
+    def test_servers_may_migrate_again_after_interval(self):
         self.chase(2)
         self.clock.advance(540)
         self.go_on()
@@ -589,7 +589,7 @@ class TestPace(FourHosts):
         self.go_on()
         self.assertEqual(4, len(self.cloud.moves))
 
-    def test_a_project_has_so_many_moved_in_an_hour(self):
+    def test_migrations_per_project_and_hour_are_limited(self):
         self.set_pace(0, 5)
         self.chase(6)
         self.assertEqual(4, len(self.cloud.moves))
@@ -600,13 +600,13 @@ class TestPace(FourHosts):
         self.go_on()
         self.assertEqual(6, len(self.cloud.moves))
 
-    def test_by_default_twice_as_many_as_for_one_lease(self):
+    def test_default_hourly_limit_is_twice_the_limit_per_lease(self):
         self.limit_moves(per_lease=2)
         self.set_pace(0, None)
         self.chase(6)
         self.assertEqual(4, len(self.cloud.moves))
 
-    def test_other_projects_have_their_own_hour(self):
+    def test_hourly_limit_is_per_project(self):
         self.set_pace(0, 2)
         self.chase(2)
         self.assertEqual(2, len(self.cloud.moves))
@@ -616,7 +616,7 @@ class TestPace(FourHosts):
         self.go_on(10)
         self.assertEqual(4, len(self.cloud.moves))
 
-    def test_what_is_planned_counts_and_what_is_refused_does_not(self):
+    def test_refused_migrations_do_not_count_towards_limits(self):
         self.cloud.broken = dict.fromkeys(
             self.victims, errors.Conflict('It may not.'))
         self.set_pace(600, 2)
@@ -628,7 +628,7 @@ class TestPace(FourHosts):
         self.chase(1)
         self.assertEqual(2, len(self.cloud.moves))
 
-    def test_plans_of_one_moment_keep_the_pace_together(self):
+    def test_concurrent_plans_share_hourly_limit(self):
         self.set_pace(0, 3)
         plans = self.lifecycle.best_effort._plans
         write = plans._write
@@ -702,7 +702,7 @@ class TestWholeHosts(whole_hosts_base.WholeHostsTestCase):
         name, = (name for name, uuid in self.uuids.items() if uuid == wanted)
         return name
 
-    def test_the_one_with_the_fewest_servers_is_freed(self):
+    def test_host_with_fewest_servers_is_freed(self):
         for name, count in (('one', 2), ('two', 1), ('three', 3)):
             servers = [self.put(name) for _number in range(count)]
             if name == 'two':
@@ -724,7 +724,7 @@ class TestWholeHosts(whole_hosts_base.WholeHostsTestCase):
                          (self.status(lease), self.held()))
         self.assertEqual('three', self.host_of(moved))
 
-    def test_one_that_is_promised_or_has_one_that_stays_is_not(self):
+    def test_host_with_immovable_or_reserved_servers_is_not_freed(self):
         self.put('one', preemptible=False)
         # Its lease has not started, so it cannot be migrated.
         self.put('two', start=600, end=1200)
@@ -735,14 +735,14 @@ class TestWholeHosts(whole_hosts_base.WholeHostsTestCase):
         self.assertIn('No servers can be migrated', self.reason(lease))
         self.assertEqual('IN_PROGRESS', self.status(lease))
 
-    def test_no_more_are_freed_than_will_do(self):
+    def test_only_minimum_of_hosts_is_freed(self):
         for name in 'one', 'two', 'three':
             self.put(name)
         self.wanted(1, 3)
         self.go_on()
         self.assertEqual(1, len(self.moves()))
 
-    def test_two_are_freed_by_one_plan(self):
+    def test_one_plan_frees_two_hosts(self):
         for name in 'one', 'two', 'three':
             self.put(name)
         lease = self.wanted(2, 2)
@@ -754,7 +754,7 @@ class TestWholeHosts(whole_hosts_base.WholeHostsTestCase):
         self.assertEqual(('ACTIVE', 2), (
             self.status(lease), len(self.held())))
 
-    def test_nobody_goes_where_none_is_let_in(self):
+    def test_servers_migrate_only_to_reservable_hosts(self):
         going = self.put('one')
         self.put('two')
         self.put('two')
@@ -766,7 +766,7 @@ class TestWholeHosts(whole_hosts_base.WholeHostsTestCase):
         self.go_on()
         self.assertEqual([(going, 'two')], self.moves(), self.reason(lease))
 
-    def test_one_with_somebody_without_a_lease_is_not(self):
+    def test_host_with_server_without_lease_is_not_freed(self):
         for name in 'two', 'three':
             self.put(name)
             self.put(name)
@@ -780,7 +780,7 @@ class TestWholeHosts(whole_hosts_base.WholeHostsTestCase):
         self.assertEqual(2, len(self.moves()), self.reason(lease))
         self.assertNotIn('one', self.bookings_of(lease))
 
-    def test_one_of_which_it_is_not_known_who_is_there_is_not(self):
+    def test_host_with_unknown_consumers_is_not_freed(self):
         self.report(self.uuids['one'], 'one',
                     {'VCPU': 1, 'MEMORY_MB': 512},
                     {'VCPU': 4, 'MEMORY_MB': 4096})
@@ -813,7 +813,7 @@ class TestWholeHosts(whole_hosts_base.WholeHostsTestCase):
             0, 0, self.machines_of(), self.places(1, 4),
             request=self.request(0, 5000, timeout=600))
 
-    def test_servers_and_hosts_in_one_lease_are_freed_by_one_plan(self):
+    def test_one_plan_frees_capacity_for_servers_and_hosts(self):
         going, lease = self.both()
         self.go_on()
         targets = dict(self.moves())
@@ -833,7 +833,7 @@ class TestWholeHosts(whole_hosts_base.WholeHostsTestCase):
                          (self.status(lease), list(self.held())))
         self.assertEqual({'one', 'plain'}, set(self.bookings_of(lease)))
 
-    def test_nobody_moves_for_one_part_of_a_lease_if_the_other_cannot_be(self):
+    def test_nothing_migrates_unless_all_reservations_can_be_met(self):
         going, lease = self.both()
         self.cloud.bound.add('somebody')
         self.go_on()
@@ -845,7 +845,7 @@ class TestWholeHosts(whole_hosts_base.WholeHostsTestCase):
         self.assertEqual([], self.moves())
 
 
-class TestHostBound(FourHosts):
+class TestMaxHostSpread(FourHosts):
     """Hosts that a project gets while a plan is made."""
 
     scenarios = [databases.SCENARIOS[0]]
@@ -873,12 +873,12 @@ class TestHostBound(FourHosts):
     def bound(self, project_id, lease_id):
         return self.limits.of_waiting(project_id, lease_id)
 
-    def test_a_plan_within_the_bound(self):
+    def test_plan_within_max_host_spread_is_executed(self):
         self.wanted(vcpus=2)
         self.go_on()
         self.assertEqual(1, len(self.cloud.moves))
 
-    def test_another_lease_gets_a_host_first(self):
+    def test_plan_exceeding_spread_by_concurrent_lease_is_dropped(self):
         """The planning process has just counted its project's hosts."""
         lease = self.wanted(vcpus=2)
         exceeded = admissions.ProjectHosts.exceeded
@@ -898,10 +898,10 @@ class TestHostBound(FourHosts):
         self.assertEqual([], self.cloud.moves)
 
 
-class TestStandingStill(FourHosts):
+class TestStalledWorker(FourHosts):
     """A worker freezes after it has recorded the request of a migration."""
 
-    def test_it_asks_for_nothing(self):
+    def test_stalled_worker_requests_no_migration(self):
         lease = self.wanted()
         other, write, stopped = self.new_engine('other'), (
             server_moves.ServerMoves.write), []
@@ -923,10 +923,10 @@ class TestStandingStill(FourHosts):
         self.assertNotIn(server_id, [one for one, _host in self.cloud.moves])
 
 
-class TestDeath(FourHosts):
+class TestWorkerDeath(FourHosts):
     """The worker dies at every step, and another one continues."""
 
-    def test_at_every_step(self):
+    def test_worker_death_at_every_step_is_recovered(self):
         for step in (fault_points.FaultPoint.ROOM_PLANNED,
                      fault_points.FaultPoint.MOVE_RECORDED,
                      fault_points.FaultPoint.MOVE_REQUESTED,

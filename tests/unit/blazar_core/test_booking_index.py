@@ -98,9 +98,9 @@ class IndexTestCase(base.LeaseTestCase):
         self.assertEqual(self.picture(anew), self.picture(followed))
 
 
-class FollowingTest(IndexTestCase):
+class IndexUpdatesTest(IndexTestCase):
 
-    def test_it_follows_whatever_is_decided(self):
+    def test_index_matches_database_after_random_decisions(self):
         self.picture(self.index)
         dice = random.Random(20)
         for _round in range(60):
@@ -176,7 +176,7 @@ class FollowingTest(IndexTestCase):
                              picture[1][host_id][1].get('VCPU', 0))
             self.assert_true_to_the_database(self.index)
 
-    def test_what_hosts_come_to_have_in_common_is_kept_once(self):
+    def test_equal_usage_of_hosts_is_stored_once(self):
         self.picture(self.index)
         with self.database.begin() as connection:
             for name in ('h1', 'h2'):
@@ -188,7 +188,7 @@ class FollowingTest(IndexTestCase):
         self.assertEqual(3, one['VCPU'])
         self.assertIs(one, two)
 
-    def test_a_host_that_is_new_is_there_with_its_bookings(self):
+    def test_new_host_is_indexed_with_its_bookings(self):
         self.picture(self.index)
         self.host('h4', VCPU=8)
         (host_id,) = self.scalars(models.Host.id, models.Host.name == 'h4')
@@ -200,7 +200,7 @@ class FollowingTest(IndexTestCase):
                     host_id, model.Window(NOW + 5, NOW + 6)).items()
                 if amount})
 
-    def test_half_a_generation_is_none(self):
+    def test_partly_read_generation_is_read_again(self):
         self.picture(self.index)
         self.amend(*(self.new(self.host_ids[0], 40, 50)
                      for _booking in range(3)))
@@ -209,7 +209,7 @@ class FollowingTest(IndexTestCase):
         self.index._known.top = half
         self.assert_true_to_the_database(self.index)
 
-    def test_what_is_over_does_not_pile_up(self):
+    def test_past_bookings_are_dropped_from_index(self):
         self.picture(self.index)
         for number in range(12):
             start = number * booking_index.KEEP // 3
@@ -225,7 +225,7 @@ class FollowingTest(IndexTestCase):
             self.assertEqual(1, timeline.peak(self.host_ids[1], model.Window(
                 NOW + start, NOW + start + 1))['VCPU'])
 
-    def test_what_no_id_led_to_is_found_by_the_generations(self):
+    def test_missed_change_is_found_by_comparing_generations(self):
         self.picture(self.index)
         self.amend(self.new(self.host_ids[1], 40, 50))
         self.skip(self.index)
@@ -236,7 +236,7 @@ class FollowingTest(IndexTestCase):
         self.clock.advance(feed.COMPARE)
         self.assert_true_to_the_database(self.index)
 
-    def test_what_no_id_led_to_is_found_by_what_comes_after_it(self):
+    def test_missed_change_is_found_by_a_later_change(self):
         self.picture(self.index)
         self.amend(self.new(self.host_ids[0], 30, 40))
         with self.index.fresh():
@@ -246,7 +246,7 @@ class FollowingTest(IndexTestCase):
         self.amend(self.new(self.host_ids[0], 40, 50))
         self.assert_true_to_the_database(self.index)
 
-    def test_a_generation_between_others_that_no_id_led_to(self):
+    def test_missed_generation_between_others_is_found(self):
         self.picture(self.index)
         for start in (30, 35, 40):
             self.amend(self.new(self.host_ids[0], start, start + 10))
@@ -257,7 +257,7 @@ class FollowingTest(IndexTestCase):
         self.index._known._missing = {first.id: NOW}
         self.assert_true_to_the_database(self.index)
 
-    def test_a_booking_that_was_taken_out_for_a_question_is_back_after_it(
+    def test_booking_is_excluded_only_within_the_context(
             self):
         self.amend(self.new(self.host_ids[0], 5, 10, {'GPU': 1}))
         before = self.picture(self.index)
@@ -272,7 +272,7 @@ class FollowingTest(IndexTestCase):
                 self.host_ids[0], window)['GPU'])
         self.assertEqual(before, self.picture(self.index))
 
-    def test_a_server_that_overstays_keeps_its_room(self):
+    def test_overstaying_server_keeps_its_capacity(self):
         lease = self.running_lease(0, 20)
         (server_id,) = base.servers_of(lease)
         (host_id,) = self.scalars(models.Booking.host_id,
@@ -292,7 +292,7 @@ class Fault(Exception):
     """The database fails."""
 
 
-class FaultTest(IndexTestCase):
+class ReadFailureTest(IndexTestCase):
     """Reading may fail at any statement."""
 
     @contextlib.contextmanager
@@ -323,7 +323,7 @@ class FaultTest(IndexTestCase):
                     {'VCPU': 20 + number})
         self.host(f'new{number}', VCPU=number)
 
-    def test_whatever_fails_nothing_is_half_known(self):
+    def test_index_is_consistent_after_failure_of_any_statement(self):
         self.running_lease(0, 5)
         self.clock.advance(5)
         self.picture(self.index)
@@ -339,7 +339,7 @@ class FaultTest(IndexTestCase):
                 break
         self.assertGreaterEqual(number, 4)
 
-    def test_a_load_that_fails_may_be_tried_again(self):
+    def test_failed_load_can_be_retried(self):
         for number in itertools.count():
             with self.failing_at(number) as failed, contextlib.suppress(
                     Fault), self.index.fresh():
@@ -351,7 +351,7 @@ class FaultTest(IndexTestCase):
                 self.index = booking_index.Index(self.database, self.clock)
         self.assertGreaterEqual(number, 4)
 
-    def test_what_cannot_be_applied_is_read_again(self):
+    def test_changes_that_failed_to_apply_are_read_again(self):
         self.picture(self.index)
         self.amend(self.new(self.host_ids[0], 20, 30),
                    self.new(self.host_ids[1], 20, 30))
@@ -361,7 +361,7 @@ class FaultTest(IndexTestCase):
         self.assert_true_to_the_database(self.index)
 
 
-class ReadAgainTest(IndexTestCase):
+class ReloadTest(IndexTestCase):
     """Only what cannot be followed is loaded again."""
 
     def setUp(self) -> None:
@@ -376,7 +376,7 @@ class ReadAgainTest(IndexTestCase):
     def trim(self, before: int) -> int:
         return feed.trim(self.database, before)
 
-    def test_a_quiet_system_is_followed_however_often_it_is_trimmed(self):
+    def test_trimming_read_changes_causes_no_reload(self):
         """The index is used within an hour of each change."""
         later = 100 * booking_index.KEEP
         for number in range(6):
@@ -390,17 +390,17 @@ class ReadAgainTest(IndexTestCase):
         self.assert_true_to_the_database(self.index)
         self.load.assert_not_called()
 
-    def test_what_was_trimmed_unread_is_read_again(self):
+    def test_trimming_unread_changes_causes_reload(self):
         self.amend(self.new(self.host_ids[0], 20, 30))
         self.amend(self.new(self.host_ids[1], 20, 30))
         self.assertGreater(self.trim(NOW + 1), 0)
         self.assert_true_to_the_database(self.index)
         self.load.assert_called_once()
 
-    def test_what_was_trimmed_by_another_clock(self):
+    def test_trimmed_changes_are_noticed_despite_future_timestamp(self):
         self.check_trimmed_by_another_clock(0, self.host_ids[0])
 
-    def test_what_was_trimmed_by_another_clock_and_nothing_came_after(self):
+    def test_trimmed_changes_are_noticed_by_periodic_comparison(self):
         self.check_trimmed_by_another_clock(
             feed.COMPARE, self.host_ids[1])
 
@@ -435,7 +435,7 @@ class ReadAgainTest(IndexTestCase):
                         dict(row._mapping) for row in backup[table.name]])
             connection.execute(sa.text(again))
 
-    def test_a_database_that_was_restored(self):
+    def test_restored_database_causes_reload(self):
         backup = self.everything()
         self.amend(self.new(self.host_ids[0], 20, 30))
         self.picture(self.index)
@@ -443,7 +443,7 @@ class ReadAgainTest(IndexTestCase):
         self.assert_true_to_the_database(self.index)
         self.load.assert_called_once()
 
-    def test_one_that_has_gone_on_since(self):
+    def test_database_changed_since_restore_causes_reload(self):
         """The same ids and generations have another meaning now."""
         backup = self.everything()
         for window in ((20, 30), (25, 35)):
@@ -456,7 +456,7 @@ class ReadAgainTest(IndexTestCase):
         self.assert_true_to_the_database(self.index)
         self.load.assert_called_once()
 
-    def test_one_without_changes_by_which_to_tell(self):
+    def test_restored_database_without_changes_causes_reload(self):
         for _time in range(2):
             with self.database.writer() as session:
                 session.execute(sa.delete(models.Change))
@@ -485,7 +485,7 @@ class BlocksTest(IndexTestCase):
         self.useFixture(fixtures.MonkeyPatch(
             'blazar_core.capacity.index_rows.BLOCK', 3))
 
-    def test_no_block_is_larger_than_it_must_be(self):
+    def test_hosts_are_grouped_into_blocks_by_booking_count(self):
         for counts, ranges in (
                 ([], []),
                 ([(1, 1)], [(1, 1)]),
@@ -493,7 +493,7 @@ class BlocksTest(IndexTestCase):
                 ([(1, 9), (2, 1), (3, 9)], [(1, 1), (2, 2), (3, 3)])):
             self.assertEqual(ranges, list(index_rows._ranges(counts)))
 
-    def test_all_that_there_is_is_in_one_of_them(self):
+    def test_blocks_cover_all_bookings(self):
         self.picture(self.index)
         dice = random.Random(8)
         for _number in range(5):
@@ -506,7 +506,7 @@ class BlocksTest(IndexTestCase):
             self.assert_true_to_the_database(self.index)
         self.assertEqual(len(self.host_ids), blocks.call_count)
 
-    def test_a_text_that_is_cut_short_is_no_answer(self):
+    def test_truncated_result_raises_error(self):
         self.amend(self.new(self.host_ids[0], 20, 30))
         whole = np.fromstring
         with (mock.patch.object(
@@ -519,7 +519,7 @@ class BlocksTest(IndexTestCase):
 
 class PrepareTest(IndexTestCase):
 
-    def test_it_leaves_everything_read_and_no_connection(self):
+    def test_prepare_loads_index_and_replaces_connection_pool(self):
         self.amend(self.new(self.host_ids[0], 20, 30))
         expected = self.picture(booking_index.Index(self.database, self.clock))
         pool = self.database.engine.pool
@@ -529,7 +529,7 @@ class PrepareTest(IndexTestCase):
             self.assertEqual(expected, self.picture(self.index))
         load.assert_not_called()
 
-    def test_what_cannot_be_read_yet_is_read_later(self):
+    def test_index_is_loaded_later_if_prepare_fails(self):
         pool = self.database.engine.pool
         with mock.patch.object(feed, 'overdue',
                                side_effect=errors.DatabaseUnavailable) as last:
@@ -539,9 +539,9 @@ class PrepareTest(IndexTestCase):
         self.assert_true_to_the_database(self.index)
 
 
-class FollowTest(IndexTestCase):
+class FollowerThreadTest(IndexTestCase):
 
-    def test_a_thread_knows_before_somebody_asks(self):
+    def test_thread_updates_index_in_background(self):
         def threads() -> int:
             return sum(thread.name == 'following'
                        for thread in threading.enumerate())
@@ -560,7 +560,7 @@ class FollowTest(IndexTestCase):
             self.wait_for(knows, 'the thread to know it')
         self.assertEqual(before + 1, threads())
 
-    def test_without_another_thread_they_are_read_when_asked_for(self):
+    def test_follow_retries_when_thread_cannot_be_started(self):
         with mock.patch.object(threading.Thread, 'start', side_effect=[
                 RuntimeError("can't start new thread"), None]) as start:
             for _request in range(3):
@@ -568,9 +568,9 @@ class FollowTest(IndexTestCase):
         self.assertEqual(2, start.call_count)
 
 
-class AlikeTest(base.TestCase):
+class InternedRecordsTest(base.TestCase):
 
-    def test_what_hosts_have_in_common_is_kept_once(self):
+    def test_equal_records_are_stored_once(self):
         alike = host_memory.InternedRecords()
         first, second, other = (
             alike.of(json.loads(f'{{"rack one": "a b", "own": {number}}}'))
@@ -582,7 +582,7 @@ class AlikeTest(base.TestCase):
             self.assertIs(one, another)
         self.assertIs(first['rack one'], other['rack one'])
 
-    def test_what_differs_is_remembered_no_longer_than_it_is_worth(self):
+    def test_number_of_remembered_records_is_limited(self):
         self.useFixture(fixtures.MonkeyPatch(
             'blazar_core.capacity.host_memory._REMEMBERED', 2))
         alike = host_memory.InternedRecords()
@@ -592,7 +592,7 @@ class AlikeTest(base.TestCase):
         self.assertIs(some[3], some[4])
         self.assertIsNot(some[0], some[5])
 
-    def test_it_is_read_as_a_mapping(self):
+    def test_record_behaves_as_mapping(self):
         one = host_memory.InternedRecords().of({'rack': 'a', 'own': None})
         self.assertEqual(
             ('a', None, 'else', ['rack', 'own'], "{'rack': 'a', 'own': None}"),
@@ -601,12 +601,12 @@ class AlikeTest(base.TestCase):
         self.assertRaises(KeyError, one.__getitem__, 'no')
 
 
-class OutOfOrderTest(IndexTestCase):
+class OutOfOrderCommitTest(IndexTestCase):
     """Overlapping transactions commit in another order than they began."""
 
     scenarios = databases.SERVERS
 
-    def test_what_was_committed_late_under_an_early_id_is_found(self):
+    def test_late_commit_with_lower_id_is_found(self):
         self.picture(self.index)
         first, second = self.host_ids[:2]
         early = self.books.connect()
@@ -623,7 +623,7 @@ class OutOfOrderTest(IndexTestCase):
             self.assertEqual(1, timeline.peak(first, window)['VCPU'])
         self.assert_true_to_the_database(self.index)
 
-    def test_more_changes_than_ids_are_looked_for(self):
+    def test_late_commit_exceeding_watched_ids_is_found(self):
         """Half of a decision has ids that are no longer looked for."""
         self.host('big', VCPU=9999)
         (big,) = self.scalars(models.Host.id, models.Host.name == 'big')

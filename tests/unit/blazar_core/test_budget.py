@@ -119,31 +119,31 @@ class TestNewLeases(ChargingTestCase):
         self.run_at(0)
         self.assert_settled()
 
-    def test_a_committed_lease_shows_nothing_of_that(self):
+    def test_internal_budget_events_are_not_shown(self):
         lease = self.lease(10, 100)
         self.assertEqual({'start_lease': 'UNDONE', 'end_lease': 'UNDONE'},
                          self.events_of(lease))
 
-    def test_what_does_not_fit_is_not_committed(self):
+    def test_refused_lease_is_not_committed(self):
         with testtools.ExpectedException(errors.Refused):
             self.lease(10, 100, count=3)
         self.assertEqual([], self.budget.asked)
         self.assertEqual({'hosts': 1}, self.count_rows('changes'))
 
-    def test_what_the_service_refuses_is_not_made(self):
+    def test_lease_refused_by_budget_service_is_not_created(self):
         self.budget.before = failing(errors.LimitExceeded('no'), 'commit')
         with testtools.ExpectedException(errors.LimitExceeded, '^no$'):
             self.lease(10, 100)
         self.assertEqual({'hosts': 1}, self.count_rows('changes'))
         self.assert_settled()
 
-    def test_an_intent_is_no_lease_to_anybody(self):
+    def test_no_lease_is_visible_during_commit(self):
         seen = []
         self.budget.before = lambda *_asked: seen.append(self.existing())
         self.lease(10, 100)
         self.assertEqual([[]], seen)
 
-    def test_no_answer_is_a_refund_when_the_service_does_nothing_any_more(
+    def test_unanswered_commit_is_refunded_after_timeout(
             self):
         self.budget.after = failing(errors.CloudUnavailable('?'), 'commit')
         with testtools.ExpectedException(errors.CloudUnavailable):
@@ -154,7 +154,7 @@ class TestNewLeases(ChargingTestCase):
         self.assertEqual(['commit', 'refund'], self.budget.asked)
         self.assert_settled()
 
-    def test_a_request_that_is_killed_is_refunded(self):
+    def test_commit_of_killed_request_is_refunded(self):
         for when in ('before', 'after'):
             setattr(self.budget, when, failing(Killed(), 'commit'))
             with testtools.ExpectedException(Killed):
@@ -163,7 +163,7 @@ class TestNewLeases(ChargingTestCase):
         self.assertEqual(2, self.budget.asked.count('refund'))
         self.assert_settled()
 
-    def test_a_lease_that_others_were_faster_for_is_refunded_at_once(self):
+    def test_commit_is_refunded_at_once_if_capacity_was_taken(self):
         def take(what, _lease):
             self.budget.before = lambda *_asked: None
             self.lease(10, 100, count=2)
@@ -174,7 +174,7 @@ class TestNewLeases(ChargingTestCase):
         self.assertEqual(['commit', 'commit', 'refund'], self.budget.asked)
         self.assert_settled()
 
-    def test_a_request_that_took_too_long_makes_no_lease(self):
+    def test_request_exceeding_timeout_creates_no_lease(self):
         """The refund has begun, and may have preceded the commit."""
         def late(what, _lease):
             self.run_at(AFTER)
@@ -186,7 +186,7 @@ class TestNewLeases(ChargingTestCase):
         self.assertEqual(2, self.budget.asked.count('refund'))
         self.assert_settled()
 
-    def test_an_offer_that_expires_is_refunded(self):
+    def test_expired_offer_is_refunded(self):
         offer = self.leases.creation.offer(self.new_lease(10, 100), 5)
         self.assertEqual([offer['id']], self.budget.commits)
         self.run_at(5)
@@ -199,7 +199,7 @@ class TestNewLeases(ChargingTestCase):
         self.assertEqual(['commit'], self.budget.asked)
         self.assert_settled()
 
-    def test_without_a_service_nothing_is_written(self):
+    def test_no_budget_events_are_written_without_service(self):
         self.leases = type(self.leases)(
             self.database, self.clock, self.admission, self.types)
         self.lease(10, 100)
@@ -209,7 +209,7 @@ class TestNewLeases(ChargingTestCase):
 
 class TestSeries(ChargingTestCase, test_series.RecurringTestCase):
 
-    def test_occurrences_are_committed_each_or_none_of_them(self):
+    def test_occurrences_are_committed_all_or_none(self):
         self.make(100, 200, 300)
         self.assertEqual(['commit'] * 3, self.budget.asked)
         self.assert_settled()
@@ -236,13 +236,13 @@ class TestChanges(ChargingTestCase):
         self.leases.updates.update(
             self.made['id'], updates.LeaseChange(end=NOW + end))
 
-    def test_a_change_is_committed(self):
+    def test_change_of_lease_is_charged(self):
         self.change(200)
         self.run_at(0)
         self.assertEqual(['commit', 'charge'], self.budget.asked)
         self.assert_settled()
 
-    def test_one_that_gets_no_answer_is_sent_again(self):
+    def test_unanswered_charge_is_retried(self):
         for when in ('before', 'after'):
             setattr(self.budget, when, failing(
                 errors.CloudUnavailable('?'), 'charge'))
@@ -253,7 +253,7 @@ class TestChanges(ChargingTestCase):
         self.assertEqual(3, self.budget.asked.count('charge'))
         self.assert_settled()
 
-    def test_a_lease_says_that_its_change_is_refused(self):
+    def test_refused_charge_is_reported_in_status_reason(self):
         self.budget.before = failing(errors.LimitExceeded('broke'), 'charge')
         self.change(200)
         self.run_at(0)
@@ -262,7 +262,7 @@ class TestChanges(ChargingTestCase):
         self.assertEqual('', self.reason(self.made))
         self.assert_settled()
 
-    def test_what_changes_meanwhile_is_sent_again(self):
+    def test_change_during_charge_is_charged_again(self):
         def again(what, _lease):
             self.budget.before = lambda *_asked: None
             self.change(300)
@@ -272,7 +272,7 @@ class TestChanges(ChargingTestCase):
         self.run_at(3)
         self.assert_settled()
 
-    def test_a_listener_that_dies_is_followed_by_another(self):
+    def test_charge_is_completed_after_listener_death(self):
         for when in ('before', 'after'):
             setattr(self.budget, when, failing(Killed(), 'charge'))
             self.change(200 if when == 'before' else 300)
@@ -285,7 +285,7 @@ class TestChanges(ChargingTestCase):
         self.assertEqual(
             [NOW + 300], [*self.budget.charged.values()])
 
-    def test_an_end_while_a_charge_is_under_way_is_refunded_after_it(self):
+    def test_lease_deleted_during_charge_is_refunded_afterwards(self):
         def end(what, _lease):
             self.budget.before = lambda *_asked: None
             self.lifecycle.lease_end.delete(self.made['id'])
@@ -297,7 +297,7 @@ class TestChanges(ChargingTestCase):
         self.assertEqual('refund', self.budget.asked[-1])
         self.assert_settled()
 
-    def test_one_that_was_never_committed_is_not_charged(self):
+    def test_uncommitted_lease_is_not_charged(self):
         old = type(self.leases)(
             self.database, self.clock, self.admission, self.types)
         made = old.creation.create(self.new_lease(10, 100), None)
@@ -307,10 +307,10 @@ class TestChanges(ChargingTestCase):
         self.assertEqual(['commit'], self.budget.asked)
 
 
-class TestServers(ChargingTestCase, test_members.JoiningTestCase):
+class TestServers(ChargingTestCase, test_members.AddServersTestCase):
     """Servers that are added to a lease, and removed from it."""
 
-    def test_what_comes_and_what_leaves_is_charged(self):
+    def test_added_and_removed_servers_are_charged(self):
         one, two, three = self.runs(1, 2, 1)
         lease = self.adopt([one, two])
         charged = []
@@ -325,7 +325,7 @@ class TestServers(ChargingTestCase, test_members.JoiningTestCase):
         self.assertEqual([[1, 2], [2], [1]], charged)
         self.assert_settled()
 
-    def test_the_last_one_that_leaves_is_refunded(self):
+    def test_removal_of_last_server_is_refunded(self):
         server, = self.runs(1)
         self.leave(self.adopt([server]), server)
         self.run_at(1)
@@ -333,7 +333,8 @@ class TestServers(ChargingTestCase, test_members.JoiningTestCase):
         self.assert_settled()
 
 
-class TestWaiting(ChargingTestCase, test_admission_queue.RetryingTestCase):
+class TestQueuedLeases(ChargingTestCase,
+                       test_admission_queue.AdmissionQueueTestCase):
     """A lease that waits for capacity is admitted with other dates."""
 
     def setUp(self):
@@ -354,7 +355,7 @@ class TestWaiting(ChargingTestCase, test_admission_queue.RetryingTestCase):
         self.free(self.first)
         (look or self.look)()
 
-    def test_it_is_charged_once_for_the_dates_that_it_got(self):
+    def test_admitted_lease_is_charged_once_for_its_new_dates(self):
         driven.run_due(self.engine)
         self.assertEqual(['commit', 'commit'], self.budget.asked)
         self.admit(lambda: self.run_at(500))
@@ -365,7 +366,7 @@ class TestWaiting(ChargingTestCase, test_admission_queue.RetryingTestCase):
         self.assert_settled()
         self.assertEqual(NOW + 1500, self.budget.charged[self.waits['id']])
 
-    def test_a_listener_that_dies_when_it_is_admitted(self):
+    def test_lease_is_charged_after_listener_death_at_admission(self):
         def die(step, _subject=None):
             if step == fault_points.FaultPoint.RETRY_ADMITTED:
                 raise Killed
@@ -378,7 +379,7 @@ class TestWaiting(ChargingTestCase, test_admission_queue.RetryingTestCase):
         self.assertEqual([(500, 1500)], self.dates)
         self.assert_settled()
 
-    def test_a_listener_that_dies_around_the_charge(self):
+    def test_charge_is_completed_after_listener_death(self):
         self.admit()
         for when in ('before', 'after'):
             fail = failing(Killed(), 'charge')
@@ -394,7 +395,7 @@ class TestWaiting(ChargingTestCase, test_admission_queue.RetryingTestCase):
             for one in (self.first, self.waits)])
         self.assertEqual(NOW + 1500, self.budget.charged[self.waits['id']])
 
-    def test_one_that_gets_none_is_refunded(self):
+    def test_deleted_waiting_lease_is_refunded(self):
         self.free(self.waits)
         driven.run_due(self.engine)
         self.assertNotIn(self.waits['id'], self.budget.charged)
@@ -415,12 +416,12 @@ class TestEnds(ChargingTestCase):
         self.assertEqual(['commit', 'refund'], self.budget.asked)
         self.assert_settled()
 
-    def test_one_that_is_deleted_before_it_starts(self):
+    def test_lease_deleted_before_its_start_is_refunded(self):
         self.lifecycle.lease_end.delete(self.made['id'])
         self.run_at(0)
         self.assert_settled()
 
-    def test_no_answer_delays_it(self):
+    def test_unanswered_refund_is_retried(self):
         self.budget.before = failing(
             errors.CloudUnavailable('?'), 'refund', once=False)
         self.lifecycle.lease_end.delete(self.made['id'])
@@ -430,7 +431,7 @@ class TestEnds(ChargingTestCase):
         self.run_at(1200)
         self.assert_settled()
 
-    def test_a_refusal_is_the_last_word(self):
+    def test_refused_refund_is_not_retried(self):
         self.budget.before = failing(
             errors.LimitExceeded('no'), 'refund', once=False)
         self.lifecycle.lease_end.delete(self.made['id'])
@@ -438,7 +439,7 @@ class TestEnds(ChargingTestCase):
         self.run_at(600)
         self.assertEqual(1, self.budget.asked.count('refund'))
 
-    def test_a_listener_that_dies_around_it_is_followed_by_another(self):
+    def test_refund_is_completed_after_listener_death(self):
         for when in ('before', 'after'):
             setattr(self.budget, when, failing(Killed(), 'refund'))
         self.lifecycle.lease_end.delete(self.made['id'])
@@ -450,7 +451,7 @@ class TestEnds(ChargingTestCase):
         driven.run_due(self.engine)
         self.assert_settled()
 
-    def test_a_lease_stays_until_it_is_refunded(self):
+    def test_lease_is_not_purged_until_refunded(self):
         self.budget.before = failing(
             errors.CloudUnavailable('?'), 'refund', once=False)
         self.lifecycle.lease_end.delete(self.made['id'])

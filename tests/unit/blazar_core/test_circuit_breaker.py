@@ -24,7 +24,7 @@ from tests import driven
 from tests.unit import base
 
 
-class TestPresence(base.TestCase):
+class TestDatabaseStatus(base.TestCase):
     """Calls that try the database, and their times."""
 
     def setUp(self):
@@ -43,11 +43,11 @@ class TestPresence(base.TestCase):
     def unavailable(self):
         self.assertRaises(errors.DatabaseUnavailable, self.status.check)
 
-    def test_nobody_asks_one_that_nobody_doubts(self):
+    def test_available_database_is_not_probed(self):
         self.status.check()
         self.assertEqual(0, self.probes)
 
-    def test_a_connection_that_broke_is_no_outage(self):
+    def test_broken_connection_is_not_an_outage(self):
         self.status.doubt('it broke')
         for _time in range(2):
             self.status.check()
@@ -55,7 +55,7 @@ class TestPresence(base.TestCase):
         self.assertIn('did not answer: it broke', self.log.output)
         self.assertEqual(1, len(self.log.output.splitlines()))
 
-    def test_one_that_is_away_is_asked_now_and_then_and_said_once(self):
+    def test_unavailable_database_is_probed_rarely_and_logged_once(self):
         self.away = OSError('no route to host')
         self.status.doubt('it broke')
         for _number in range(3):
@@ -71,7 +71,7 @@ class TestPresence(base.TestCase):
         self.assertEqual(3, len(self.log.output.splitlines()))
         self.assertIn('is available again, after 30 s', self.log.output)
 
-    def test_one_asks_and_nobody_waits_for_him(self):
+    def test_other_threads_fail_at_once_during_probe(self):
         self.away = OSError('away')
         self.status.doubt('it broke')
         self.unavailable()
@@ -90,7 +90,7 @@ class TestPresence(base.TestCase):
         thread.join(20)
         self.status.check()
 
-    def test_what_comes_before_is_done_when_it_is_there(self):
+    def test_deferred_checks_run_once_when_database_is_available(self):
         done = []
         self.away = OSError('away')
         self.status.before(lambda: done.append('schema'))
@@ -103,7 +103,7 @@ class TestPresence(base.TestCase):
             self.status.check()
         self.assertEqual(['schema', 'settings'], done)
 
-    def test_what_is_not_as_it_should_be_is_raised_now_and_kept_later(self):
+    def test_failed_check_is_raised_and_keeps_database_unavailable(self):
         def check():
             raise errors.ConfigurationError('Run: db sync')
 
@@ -114,7 +114,7 @@ class TestPresence(base.TestCase):
         self.assertIn('Run: db sync', self.log.output)
 
 
-class TestTimes(base.TestCase):
+class TestTimeouts(base.TestCase):
     """Each wait for an answer has a timeout."""
 
     def connected(self, url, **how):
@@ -125,7 +125,7 @@ class TestTimes(base.TestCase):
         engine = api.Database(conf).engine
         return engine.dialect.create_connect_args(engine.url)[1]
 
-    def test_there_is_one_unless_somebody_wrote_another(self):
+    def test_default_timeouts_are_set_unless_configured(self):
         url = 'mysql+pymysql://user:pass@host/name'
         told = self.connected(url + '?charset=utf8mb4')
         self.assertEqual((5, 20, 20, 'utf8mb4', 'pass'), tuple(map(told.get, (
@@ -155,14 +155,14 @@ class TestTimes(base.TestCase):
             self.assertRaises(errors.DatabaseUnavailable, self.read, database)
             self.assertEqual([], asked)
 
-    def test_a_mariadb_that_never_answers(self):
+    def test_mute_mariadb_is_unavailable_within_timeout(self):
         self.check_mute(
             'mysql+pymysql', '?connect_timeout=1&read_timeout=1')
 
-    def test_a_postgresql_that_never_answers(self):
+    def test_mute_postgresql_is_unavailable_within_timeout(self):
         self.check_mute('postgresql+psycopg2', '?connect_timeout=2')
 
-    def test_one_that_is_not_there(self):
+    def test_unreachable_database_is_unavailable(self):
         for scheme in ('mysql+pymysql', 'postgresql+psycopg2'):
             with socket.socket() as taken:
                 # Bound, but not listening.
@@ -178,7 +178,7 @@ class TestTimes(base.TestCase):
             session.scalar(sa.select(1))
 
 
-class TestWithoutBooks(base.DatabaseTestCase):
+class TestWithoutDatabase(base.DatabaseTestCase):
     """A scheduler while the database is unavailable."""
 
     scenarios = []
@@ -227,7 +227,7 @@ class TestWithoutBooks(base.DatabaseTestCase):
         return self.claims.claim(
             server_id, {self.uuid: {'VCPU': vcpus}}, **how)
 
-    def test_what_is_promised_stays_promised(self):
+    def test_leased_capacity_stays_reserved_during_outage(self):
         self.promise(2)
         self.assertEqual({self.uuid: 2}, self.eligibility.for_server(
             'any', {'VCPU': 1}, [self.uuid]).by_host)
@@ -264,7 +264,7 @@ class TestWithoutBooks(base.DatabaseTestCase):
         return self.eligibility.for_server(
             'any', {'VCPU': 1}, [self.uuid]).by_host
 
-    def test_what_was_let_in_counts_for_a_while(self):
+    def test_servers_claimed_during_outage_count_for_a_while(self):
         self.promise(3)
         self.assertEqual({self.uuid: 1}, self.by_host())
         self.take_away()
@@ -277,7 +277,7 @@ class TestWithoutBooks(base.DatabaseTestCase):
         self.clock.advance(stale_index.ALONE)
         self.assertEqual({self.uuid: 1}, self.by_host())
 
-    def test_one_that_can_only_be_read_is_as_good_as_away(self):
+    def test_read_only_database_counts_as_unavailable(self):
         self.promise(2)
         self.assertEqual({self.uuid: 2}, self.by_host())
         with mock.patch.object(
@@ -289,7 +289,7 @@ class TestWithoutBooks(base.DatabaseTestCase):
             self.assertEqual({self.uuid: 0}, self.by_host())
             self.assertRaises(scheduler_claims.Denied, self.claim, 'third')
 
-    def test_where_nothing_is_known_everybody_goes_on(self):
+    def test_all_claims_pass_if_database_was_never_reached(self):
         self.promise(4)
         self.take_away()
         for _time in range(2):
@@ -300,7 +300,7 @@ class TestWithoutBooks(base.DatabaseTestCase):
         self.bring_back()
         self.assertRaises(scheduler_claims.Denied, self.claim, 'other')
 
-    def test_who_does_not_want_that_lets_nobody_in(self):
+    def test_claims_are_denied_during_outage_if_so_configured(self):
         refuses = scheduler_claims.Claims(
             self.database, self.clock, self.admission.index, alone=False)
         self.take_away()

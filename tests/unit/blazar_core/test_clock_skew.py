@@ -86,7 +86,7 @@ class TestClockSkew(base.TestCase):
         self.assertTrue(self.is_right())
         self.assertEqual(0, self.skew.seconds())
 
-    def test_one_that_differs_by_more_than_the_limit_is_wrong(self):
+    def test_clock_is_wrong_if_skew_exceeds_limit(self):
         for offset, right in ((5, True), (6, True), (7, False), (1000, False),
                               (-5, True), (-6, False), (-1000, False)):
             self.offset = offset
@@ -94,7 +94,7 @@ class TestClockSkew(base.TestCase):
             # Whole seconds: it may be one second later than it says.
             self.assertEqual(right, self.is_right(), offset)
 
-    def test_the_error_says_by_how_much_and_what_to_do(self):
+    def test_error_states_skew_and_remedy(self):
         self.offset = -1000
         exc = self.assertRaises(errors.ClockSkewed, self.skew.check)
         self.assertEqual(
@@ -114,20 +114,20 @@ class TestClockSkew(base.TestCase):
             self.note(took=8)
             self.assertEqual(right, abs(self.skew.seconds()) <= 5, offset)
 
-    def test_it_asks_once_a_minute_at_most_while_all_is_right(self):
+    def test_database_time_is_read_at_most_once_a_minute(self):
         for _second in range(2 * clock_skew.FRESH_SECONDS):
             self.assertTrue(self.is_right())
             self.clock.advance(1)
         self.assertEqual(2, self.asked)
 
-    def test_it_does_not_ask_where_a_statement_has_brought_the_time(self):
+    def test_noted_time_saves_reading_database_time(self):
         for _second in range(2 * clock_skew.FRESH_SECONDS):
             self.note()
             self.assertTrue(self.is_right())
             self.clock.advance(1)
         self.assertEqual(0, self.asked)
 
-    def test_while_it_is_wrong_each_check_asks(self):
+    def test_each_check_reads_time_while_clock_is_wrong(self):
         self.offset = -1000
         for _time in range(3):
             self.assertFalse(self.is_right())
@@ -135,7 +135,7 @@ class TestClockSkew(base.TestCase):
         self.offset = 0
         self.assertTrue(self.is_right())
 
-    def test_it_is_logged_when_it_becomes_wrong_and_right_again(self):
+    def test_begin_and_end_of_skew_are_logged_once(self):
         self.offset = -1000
         for _time in range(3):
             self.is_right()
@@ -147,12 +147,12 @@ class TestClockSkew(base.TestCase):
             self.is_right()
         self.assertEqual(1, self.log.output.count('agrees with the database'))
 
-    def test_a_statement_made_anyway_logs_it_too(self):
+    def test_noted_time_logs_skew(self):
         self.offset = 1000
         self.note()
         self.assertIn('max_clock_skew = 5', self.log.output)
 
-    def test_a_database_without_a_clock_says_nothing(self):
+    def test_database_without_clock_causes_no_skew(self):
         self.skew.note(None, 0)
         self.assertTrue(self.is_right())
         self.assertEqual(0, self.skew.seconds())
@@ -181,7 +181,7 @@ class TestDatabase(base.DatabaseTestCase):
     def written(self):
         return self.scalars(models.Project.id)
 
-    def test_its_time_is_that_of_the_world(self):
+    def test_database_time_is_independent_of_timezone(self):
         zones = {'mysql': "SET time_zone = '+05:00'",
                  'postgresql': "SET TIME ZONE 'Asia/Karachi'"}
         with self.database.connection() as connection:
@@ -189,7 +189,7 @@ class TestDatabase(base.DatabaseTestCase):
             found = connection.scalar(sa.select(clock_skew.database_time()))
         self.assertAlmostEqual(time.time(), float(found) / 1e6, delta=2)
 
-    def test_it_is_not_that_of_the_beginning_of_the_transaction(self):
+    def test_database_time_advances_within_transaction(self):
         with self.database.connection() as connection:
             first, second = (float(connection.scalar(sa.select(
                 clock_skew.database_time()))) for _time in range(2))
@@ -208,7 +208,7 @@ class TestDatabase(base.DatabaseTestCase):
         self.assertEqual(['0', '1'], sorted(self.written()))
         self.assertEqual(2, self.log.output.count('max_clock_skew'))
 
-    def test_what_has_begun_before_a_step_is_undone(self):
+    def test_transaction_is_rolled_back_after_clock_step(self):
         def step():
             with self.database.writer() as session:
                 session.add(models.Project(id='a', generation=0))
@@ -222,19 +222,19 @@ class TestDatabase(base.DatabaseTestCase):
                 id='a', generation=0))
         self.assertEqual(['a'], self.written())
 
-    def test_a_step_is_noticed_without_a_statement(self):
+    def test_clock_step_is_noticed_without_a_statement(self):
         self.database.check_clock()
         self.clock.ahead = 1000
         # A call would not be answered now.
         self.assertRaises(errors.ClockSkewed, self.database.skew.check_step)
 
-    def test_a_machine_that_was_suspended_is_not_wrong(self):
+    def test_suspended_machine_is_not_skewed(self):
         self.write('a')
         self.clock.suspended = 1000
         self.write('b')
         self.assertEqual('', self.log.output)
 
-    def test_one_that_differs_by_less_than_the_limit_is_right(self):
+    def test_skew_below_limit_is_accepted(self):
         for number, ahead in enumerate((3, -3)):
             self.clock.ahead = ahead
             self.write(str(number))
@@ -262,7 +262,7 @@ class TestEngine(engine_base.EngineTestCase):
         return self.event(lease_id, self.now + seconds - base.NOW,
                           'end_lease')
 
-    def test_who_stood_still_takes_nothing_that_was_taken_meanwhile(self):
+    def test_stalled_worker_takes_over_no_claim_or_leadership(self):
         """By the last reading of its clock, the other claim is far ahead."""
         event_id = self.event('lease', claimed_until=self.now + 60,
                               claimed_by='other', status='IN_PROGRESS')
@@ -278,7 +278,7 @@ class TestEngine(engine_base.EngineTestCase):
         self.assertIsNotNone(stale.take())
         self.assertTrue(other.extend())
 
-    def test_a_clock_that_is_ahead_ends_nothing_early(self):
+    def test_engine_with_fast_clock_ends_no_lease_early(self):
         self.due_in('late', -100)
         self.due_in('early', 500)
         self.clock.ahead = 1000
@@ -288,7 +288,7 @@ class TestEngine(engine_base.EngineTestCase):
         self.assertEqual(1, driven.run_due(self.engine()))
         self.assertEqual(['late'], self.done())
 
-    def test_it_goes_on_when_the_clock_is_right(self):
+    def test_engine_resumes_when_clock_is_right(self):
         self.clock.ahead = 1000
         worker = self.engine()
         # It tries again after some seconds: they pass at once.
@@ -304,7 +304,7 @@ class TestEngine(engine_base.EngineTestCase):
         worker.stop()
         thread.join(20)
 
-    def test_what_is_due_is_looked_for_by_no_statement_more(self):
+    def test_clock_check_needs_no_additional_statement(self):
         worker = self.engine()
         driven.run_due(worker)
         statements = []
@@ -315,7 +315,7 @@ class TestEngine(engine_base.EngineTestCase):
         self.assertEqual(1, len([
             one for one in statements if one.startswith('SELECT')]))
 
-    def test_the_outcome_of_what_was_under_way_is_written_by_others(self):
+    def test_outcome_is_not_written_after_clock_step(self):
         """The clock steps during an action."""
         event_id = self.due_in('a', -100)
         door = self.shut('a')
@@ -375,7 +375,7 @@ class TestScheduler(BookedTestCase):
         return self.claims.claim(
             uuidutils.generate_uuid(), {self.uuid: {'VCPU': 1}})
 
-    def test_it_goes_by_what_it_knew_when_its_clock_was_right(self):
+    def test_scheduler_uses_stale_index_with_wrong_clock(self):
         self.assertEqual(0, self.eligibility.for_unreserved(
             {'VCPU': 1}, [self.uuid]).by_host[self.uuid])
         # By this clock the lease has ended.
@@ -388,13 +388,13 @@ class TestScheduler(BookedTestCase):
         denied = self.assertRaises(scheduler_claims.Denied, self.claim)
         self.assertIn('without their database', str(denied))
 
-    def test_without_books_may_refuse(self):
+    def test_claims_are_denied_with_wrong_clock_if_so_configured(self):
         self.claims._alone = False
         self.clock.ahead = 1000
         denied = self.assertRaises(scheduler_claims.Denied, self.claim)
         self.assertIsInstance(denied.__cause__, errors.ClockSkewed)
 
-    def test_in_a_long_outage_what_is_over_is_in_nobodys_way(self):
+    def test_ended_leases_do_not_count_during_long_outage(self):
         with self.admission.index.fresh():
             pass
         clock = self.clock
@@ -410,11 +410,11 @@ class TestLookup(BookedTestCase):
         super().setUp()
         self.lookup = lookup.Lookup(self.of_process, self.clock)
 
-    def test_it_is_ahead_of_the_end(self):
+    def test_lookup_fails_if_clock_is_ahead_of_end(self):
         self.clock.ahead = 1000
         self.assertRaises(errors.ClockSkewed, self.lookup.ended, 'leased', '')
 
-    def test_it_is_right(self):
+    def test_ended_lease_is_found_only_with_right_clock(self):
         self.assertIsNone(self.lookup.ended('leased', ''))
         with self.database.begin() as connection:
             connection.execute(sa.update(models.Lease).values(
@@ -424,7 +424,7 @@ class TestLookup(BookedTestCase):
         self.clock.ahead = 1000
         self.assertRaises(errors.ClockSkewed, self.lookup.ended, 'leased', '')
 
-    def test_it_is_behind_when_the_end_is_carried_out(self):
+    def test_terminating_lease_is_found_with_clock_behind(self):
         with self.database.begin() as connection:
             connection.execute(sa.update(models.Lease).values(
                 status='TERMINATING'))
@@ -432,12 +432,12 @@ class TestLookup(BookedTestCase):
         self.assertEqual('lease', self.lookup.ended('leased', '').lease_id)
 
 
-class TestSimultaneous(base.DatabaseTestCase):
+class TestConcurrentThreads(base.DatabaseTestCase):
     """Threads of a process share the known skew of its clock."""
 
     scenarios = _SERVERS
 
-    def test_a_step_is_noticed_by_all_of_them(self):
+    def test_clock_step_is_noticed_by_all_threads(self):
         clock = Shifted()
         database = api.Database(self.books.conf, clock)
         self.addCleanup(database.engine.dispose)

@@ -16,7 +16,7 @@ NOW = base.NOW
 
 class TestSystemClock(base.TestCase):
 
-    def test_it_shows_whole_seconds_that_have_passed(self):
+    def test_now_is_in_whole_seconds_rounded_down(self):
         before = time.time()
         now = clocks.SystemClock().now()
         self.assertIsInstance(now, int)
@@ -34,22 +34,22 @@ class TestSystemClock(base.TestCase):
             thread.join(20)
             self.assertFalse(thread.is_alive())
 
-    def test_waiting_ends_when_the_time_has_come(self):
+    def test_waiting_ends_at_the_given_time(self):
         event = threading.Event()
         until = int(time.time()) + 1
         clocks.SystemClock().wait(event, until)
         # The machine's timers may be slightly early.
         self.assertGreater(time.time(), until - 0.05)
 
-    def test_there_is_no_waiting_for_the_past(self):
+    def test_wait_for_past_time_returns_at_once(self):
         before = time.monotonic()
         clocks.SystemClock().wait(threading.Event(), 0)
         self.assertLess(time.monotonic() - before, 10)
 
 
-class TestRepeating(base.TestCase):
+class TestRunPeriodically(base.TestCase):
 
-    def test_it_goes_on_after_a_failure_and_ends_when_it_is_told(self):
+    def test_work_repeats_after_failure_until_stopped(self):
         log = self.useFixture(fixtures.FakeLogger())
         manual, looks = driven.ManualClock(0), []
         stopping = threading.Event()
@@ -70,7 +70,7 @@ class TestRepeating(base.TestCase):
         self.assertGreaterEqual(looks[1] - looks[0], 30)
         self.assertIn('What is short: failed', log.output)
 
-    def test_after_a_failure_it_waits_whatever_the_news(self):
+    def test_pause_after_failure_is_not_cut_short(self):
         self.useFixture(fixtures.FakeLogger())
         manual, looks = driven.ManualClock(0), []
         stopping, news = threading.Event(), threading.Event()
@@ -90,7 +90,7 @@ class TestRepeating(base.TestCase):
         self.assertFalse(thread.is_alive())
         self.assertGreaterEqual(looks[1] - looks[0], 5)
 
-    def test_it_looks_at_once_when_there_is_news(self):
+    def test_work_runs_at_once_when_event_is_set(self):
         manual, looks = driven.ManualClock(0), []
         stopping, news = threading.Event(), threading.Event()
         thread = self.in_thread(lambda: periodic.run_periodically(
@@ -109,13 +109,13 @@ class TestRepeating(base.TestCase):
 
 class TestManualClock(base.TestCase):
 
-    def test_it_moves_only_when_it_is_told_to(self):
+    def test_clock_advances_only_on_request(self):
         manual = driven.ManualClock(5)
         self.assertEqual(5, manual.now())
         self.assertEqual(12, manual.advance(7))
         self.assertEqual(12, manual.now())
 
-    def test_waiting_ends_when_it_shows_the_time(self):
+    def test_waiting_ends_when_clock_reaches_the_time(self):
         manual = driven.ManualClock(0)
         thread = self.in_thread(
             lambda: manual.wait(threading.Event(), 10))
@@ -139,11 +139,11 @@ class TestDates(base.TestCase):
     def test_a_date_of_the_api_has_microseconds(self):
         self.assertEqual('2027-01-15T08:00:00.000000', clocks.iso(NOW))
 
-    def test_a_date_for_users_has_seconds_only_where_there_are_any(self):
+    def test_date_for_users_shows_only_nonzero_seconds(self):
         self.assertEqual('2027-01-15 08:00', clocks.minute(NOW))
         self.assertEqual('2027-01-15 08:00:07', clocks.minute(NOW + 7))
 
-    def test_dates_are_utc_wherever_the_machine_stands(self):
+    def test_dates_are_utc_in_any_timezone(self):
         self.addCleanup(time.tzset)
         self.useFixture(fixtures.EnvironmentVariable('TZ', 'Asia/Tokyo'))
         time.tzset()

@@ -26,7 +26,7 @@ class TestUpdate(base.TestCase):
     def said(self):
         return conditions.status_reason(self.lease.conditions)
 
-    def test_one_that_is_set_is_in_the_row_until_it_is_cleared(self):
+    def test_condition_is_stored_until_cleared(self):
         self.assertIs(True, self.update(5, FAILED))
         self.assertEqual([{
             'type': 'BuildFailed', 'reason': 'ServersFailed',
@@ -35,7 +35,7 @@ class TestUpdate(base.TestCase):
         self.assertIs(True, self.update(6, TYPES.BUILD_FAILED))
         self.assertIsNone(self.lease.conditions)
 
-    def test_what_changes_nothing_is_not_written(self):
+    def test_unchanged_conditions_are_not_written(self):
         self.assertIs(False, self.update(5, TYPES.ORPHANED))
         self.update(5, FAILED)
         row = self.lease.conditions
@@ -45,7 +45,7 @@ class TestUpdate(base.TestCase):
         self.assertFalse(conditions.holds(row, TYPES.BUILD_FAILED))
         self.assertFalse(conditions.holds(None, FAILED))
 
-    def test_it_is_set_whatever_its_message_and_not_for_another_reason(self):
+    def test_is_set_compares_type_and_reason_but_not_message(self):
         self.update(5, lease_conditions.refused('No.'))
         self.assertTrue(conditions.is_set(
             self.lease.conditions, lease_conditions.refused('Not yet.')))
@@ -53,7 +53,7 @@ class TestUpdate(base.TestCase):
             self.lease.conditions, lease_conditions.GRACE))
         self.assertFalse(conditions.is_set(None, lease_conditions.GRACE))
 
-    def test_there_is_one_of_a_type_with_its_age(self):
+    def test_one_condition_per_type_keeps_since_of_its_reason(self):
         self.update(5, lease_conditions.GRACE)
         self.update(6, lease_conditions.refused('No.'))
         self.update(9, lease_conditions.refused('Not yet.'))
@@ -70,7 +70,7 @@ class TestUpdate(base.TestCase):
         self.assertEqual([6], [
             one['since'] for one in self.lease.conditions])
 
-    def test_others_stay_in_their_order(self):
+    def test_other_conditions_keep_their_order(self):
         self.update(5, lease_conditions.GRACE,
                     lease_conditions.ORPHANED['project'], FAILED)
         self.update(6, lease_conditions.CLEANING)
@@ -82,7 +82,7 @@ class TestUpdate(base.TestCase):
             f"{lease_conditions.ORPHANED['project'].message} One failed.",
             self.said())
 
-    def test_a_row_that_was_read_is_not_changed(self):
+    def test_update_does_not_modify_stored_list(self):
         """SQLAlchemy writes a value only if it is another object."""
         self.update(5, FAILED)
         before = self.lease.conditions

@@ -30,14 +30,14 @@ class TestCredentials(lifecycle_base.LifecycleTestCase):
     def kept(self):
         return self.scalars(models.Credential.lease_id)
 
-    def test_a_call_is_sent_with_what_was_given_for_it(self):
+    def test_build_is_sent_with_trust_of_lease(self):
         lease, plain = self.held(), self.lease(50, 100)
         self.lifecycle.lease_start.start(plain['id'])
         self.lifecycle.lease_start.start(lease['id'])
         self.assertEqual([None, 'trust'], self.cloud.sent_with)
         self.assertEqual([lease['id']], self.kept())
 
-    def test_a_user_who_may_not_any_more_gets_an_error_and_no_servers(self):
+    def test_lease_fails_if_trust_is_unavailable_at_start(self):
         self.report(self.uuid_of('one'), 'one', None, {'VCPU': 1})
         lease = self.held()
         self.cloud.broken['send'] = errors.TrustUnavailable('He was disabled.')
@@ -50,14 +50,14 @@ class TestCredentials(lifecycle_base.LifecycleTestCase):
         # The booked capacity is free again.
         self.lease(50, 100)
 
-    def test_it_is_given_back_when_the_lease_is_over(self):
+    def test_trust_is_revoked_when_lease_ends(self):
         lease = self.held()
         self.lifecycle.lease_end.end(lease['id'])
         self.assertEqual((['trust'], []), (self.cloud.revoked, self.kept()))
         self.lifecycle.lease_end.end(lease['id'])
         self.assertEqual(['trust'], self.cloud.revoked)
 
-    def test_it_is_given_back_later_when_that_fails(self):
+    def test_failed_revocation_is_retried(self):
         lease = self.held()
         self.cloud.broken['revoke'] = RuntimeError('keystone is away')
         self.lifecycle.lease_end.end(lease['id'])
@@ -69,7 +69,7 @@ class TestCredentials(lifecycle_base.LifecycleTestCase):
         self.lifecycle.lease_close.revoke_over()
         self.assertEqual((['trust'], []), (self.cloud.revoked, self.kept()))
 
-    def test_one_that_cannot_be_given_back_keeps_no_other_from_it(self):
+    def test_failed_revocation_does_not_block_other_trusts(self):
         lease = self.held()
         self.replace_credential(lease['id'], 'another')
         revoke = self.cloud.revoke
@@ -87,12 +87,12 @@ class TestCredentials(lifecycle_base.LifecycleTestCase):
         self.assertEqual((['trust', 'another', 'trust'], []),
                          (self.cloud.revoked, self.kept()))
 
-    def test_that_of_a_lease_that_was_withdrawn_is_given_back(self):
+    def test_trust_of_withdrawn_lease_is_revoked(self):
         driven.withdraw(self.leases, self.held()['id'])
         self.lifecycle.lease_close.revoke_over()
         self.assertEqual((['trust'], []), (self.cloud.revoked, self.kept()))
 
-    def test_it_is_kept_while_the_lease_may_need_it(self):
+    def test_trust_is_kept_while_lease_may_need_it(self):
         self.host('two', VCPU=1)
         leases = [self.held(), self.held(), self.held()]
         self.lifecycle.lease_start.start(leases[1]['id'])
@@ -101,7 +101,7 @@ class TestCredentials(lifecycle_base.LifecycleTestCase):
         self.lifecycle.lease_close.revoke_over()
         self.assertEqual(([], 3), (self.cloud.revoked, len(self.kept())))
 
-    def test_servers_are_deleted_with_it(self):
+    def test_servers_are_deleted_with_trust(self):
         lease = self.running_lease(0, 100, credential='trust')
         plain = self.running_lease(0, 100)
         for one in lease, plain:
@@ -109,7 +109,7 @@ class TestCredentials(lifecycle_base.LifecycleTestCase):
         self.assertEqual(['trust', None], self.cloud.deleted_with)
         self.assertEqual(['trust'], self.cloud.revoked)
 
-    def test_it_is_not_given_back_before_the_servers_are_gone(self):
+    def test_trust_is_not_revoked_before_servers_are_deleted(self):
         lease = self.running_lease(0, 100, credential='trust')
         self.cloud.stubborn.update(base.servers_of(lease))
         for _time in range(2):
@@ -118,7 +118,7 @@ class TestCredentials(lifecycle_base.LifecycleTestCase):
         self.assertEqual((['trust', 'trust'], []),
                          (self.cloud.deleted_with, self.cloud.revoked))
 
-    def test_an_end_is_tried_again_when_it_cannot_be_used_yet(self):
+    def test_end_is_retried_if_cloud_is_unavailable(self):
         lease = self.running_lease(0, 100, credential='trust')
         self.cloud.broken['delete'] = errors.CloudUnavailable('away')
         self.assertEqual(retries.AGAIN,
@@ -127,7 +127,7 @@ class TestCredentials(lifecycle_base.LifecycleTestCase):
         self.cloud.broken.clear()
         self.assertIsNone(self.lifecycle.lease_end.end(lease['id']))
 
-    def test_one_that_does_not_open_any_more_keeps_no_lease_from_its_end(
+    def test_undecryptable_trust_does_not_block_end(
             self):
         lease = self.running_lease(0, 100, credential='trust')
         with self.database.writer() as session:
@@ -136,7 +136,7 @@ class TestCredentials(lifecycle_base.LifecycleTestCase):
         self.assertEqual('TERMINATED', self.status(lease))
         self.assertEqual([None], self.cloud.deleted_with)
 
-    def test_a_lease_may_get_one_later_and_another_one_then(self):
+    def test_trust_can_be_stored_and_replaced_later(self):
         lease = self.running_lease(0, 100)
         first, second = map(self.encryption.encrypt, ('first', 'second'))
         self.assertEqual(
@@ -153,7 +153,7 @@ class TestCredentials(lifecycle_base.LifecycleTestCase):
         return list(map(self.encryption.decrypt, self.leases.credentials.store(
             lease['id'], self.encryption.encrypt(text))))
 
-    def test_before_a_start_none_of_those_replaced_is_kept(self):
+    def test_replaced_trusts_are_not_kept_before_start(self):
         lease = self.held()
         self.clock.advance(49)
         self.assertEqual([['trust'], ['1'], ['2']], [
@@ -162,7 +162,7 @@ class TestCredentials(lifecycle_base.LifecycleTestCase):
         self.lifecycle.lease_start.start(lease['id'])
         self.assertEqual(['3'], self.cloud.sent_with)
 
-    def test_those_with_which_builds_were_sent_are_kept(self):
+    def test_replaced_trusts_used_for_builds_are_kept(self):
         lease = self.held(count=2)
         self.cloud.admits = 1
         self.clock.advance(50)
@@ -181,7 +181,7 @@ class TestCredentials(lifecycle_base.LifecycleTestCase):
             self.see(server_id, State.GONE)
         self.assertEqual({'trust', '3', '6'}, {*self.cloud.revoked})
 
-    def test_however_many_there_were_a_few_are_kept(self):
+    def test_number_of_kept_replaced_trusts_is_limited(self):
         lease = self.held()
         self.clock.advance(50)
         revoked = []
@@ -199,7 +199,7 @@ class TestCredentials(lifecycle_base.LifecycleTestCase):
         self.assertEqual([str(number) for number in range(299, 290, -1)], list(
             map(self.encryption.decrypt, credentials.all_of(row))))
 
-    def test_a_build_is_not_sent_with_one_that_was_replaced(self):
+    def test_build_is_not_sent_with_replaced_trust(self):
         lease = self.held()
         self.clock.advance(50)
         send = self.cloud.send
@@ -216,7 +216,7 @@ class TestCredentials(lifecycle_base.LifecycleTestCase):
         self.assertEqual((['trust', 'another'], 1), (
             self.cloud.sent_with, len(self.cloud.sent)))
 
-    def test_nor_is_one_that_got_lost(self):
+    def test_lost_build_is_not_resent_with_replaced_trust(self):
         lease = self.held()
         self.clock.advance(50)
         self.lifecycle.lease_start.start(lease['id'])
@@ -234,7 +234,7 @@ class TestCredentials(lifecycle_base.LifecycleTestCase):
         self.lifecycle.dispatch.send_again(lease['id'], encrypted, again)
         self.assertEqual(2, len(self.cloud.sent))
 
-    def test_one_that_comes_when_the_lease_is_over_is_given_back(self):
+    def test_trust_stored_after_end_is_revoked(self):
         lease = self.running_lease(0, 100)
         self.lifecycle.lease_end.end(lease['id'])
         self.leases.credentials.store(
@@ -246,7 +246,7 @@ class TestCredentials(lifecycle_base.LifecycleTestCase):
             errors.NotFound, self.leases.credentials.store, lease['id'],
             self.encryption.encrypt('later'))
 
-    def test_what_no_lease_has_is_found(self):
+    def test_stray_trusts_are_found(self):
         self.assertEqual(set(), self.lifecycle.lease_close.strays())
         self.held()
         self.cloud.given = {'trust', 'stray'}

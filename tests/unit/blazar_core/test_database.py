@@ -69,7 +69,7 @@ class TestMigration(base.DatabaseTestCase):
         self.empty()
         self.assertIsNone(migration.version(self.database))
 
-    def test_an_upgrade_leads_to_the_version_this_code_wants(self):
+    def test_upgrade_reaches_head_version(self):
         self.empty()
         migration.upgrade(self.database)
         self.assertEqual(migration.head(), migration.version(self.database))
@@ -77,7 +77,7 @@ class TestMigration(base.DatabaseTestCase):
             sorted([*models.Base.metadata.tables, 'alembic_version']),
             sorted(sa.inspect(self.database.engine).get_table_names()))
 
-    def test_an_upgrade_may_run_twice_and_keeps_what_is_there(self):
+    def test_upgrade_is_idempotent_and_keeps_rows(self):
         self.host('one', VCPU=1)
         migration.upgrade(self.database)
         self.assertEqual(migration.head(), migration.version(self.database))
@@ -117,7 +117,7 @@ class TestMigration(base.DatabaseTestCase):
                          self.notes())
         self.empty()
 
-    def test_one_that_fails_is_repeated_and_those_before_it_are_not(self):
+    def test_only_failed_revision_is_repeated(self):
         self.empty()
         migration.upgrade(self.database)
         self.host('one', VCPU=1)
@@ -133,7 +133,7 @@ class TestMigration(base.DatabaseTestCase):
         self.assertEqual([('one', 'one noted')], self.notes())
         self.empty()
 
-    def test_the_tables_are_what_the_models_say(self):
+    def test_tables_match_models(self):
         with self.database.engine.connect() as connection:
             context = runtime.MigrationContext.configure(
                 connection, opts={'compare_type': True,
@@ -154,7 +154,7 @@ class TestMigration(base.DatabaseTestCase):
                     id=other, generation=1))
                 self.assertEqual(other, connection.scalar(found))
 
-    def test_all_texts_of_all_tables_are(self):
+    def test_all_text_columns_have_exact_collation(self):
         if self.kind != 'mariadb':
             self.skipTest('Others compare nothing in another way.')
         self.assert_exact()
@@ -167,13 +167,13 @@ class TestMigration(base.DatabaseTestCase):
                         "DATABASE() AND data_type = 'varchar' AND "
                         "table_name <> 'alembic_version'")).all())
 
-    def test_ids_count_up_without_being_told(self):
+    def test_ids_are_generated_by_database(self):
         for name in ('one', 'two'):
             self.host(name)
         one, two = self.scalars(models.Host.id)
         self.assertNotEqual(one, two)
 
-    def test_foreign_keys_are_kept(self):
+    def test_foreign_keys_are_enforced(self):
         event = models.Event(
             id='a', lease_id='unheard of', event_type='', time=0, run_at=0,
             status='UNDONE', attempts=0, claimed_until=0, created_at=0,
@@ -181,7 +181,7 @@ class TestMigration(base.DatabaseTestCase):
         self.assertRaises(
             db_exception.DBReferenceError, self.write, event)
 
-    def test_a_server_has_one_booking(self):
+    def test_server_has_at_most_one_booking(self):
         self.lease_of('server')
         self.assertRaises(
             db_exception.DBDuplicateEntry, self.lease_of, 'server')
@@ -214,7 +214,7 @@ class TestDatabase(base.DatabaseTestCase):
 
     scenarios = databases.SQL
 
-    def test_what_fails_leaves_nothing(self):
+    def test_failed_transaction_is_rolled_back(self):
         def fail():
             with self.database.writer() as session:
                 session.add(models.Host(
@@ -226,13 +226,13 @@ class TestDatabase(base.DatabaseTestCase):
         self.assertRaises(ZeroDivisionError, fail)
         self.assertEqual({}, self.count_rows())
 
-    def test_what_was_read_stays_usable(self):
+    def test_rows_stay_usable_after_transaction(self):
         self.host('one', VCPU=3)
         with self.database.reader() as session:
             row = session.scalars(sa.select(models.Host)).one()
         self.assertEqual({'VCPU': 3}, row.capacity)
 
-    def test_transactions_side_by_side_are_not_one(self):
+    def test_transactions_of_one_thread_are_separate(self):
         """Two transactions of one thread are separate, too."""
         self.host('one')
         with self.database.reader() as outer, (
@@ -242,11 +242,11 @@ class TestDatabase(base.DatabaseTestCase):
                              inner.connection().connection.driver_connection)
 
 
-class TestOneState(base.DatabaseTestCase):
+class TestSnapshot(base.DatabaseTestCase):
 
     scenarios = databases.SQL
 
-    def test_a_transaction_sees_one_from_the_first_connection_on(self):
+    def test_transaction_sees_one_snapshot(self):
         count = sa.select(sa.func.count()).select_from(models.Host)
         with self.books.connect().reader() as session:
             self.assertEqual(0, session.scalar(count))
@@ -279,7 +279,7 @@ class TestDisturbances(base.DatabaseTestCase):
             return exc
         self.fail('no error')
 
-    def test_words_of_a_user_do_not_make_one(self):
+    def test_user_input_in_error_is_not_a_disturbance(self):
         def run():
             with self.database.begin() as connection:
                 connection.execute(models.Project.__table__.insert(), [{
@@ -290,7 +290,7 @@ class TestDisturbances(base.DatabaseTestCase):
         self.assertIn('could not serialize', str(error))
         self.assertFalse(api.is_disturbance(error))
 
-    def test_a_lock_does(self):
+    def test_lock_timeout_is_a_disturbance(self):
         """Another process has it, and does not give it up in time."""
         self.host('one', VCPU=1)
         change = sa.update(models.Host).values(generation=7)
@@ -308,11 +308,11 @@ class TestDisturbances(base.DatabaseTestCase):
             self.assertTrue(api.is_disturbance(self.error(run)))
 
 
-class TestTransactionsThatMeet(base.DatabaseTestCase):
+class TestConcurrentTransactions(base.DatabaseTestCase):
 
     scenarios = databases.SERVERS
 
-    def test_a_row_that_another_changed_meanwhile_is_read_again(self):
+    def test_concurrently_changed_row_is_read_again(self):
         """The second run reads the changed row and decides by it."""
         self.host('one', VCPU=1)
         other = self.books.connect()
@@ -337,7 +337,7 @@ class TestTransactionsThatMeet(base.DatabaseTestCase):
         self.assertEqual([1, 7], seen)
         self.assertEqual(8, self.generation('one'))
 
-    def test_one_that_stands_still_is_not_waited_for_for_ever(self):
+    def test_wait_for_lock_of_stalled_transaction_is_limited(self):
         self.host('one', VCPU=1)
         change = sa.update(models.Host).values(generation=7)
         other, runs = impatient(self.books), []
@@ -353,7 +353,7 @@ class TestTransactionsThatMeet(base.DatabaseTestCase):
         self.assertEqual(2, len(runs))
         other.retried(work)
 
-    def test_a_row_that_another_wrote_first_is_found_by_the_next_run(self):
+    def test_retry_finds_concurrently_inserted_row(self):
         other = self.books.connect()
         row = {'uuid': 'a', 'name': 'one', 'service_host': '',
                'capacity': {}, 'usage': {}, 'generation': 0, 'updated_at': 0}
@@ -397,7 +397,7 @@ except errors.DatabaseUnavailable as exc:
     print(type(exc).__name__, flush=True)
 """
 
-    def test_others_get_its_rows_and_it_writes_nothing(self):
+    def test_frozen_process_loses_locks_and_writes_nothing(self):
         self.host('one', VCPU=1)
         process = subprocess.Popen(
             [sys.executable, '-W', 'ignore', '-c', self.WORK, self.books.url],
@@ -423,7 +423,7 @@ class TestJson(base.DatabaseTestCase):
 
     scenarios = databases.SQL
 
-    def test_rows_share_no_value_that_could_be_changed(self):
+    def test_rows_share_no_mutable_value(self):
         for name in ('one', 'two'):
             self.host(name)
         with self.database.connection() as connection:
@@ -483,7 +483,7 @@ class TestRoundTrips(base.DatabaseTestCase):
         self.useFixture(fixtures.MonkeyPatch(
             'blazar_core.db.pooling.FRESH_SECONDS', 600))
 
-    def test_what_is_written_is_not_undone_and_who_answers_not_asked(self):
+    def test_no_rollback_after_commit_and_no_ping_of_fresh_connection(self):
         if self.other.engine.dialect.name != 'mysql':
             self.skipTest('Only MariaDB counts them')
         self.stay_fresh()
@@ -497,7 +497,7 @@ class TestRoundTrips(base.DatabaseTestCase):
              'Com_rollback': 1},
             {name: after[name] - before[name] for name in after})
 
-    def test_who_has_not_answered_for_long_is_asked(self):
+    def test_idle_connection_is_pinged(self):
         """A connection that was closed meanwhile is replaced."""
         with fixtures.MonkeyPatch(
                 'blazar_core.db.pooling.FRESH_SECONDS', 0):
@@ -505,7 +505,7 @@ class TestRoundTrips(base.DatabaseTestCase):
             self.write(7)
         self.assertEqual(7, self.generation('one'))
 
-    def test_one_that_has_just_gone_fails_once(self):
+    def test_recently_closed_connection_fails_once(self):
         self.stay_fresh()
         self.kill()
         self.assertRaises(errors.DatabaseUnavailable, self.write, 7)
@@ -513,13 +513,13 @@ class TestRoundTrips(base.DatabaseTestCase):
         self.write(7)
         self.assertEqual(7, self.generation('one'))
 
-    def test_what_was_only_read_is_undone(self):
+    def test_read_transaction_is_rolled_back(self):
         """The next transaction must not see the old state."""
         for number in range(3):
             self.assertEqual(number or 1, self.read()[0])
             self.write(number + 1, self.database)
 
-    def test_what_fails_is_undone(self):
+    def test_failed_statement_or_commit_is_rolled_back(self):
         """A failed statement and a failed commit are rolled back."""
         def fail(statement):
             with self.other.writer() as session:
@@ -534,7 +534,7 @@ class TestRoundTrips(base.DatabaseTestCase):
             # It neither sees the old state nor locks the row.
             self.write(number + 1, self.database)
 
-    def test_what_does_not_get_as_far_as_the_database_is_undone(self):
+    def test_transaction_is_rolled_back_if_event_listener_fails(self):
         """Other listeners of the end of a transaction may fail."""
         engine, failed = self.other.engine, ValueError('Not now.')
 
@@ -557,7 +557,7 @@ class TestRoundTrips(base.DatabaseTestCase):
             self.write(number + 1, self.database)
         self.assertEqual(number + 1, self.read()[0])
 
-    def test_what_a_raw_connection_leaves_is_undone(self):
+    def test_raw_connection_is_rolled_back(self):
         with contextlib.closing(self.other.engine.raw_connection()) as raw:
             raw.cursor().execute('UPDATE hosts SET generation = 99')
         self.write(2, self.database)
@@ -571,7 +571,7 @@ class TestRoundTrips(base.DatabaseTestCase):
                 dialect.loaded_dbapi.OperationalError(3024, 'Too long')))
 
 
-class TestNotOurs(base.DatabaseTestCase):
+class TestChangedDatabase(base.DatabaseTestCase):
     """A database that answers, but has changed."""
 
     scenarios = databases.SQL
@@ -594,13 +594,13 @@ class TestNotOurs(base.DatabaseTestCase):
             connection.execute(models.Project.__table__.insert().values(
                 id='one', generation=1))
 
-    def test_without_a_table(self):
+    def test_missing_table_counts_as_unavailable(self):
         for use in self.away('ALTER TABLE projects RENAME TO others'):
             failure = self.assertRaises(errors.DatabaseUnavailable, use)
             # It is known that nothing was committed.
             self.assertNotIsInstance(failure, errors.OutcomeUnknown)
 
-    def test_read_only(self):
+    def test_read_only_database_counts_as_unavailable(self):
         if self.kind != 'postgresql':
             self.skipTest('One that MariaDB lets only read is not root.')
         name = self.database.engine.url.database
@@ -612,11 +612,11 @@ class TestNotOurs(base.DatabaseTestCase):
         read()
         self.assertRaises(errors.DatabaseUnavailable, write)
 
-    def test_what_is_wrong_with_a_statement_is_no_outage(self):
+    def test_duplicate_entry_is_not_an_outage(self):
         self.write()
         self.assertRaises(db_exception.DBDuplicateEntry, self.write)
 
-    def test_nor_is_a_value_that_a_column_does_not_take(self):
+    def test_invalid_column_value_is_not_an_outage(self):
         wrong = [{'id': 'two', 'generation': None},
                  {'id': None, 'generation': 1}]
         if self.kind != 'sqlite':
@@ -653,7 +653,7 @@ class TestRetried(base.TestCase):
 
         return work
 
-    def test_a_disturbance_is_met_by_running_it_again(self):
+    def test_transaction_is_retried_after_disturbance(self):
         locked = sa.exc.OperationalError(
             'UPDATE', {}, databases.busy())
         for disturbance in (
@@ -664,7 +664,7 @@ class TestRetried(base.TestCase):
                 self.work_that_raises(disturbance, disturbance), 'answer'))
             self.assertEqual(3, self.tries, repr(disturbance))
 
-    def test_when_the_retries_are_used_up_the_books_are_busy(self):
+    def test_concurrent_update_is_raised_after_last_retry(self):
         locked = sa.exc.OperationalError(
             'UPDATE', {}, databases.busy())
         for disturbance in (api.LostRace(1), db_exception.DBDeadlock(),
@@ -675,7 +675,7 @@ class TestRetried(base.TestCase):
                 self.work_that_raises(*[disturbance] * 3), 'answer')
             self.assertEqual(3, self.tries, repr(disturbance))
 
-    def test_any_other_error_comes_through_at_once(self):
+    def test_other_errors_are_not_retried(self):
         for error in (ZeroDivisionError(),
                       errors.NotFound('no such lease'),
                       db_exception.DBError(Exception('no such table'))):
@@ -687,7 +687,7 @@ class TestRetried(base.TestCase):
 
 class TestConfiguration(base.TestCase):
 
-    def test_a_url_without_a_driver_says_which_is_missing(self):
+    def test_missing_driver_is_named_in_error(self):
         for url, named in (('mysql+nothing://one/two', 'mysql.nothing'),
                            ('sqlite', 'Could not parse'),
                            ('mysql+aiomysql://one/two', 'aiomysql')):
@@ -695,14 +695,14 @@ class TestConfiguration(base.TestCase):
             self.assertIn(named, str(self.assertRaises(
                 errors.ConfigurationError, api.Database, conf)))
 
-    def test_without_a_connection_it_says_what_to_write(self):
+    def test_missing_connection_is_reported_with_example(self):
         refused = self.assertRaises(
             errors.ConfigurationError, api.Database,
             databases.configuration(None))
         self.assertIn('[blazar_database] connection', str(refused))
         self.assertIn('connection = mysql+pymysql://', str(refused))
 
-    def test_it_does_not_connect_before_it_is_used(self):
+    def test_database_connects_on_first_use(self):
         """WSGI servers fork between the creation and the first use."""
         path = os.path.join(self.useFixture(fixtures.TempDir()).path, 'db')
         database = api.Database(databases.configuration(f'sqlite:///{path}'))
@@ -744,7 +744,7 @@ class TestSqlite(base.TestCase):
         thread.join(20)
         self.assertEqual([0], found)
 
-    def test_a_writer_waits_and_finds_what_the_other_has_written(self):
+    def test_writer_waits_and_sees_rows_of_other_writer(self):
         def work(session):
             count = self.count(session)
             self.write(session)

@@ -37,7 +37,7 @@ class TestDemands(base.LeaseTestCase):
     def required(self, reserved):
         return self.demands.of(self.row, reserved, None).required
 
-    def test_the_cloud_is_asked_once_in_a_while(self):
+    def test_demand_is_cached_for_a_while(self):
         for _time in range(3):
             self.required(self.reserved)
         self.assertEqual(1, self.asked.call_count)
@@ -45,12 +45,12 @@ class TestDemands(base.LeaseTestCase):
         self.required(self.reserved)
         self.assertEqual(2, self.asked.call_count)
 
-    def test_one_that_was_admitted_meanwhile_is_another(self):
+    def test_cached_demand_is_not_reused_after_admission(self):
         waiting = dataclasses.replace(self.reserved, hosts=(), window=None)
         self.assertEqual(frozenset('x'), self.required(waiting))
         self.assertEqual(frozenset(), self.required(self.reserved))
 
-    def test_an_answer_by_a_clock_that_was_ahead_is_not_kept(self):
+    def test_demand_cached_with_future_time_is_discarded(self):
         self.clock.advance(3600)
         self.required(self.reserved)
         self.clock.advance(-3600)
@@ -58,7 +58,7 @@ class TestDemands(base.LeaseTestCase):
         self.assertEqual(2, self.asked.call_count)
         self.assertEqual(1, len(self.demands._asked))
 
-    def test_silence_is_kept_too(self):
+    def test_cloud_failure_is_cached(self):
         silent = errors.CloudUnavailable('No answer.')
         with mock.patch.object(self.places_type, 'demand',
                                side_effect=silent) as asked:

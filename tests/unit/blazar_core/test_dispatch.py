@@ -44,7 +44,7 @@ class TestLostBuilds(lifecycle_base.LifecycleTestCase):
             self.lifecycle.lost_builds.send()
         return len(self.cloud.sent)
 
-    def test_it_is_sent_again_when_it_is_missing_for_long_enough(self):
+    def test_lost_build_is_resent_after_timeout(self):
         self.sent()
         self.assertEqual(1, self.look_after(10, 100, 19))
         self.assertEqual(2, self.look_after(1))
@@ -58,13 +58,13 @@ class TestLostBuilds(lifecycle_base.LifecycleTestCase):
         self.assertEqual(1, self.look_after(0, 119))
         self.assertEqual(2, self.look_after(1))
 
-    def test_it_is_so_when_a_clock_was_ahead_that_said_when(self):
+    def test_future_dispatch_time_does_not_delay_resending(self):
         self.sent_by_a_clock(3600)
 
-    def test_it_is_so_when_one_was_behind(self):
+    def test_past_dispatch_time_does_not_hasten_resending(self):
         self.sent_by_a_clock(-3600)
 
-    def test_a_step_of_the_clock_makes_nothing_lost(self):
+    def test_clock_step_does_not_affect_resending(self):
         self.sent()
         self.look_after(0)
         self.clock.step(3600)
@@ -73,23 +73,23 @@ class TestLostBuilds(lifecycle_base.LifecycleTestCase):
         self.assertEqual(2, self.look_after(1))
         self.assertEqual(2, self.look_after(119))
 
-    def test_what_was_missed_for_the_first_time_is_not_sent_yet(self):
+    def test_build_missing_for_the_first_time_is_not_resent(self):
         """The build may have arrived just before the check."""
         self.sent()
         self.assertEqual(1, self.look_after(10_000))
 
-    def test_sent_again_it_is_given_time_again(self):
+    def test_timeout_restarts_after_resending(self):
         self.sent()
         self.assertEqual(2, self.look_after(0, 120, 119))
         self.assertEqual(3, self.look_after(1))
 
-    def test_what_arrived_is_not_sent_again(self):
+    def test_arrived_build_is_not_resent(self):
         self.sent()
         self.look_after(0)
         self.cloud.stranded.clear()
         self.assertEqual(1, self.look_after(300, 300))
 
-    def test_what_arrived_in_between_is_missed_anew(self):
+    def test_timeout_restarts_if_build_was_seen_meanwhile(self):
         lease = self.sent()
         self.look_after(0)
         self.cloud.stranded.clear()
@@ -98,13 +98,13 @@ class TestLostBuilds(lifecycle_base.LifecycleTestCase):
         self.assertEqual(1, self.look_after(1, 119))
         self.assertEqual(2, self.look_after(1))
 
-    def test_a_lease_that_is_over_is_let_be(self):
+    def test_build_of_ended_lease_is_not_resent(self):
         lease = self.sent()
         self.look_after(0)
         self.lifecycle.lease_end.end(lease['id'])
         self.assertEqual(1, self.look_after(300))
 
-    def test_two_who_miss_it_send_it_once(self):
+    def test_two_listeners_resend_lost_build_once(self):
         lease = self.sent()
         self.look_after(0)
         gates = []
@@ -121,7 +121,7 @@ class TestLostBuilds(lifecycle_base.LifecycleTestCase):
         self.assertEqual([True, False], [
             gate(base.servers_of(lease)) is not None for gate in gates])
 
-    def test_who_cannot_be_asked_is_not_taken_for_dead(self):
+    def test_timeout_restarts_after_cloud_outage(self):
         self.sent()
         self.look_after(0)
         self.cloud.broken['traces'] = errors.CloudUnavailable('away')
@@ -131,7 +131,7 @@ class TestLostBuilds(lifecycle_base.LifecycleTestCase):
         self.assertEqual(1, self.look_after(0, 119))
         self.assertEqual(2, self.look_after(1))
 
-    def test_what_stands_still_is_abandoned_and_never_sent_again(self):
+    def test_stuck_build_is_abandoned_and_not_resent(self):
         lease = self.sent()
         server_id, = base.servers_of(lease)
         self.miss(lease, cloud_api.BuildTrace.CAUGHT)
@@ -142,7 +142,7 @@ class TestLostBuilds(lifecycle_base.LifecycleTestCase):
         self.assertEqual('ERROR', self.status(lease))
         self.assertIsNone(self.host_of(server_id))
 
-    def test_what_was_caught_late_is_given_its_time_from_then_on(self):
+    def test_timeout_restarts_when_build_trace_appears(self):
         lease = self.sent()
         self.look_after(0, 119)
         self.miss(lease, cloud_api.BuildTrace.CAUGHT)
@@ -151,7 +151,7 @@ class TestLostBuilds(lifecycle_base.LifecycleTestCase):
         self.look_after(1)
         self.assertEqual(1, len(self.cloud.marked_failed))
 
-    def test_a_lost_build_whose_call_is_not_kept_is_abandoned(self):
+    def test_lost_build_without_stored_call_is_abandoned(self):
         """The build of a server with a reservation slot is abandoned."""
         server_id, = self.take_slots(self.reserve(0, 1000, active=True))
         self.cloud.stranded[server_id] = cloud_api.BuildTrace.NONE
@@ -164,7 +164,7 @@ class _RolledBack(Exception):
     """A commit that does not reach the database."""
 
 
-class TestFromNowOn(lifecycle_base.LifecycleTestCase):
+class TestImmediateStart(lifecycle_base.LifecycleTestCase):
     """A lease from now on, whose request sends its build itself."""
 
     scenarios = databases.SQL
@@ -202,35 +202,35 @@ class TestFromNowOn(lifecycle_base.LifecycleTestCase):
         self.assertEqual('STARTING', described['status'])
         self.assertEqual('DONE', self.events_of(self.made)['start_lease'])
 
-    def test_it_is_sent_by_its_request(self):
+    def test_build_is_sent_by_its_request(self):
         self.send()
         self.assertEqual(1, len(self.cast))
         self.assertEqual(self.made, views.get(
             self.database, self.made['id']))
         self.assert_sent_once()
 
-    def test_a_listener_leaves_it_to_its_request_for_a_while(self):
+    def test_listener_does_not_send_during_head_start(self):
         self.clock.advance(dispatch.HEAD_START - 1)
         driven.run_due(self.engine)
         self.assertEqual([], self.sent())
         self.send()
         self.assert_sent_once()
 
-    def test_one_whose_request_died_is_sent_by_a_listener(self):
+    def test_listener_sends_build_of_dead_request(self):
         self.assertEqual('PENDING', self.status(self.made))
         self.assert_sent_once()
         self.assertEqual([], self.cast)
         self.assertIn(('lease.event.start_lease', self.made['id']),
                       self.notified)
 
-    def test_a_request_that_comes_after_a_listener_sends_nothing(self):
+    def test_request_sends_nothing_after_listener(self):
         self.listen()
         self.send()
         self.assertEqual([], self.cast)
         self.assertEqual('PENDING', self.made['status'])
         self.assert_sent_once()
 
-    def test_a_request_that_stood_still_with_the_permit_sends_nothing(self):
+    def test_stalled_request_with_permit_sends_nothing(self):
         """The build is found lost, and sent once."""
         def stand_still(gate):
             deadline = gate(self.new.server_ids)
@@ -261,7 +261,7 @@ class TestFromNowOn(lifecycle_base.LifecycleTestCase):
 
         return mock.patch.object(self.database, 'begin', losing)
 
-    def test_one_whose_commit_was_not_answered_is_sent_by_its_request(self):
+    def test_request_sends_build_after_unanswered_commit(self):
         with self.lose_answers(3):
             self.send()
         self.assertEqual(1, len(self.cast))
@@ -269,13 +269,13 @@ class TestFromNowOn(lifecycle_base.LifecycleTestCase):
             self.database, self.made['id']))
         self.assert_sent_once()
 
-    def test_one_whose_commit_was_lost_is_sent_by_its_request(self):
+    def test_request_sends_build_after_lost_commit(self):
         with self.lose_answers(3, committed=False):
             self.send()
         self.assertEqual(1, len(self.cast))
         self.assert_sent_once()
 
-    def test_so_is_one_while_the_clock_is_put_back(self):
+    def test_request_sends_build_despite_clock_step_back(self):
         self.useFixture(fixtures.Timeout(20, gentle=True))
         with self.lose_answers(1, step=-3600):
             self.send()
@@ -311,14 +311,14 @@ class TestFromNowOn(lifecycle_base.LifecycleTestCase):
             send()
         self.assertEqual(3, len(answers))
 
-    def test_a_listener_whose_commit_was_not_answered_sends_it(self):
+    def test_listener_sends_build_after_unanswered_commit(self):
         self.losing(self.listen)
         self.assertEqual(1, len(self.cloud.sent))
         self.assertEqual(1, self.notified.count(
             ('lease.event.start_lease', self.made['id'])))
         self.assert_sent_once()
 
-    def test_so_does_one_that_sends_again_what_got_lost(self):
+    def test_listener_resends_build_after_unanswered_commit(self):
         self.listen()
         self.cloud.sent.clear()
         for server_id in self.new.server_ids:
@@ -328,7 +328,7 @@ class TestFromNowOn(lifecycle_base.LifecycleTestCase):
         self.losing(self.lifecycle.lost_builds.send)
         self.assert_sent_once()
 
-    def test_a_listener_that_was_faster_than_an_answer(self):
+    def test_request_sends_nothing_if_listener_was_faster(self):
         """The listener has sent what the request could not record."""
         begin = self.database.begin
 
@@ -346,7 +346,7 @@ class TestFromNowOn(lifecycle_base.LifecycleTestCase):
         self.assertEqual([], self.cast)
         self.assert_sent_once()
 
-    def test_when_no_commit_is_answered_the_log_says_that_it_is_not_known(
+    def test_unknown_outcome_of_dispatch_is_logged(
             self):
         log = self.useFixture(fixtures.FakeLogger())
         with self.lose_answers(100):
@@ -356,7 +356,7 @@ class TestFromNowOn(lifecycle_base.LifecycleTestCase):
                       log.output)
         self.assertNotIn('its build was not sent', log.output)
 
-    def test_whatever_fails_behind_the_cast_undoes_nothing(self):
+    def test_failed_cast_does_not_undo_lease(self):
         self.lifecycle.lease_end.delete(self.made['id'])
         for failure in (ValueError(), db_exception.DBError(),
                         errors.CloudUnavailable('away'),
@@ -385,13 +385,13 @@ class TestFromNowOn(lifecycle_base.LifecycleTestCase):
             self.cloud.stranded.clear()
             self.cloud.sent.clear()
 
-    def test_a_lease_that_has_ended_meanwhile_is_not_sent(self):
+    def test_build_of_lease_ended_meanwhile_is_not_sent(self):
         self.lifecycle.lease_end.delete(self.made['id'])
         self.send()
         self.listen()
         self.assertEqual([], self.sent())
 
-    def test_one_that_could_not_be_taken_is_sent_by_a_listener(self):
+    def test_listener_sends_build_if_request_gets_no_permit(self):
         with fixtures.MonkeyPatch(
                 'blazar_core.lifecycle.dispatch.Dispatch._take_own',
                 mock.Mock(side_effect=errors.DatabaseUnavailable())):
@@ -399,7 +399,7 @@ class TestFromNowOn(lifecycle_base.LifecycleTestCase):
         self.assertEqual([], self.cast)
         self.assert_sent_once()
 
-    def test_of_several_who_try_together_one_sends_it(self):
+    def test_concurrent_senders_send_build_once(self):
         """The request and the listeners that assume it died run together."""
         self.clock.advance(dispatch.HEAD_START)
         others = [threading.Thread(
@@ -412,7 +412,7 @@ class TestFromNowOn(lifecycle_base.LifecycleTestCase):
             thread.join(60)
         self.assert_sent_once()
 
-    def test_a_build_without_a_host_has_failed(self):
+    def test_build_without_valid_host_fails_lease(self):
         self.send()
         for server_id in self.new.server_ids:
             self.lifecycle.reconciliation.observe(server_id, Seen(
@@ -420,7 +420,7 @@ class TestFromNowOn(lifecycle_base.LifecycleTestCase):
         self.assertEqual('ERROR', self.status(self.made))
         self.assertEqual([], self.scalars(models.DeferredBuild))
 
-    def test_the_call_is_kept_until_all_of_it_runs(self):
+    def test_call_is_kept_until_all_servers_are_active(self):
         self.send()
         first, second = self.new.server_ids
         self.see(first, State.RUNNING, self.one)

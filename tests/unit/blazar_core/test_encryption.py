@@ -15,11 +15,11 @@ class TestEncryption(base.BaseTestCase):
         super().setUp()
         self.old, self.new = encryption.new_key(), encryption.new_key()
 
-    def test_what_is_encrypted_is_decrypted_again(self):
+    def test_encrypted_text_can_be_decrypted(self):
         one = encryption.Encryption([self.old])
         self.assertEqual(SECRET, one.decrypt(one.encrypt(SECRET)))
 
-    def test_what_is_encrypted_shows_nothing_and_never_looks_the_same(self):
+    def test_ciphertext_hides_text_and_is_never_the_same(self):
         one = encryption.Encryption([self.old])
         first, second = one.encrypt(SECRET), one.encrypt(SECRET)
         self.assertNotIn('hunter2', first)
@@ -36,19 +36,19 @@ class TestEncryption(base.BaseTestCase):
         self.assertRaises(errors.DecryptionError, encryption.Encryption(
             [self.old]).decrypt, encrypted)
 
-    def test_every_key_opens(self):
+    def test_every_key_decrypts(self):
         encrypted = encryption.Encryption([self.old]).encrypt(SECRET)
         self.assertEqual(SECRET, encryption.Encryption(
             [self.new, self.old]).decrypt(encrypted))
 
-    def test_what_is_reencrypted_needs_the_old_key_no_more(self):
+    def test_reencrypted_text_does_not_need_old_key(self):
         encrypted = encryption.Encryption([self.old]).encrypt(SECRET)
         again = encryption.Encryption(
             [self.new, self.old]).reencrypt(encrypted)
         self.assertEqual(
             SECRET, encryption.Encryption([self.new]).decrypt(again))
 
-    def test_with_a_wrong_key_it_stays_shut_and_says_what_to_do(self):
+    def test_decryption_with_wrong_key_fails_with_remedy(self):
         encrypted = encryption.Encryption([self.old]).encrypt(SECRET)
         for act in ('decrypt', 'reencrypt'):
             shut = self.assertRaises(errors.DecryptionError, getattr(
@@ -56,7 +56,7 @@ class TestEncryption(base.BaseTestCase):
             self.assertIn('encryption_keys', str(shut))
             self.assertNotIn(self.new, str(shut))
 
-    def test_what_was_tampered_with_stays_shut(self):
+    def test_tampered_text_is_not_decrypted(self):
         one = encryption.Encryption([self.old])
         encrypted = one.encrypt(SECRET)
         middle = len(encrypted) // 2
@@ -65,7 +65,7 @@ class TestEncryption(base.BaseTestCase):
                     encrypted[:-4], '', 'not encrypted at all'):
             self.assertRaises(errors.DecryptionError, one.decrypt, bad)
 
-    def test_without_a_key_it_says_what_to_write(self):
+    def test_missing_key_is_reported_with_remedy(self):
         refused = self.assertRaises(
             errors.ConfigurationError, encryption.Encryption, [])
         self.assertIn('blazar-nova-manage key create', str(refused))

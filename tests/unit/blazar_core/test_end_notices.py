@@ -20,7 +20,7 @@ State = cloud_api.ServerState
 HOUR = 3600
 
 
-class TestAnnouncing(base.LeaseTestCase):
+class TestEndNotices(base.LeaseTestCase):
 
     def setUp(self):
         super().setUp()
@@ -49,7 +49,7 @@ class TestAnnouncing(base.LeaseTestCase):
     def ids(self):
         return sorted(self.scalars(models.WouldEnd.server_id))
 
-    def test_they_are_told_of_when_it_is_time(self):
+    def test_notification_is_sent_at_would_be_end(self):
         self.note('b', 'a')
         self.note('c', user='other')
         self.clock.advance(HOUR - 1)
@@ -68,7 +68,7 @@ class TestAnnouncing(base.LeaseTestCase):
             row.server_id for row in end_notices.told(self.database)])
         self.assertEqual([], self.cloud.deleted)
 
-    def test_a_clock_that_was_ahead_delays_nothing(self):
+    def test_clock_that_was_ahead_does_not_delay_notification(self):
         self.note('a')
         self.clock.step(3 * HOUR)
         self.assertRaises(RuntimeError, self.another(
@@ -78,7 +78,7 @@ class TestAnnouncing(base.LeaseTestCase):
         self.one.tell()
         self.assertEqual([['a']], self.told())
 
-    def test_they_are_told_of_once(self):
+    def test_notification_is_sent_once(self):
         self.note('a')
         self.clock.advance(HOUR)
         for _time in range(3):
@@ -87,7 +87,7 @@ class TestAnnouncing(base.LeaseTestCase):
             self.clock.advance(HOUR)
         self.assertEqual([['a']], self.told())
 
-    def test_of_two_at_a_time_one_tells(self):
+    def test_concurrent_senders_notify_once(self):
         def tell(*said):
             self.said.append(said)
             self.another().tell()
@@ -97,7 +97,7 @@ class TestAnnouncing(base.LeaseTestCase):
         self.another(tell).tell()
         self.assertEqual([['a', 'b']], self.told())
 
-    def test_of_two_that_have_found_the_same_one_tells(self):
+    def test_senders_that_found_same_servers_notify_once(self):
         self.note('a', 'b')
         self.clock.advance(HOUR)
         look, first = self.cloud.look, []
@@ -112,7 +112,7 @@ class TestAnnouncing(base.LeaseTestCase):
         self.one.tell()
         self.assertEqual([['a', 'b']], self.told())
 
-    def test_another_tells_what_one_has_died_over(self):
+    def test_notification_is_sent_after_sender_death(self):
         class Died(BaseException):
             """The process dies."""
 
@@ -129,7 +129,7 @@ class TestAnnouncing(base.LeaseTestCase):
         self.one.tell()
         self.assertEqual([['a']], self.told())
 
-    def test_those_that_are_gone_or_have_a_lease_are_forgotten(self):
+    def test_deleted_or_leased_servers_are_dropped(self):
         self.host('host', VCPU=4)
         self.note('gone', runs=False)
         lease = self.running_lease(0, 2 * HOUR)
@@ -141,7 +141,7 @@ class TestAnnouncing(base.LeaseTestCase):
         self.assertEqual([['stays']], self.told())
         self.assertEqual(['stays'], self.ids())
 
-    def test_one_that_is_going_is_waited_for(self):
+    def test_no_notification_for_server_being_deleted(self):
         self.note('a')
         self.cloud.servers['a'] = cloud_api.ObservedServer(State.LEAVING)
         self.clock.advance(HOUR)
@@ -151,7 +151,7 @@ class TestAnnouncing(base.LeaseTestCase):
         self.one.tell()
         self.assertEqual(([], []), (self.said, self.ids()))
 
-    def test_one_that_cannot_be_looked_at_keeps_no_other(self):
+    def test_unreachable_server_does_not_block_others(self):
         self.note('a', 'b')
         self.clock.advance(HOUR)
         look, broken = self.cloud.look, ['a']
@@ -172,12 +172,12 @@ class TestAnnouncing(base.LeaseTestCase):
         self.one.tell()
         self.assertEqual([['b'], ['a']], self.told())
 
-    def test_what_cannot_be_noted_is_no_reason_to_fail(self):
+    def test_failure_to_record_servers_is_not_raised(self):
         self.note('a')
         self.note('b', 'a')
         self.assertEqual(['a'], self.ids())
 
-    def test_it_is_not_remembered_for_ever(self):
+    def test_old_records_are_trimmed(self):
         self.note('told')
         self.clock.advance(HOUR)
         self.one.tell()
@@ -190,7 +190,7 @@ class TestAnnouncing(base.LeaseTestCase):
         self.one.trim()
         self.assertEqual(['not yet'], self.ids())
 
-    def test_the_time_is_looked_up_by_an_index(self):
+    def test_end_date_is_indexed(self):
         self.assertIn(('end_date',), [
             tuple(index['column_names']) for index in
             sa.inspect(self.database.engine).get_indexes('would_end')])

@@ -82,7 +82,7 @@ class TestGracePeriod(base.LeaseTestCase):
         return [event for event, _lease in self.notified
                 if event == 'lease.event.grace_period']
 
-    def test_it_may_become_another_one(self):
+    def test_grace_period_can_be_changed(self):
         def change(seconds):
             return self.leases.updates.update(self.lease_['id'], (
                 updates.LeaseChange(grace_period=seconds)))
@@ -98,18 +98,18 @@ class TestGracePeriod(base.LeaseTestCase):
         self.run_at(100)
         self.assertEqual(base.servers_of(self.lease_), self.cloud.deleted)
 
-    def test_who_wants_another_end_gets_that(self):
+    def test_end_policy_can_be_changed(self):
         self.leases.updates.update(self.lease_['id'], updates.LeaseChange(
             on_end='recycle', grace_period=0))
         row, = self.scalars(models.Lease)
         self.assertEqual(('recycle', 0), (row.on_end, row.grace_period))
 
-    def test_its_room_is_taken_as_long(self):
+    def test_capacity_is_reserved_through_grace_period(self):
         refused = self.assertRaises(errors.Refused, self.lease, 100, 300)
         self.assertEqual(base.NOW + 150, refused.refusal.next_start)
         self.lease(150, 300)
 
-    def test_the_server_is_left_alone_and_it_is_told_once(self):
+    def test_server_is_kept_and_notification_is_sent_once(self):
         for time in (100, 120, 149):
             self.run_at(time)
             self.assertEqual([], self.cloud.deleted)
@@ -122,7 +122,7 @@ class TestGracePeriod(base.LeaseTestCase):
         self.assertEqual('TERMINATED', self.status(self.lease_))
         self.assertEqual('', self.reason(self.lease_))
 
-    def test_it_is_told_once_beside_what_else_is_said(self):
+    def test_notification_is_sent_once_with_other_conditions(self):
         with self.database.writer() as session:
             conditions.update(
                 session.get(models.Lease, self.lease_['id']), base.NOW,
@@ -136,7 +136,7 @@ class TestGracePeriod(base.LeaseTestCase):
         self.run_at(150)
         self.assertEqual(FAILED.message, self.reason(self.lease_))
 
-    def test_it_is_told_once_however_that_was_worded(self):
+    def test_notification_does_not_depend_on_message_text(self):
         self.run_at(100)
         with self.database.writer() as session:
             lease = api.locked(session, self.lease_['id'])
@@ -145,20 +145,20 @@ class TestGracePeriod(base.LeaseTestCase):
         self.lifecycle.lease_end.end(self.lease_['id'], when_due=True)
         self.assertEqual(1, len(self.notices()))
 
-    def test_who_has_no_server_any_more_needs_no_time(self):
+    def test_lease_without_servers_skips_grace_period(self):
         (server,) = base.servers_of(self.lease_)
         self.run_at(100)
         del self.cloud.servers[server]
         self.lifecycle.reconciliation.check(server)
         self.assertEqual('TERMINATED', self.status(self.lease_))
 
-    def test_who_deletes_his_lease_does_not_want_it(self):
+    def test_deleted_lease_has_no_grace_period(self):
         self.lifecycle.lease_end.delete(self.lease_['id'])
         driven.run_due(self.engine)
         self.assertEqual(base.servers_of(self.lease_), self.cloud.deleted)
         self.assertEqual([], self.notices())
 
-    def test_it_moves_with_the_end(self):
+    def test_grace_period_moves_with_end(self):
         self.leases.updates.update(
             self.lease_['id'], updates.LeaseChange(end=base.NOW + 200))
         self.assertEqual([base.NOW + 250],
@@ -181,7 +181,7 @@ class TestPolicies(base.LeaseTestCase):
         self.clock.advance(100)
         return lease, base.servers_of(lease)
 
-    def test_a_lease_ends_as_was_asked_for(self):
+    def test_requested_end_policy_is_applied(self):
         lease, servers = self.ending('shut')
         self.assertIsNone(
             self.lifecycle.lease_end.end(lease['id'], when_due=True))
@@ -192,7 +192,7 @@ class TestPolicies(base.LeaseTestCase):
         self.assertEqual([], self.scalars(models.Booking.id))
         self.assertEqual({*servers}, self.cloud.servers.keys())
 
-    def test_it_is_asked_for_until_it_is_so(self):
+    def test_end_policy_is_retried_until_complete(self):
         lease, (first, second) = self.ending('shut')
         self.shut.stubborn.add(first)
         self.assertEqual(retries.AGAIN, self.lifecycle.lease_end.end(
@@ -205,7 +205,7 @@ class TestPolicies(base.LeaseTestCase):
                          self.shut.asked)
         self.assertEqual('TERMINATED', self.status(lease))
 
-    def test_what_is_deleted_is_deleted(self):
+    def test_deleted_lease_ignores_end_policy(self):
         lease, servers = self.ending('shut')
         self.lifecycle.lease_end.delete(lease['id'])
         self.lifecycle.lease_end.end(lease['id'])
@@ -214,7 +214,7 @@ class TestPolicies(base.LeaseTestCase):
         self.assertRaises(
             errors.NotFound, views.get, self.database, lease['id'])
 
-    def test_who_is_deleted_while_he_is_asked_for_something_else_goes(self):
+    def test_lease_deleted_during_end_policy_deletes_servers(self):
         lease, servers = self.ending('shut')
         is_over = self.shut.is_over
 
@@ -228,7 +228,7 @@ class TestPolicies(base.LeaseTestCase):
         self.lifecycle.lease_end.end(lease['id'])
         self.assertEqual(servers, self.cloud.deleted)
 
-    def test_one_that_cannot_be_judged_keeps_no_other(self):
+    def test_failing_check_of_server_does_not_block_others(self):
         lease, (first, second) = self.ending('shut')
         is_over = self.shut.is_over
 
@@ -241,7 +241,7 @@ class TestPolicies(base.LeaseTestCase):
             lease['id'], when_due=True).seconds)
         self.assertEqual([first], self.scalars(models.Booking.server_id))
 
-    def test_what_has_never_run_is_deleted(self):
+    def test_server_that_never_ran_is_deleted(self):
         lease = self.lease(50, 100, request=self.request(
             50, 100, on_end='shut'))
         self.clock.advance(100)
@@ -250,7 +250,7 @@ class TestPolicies(base.LeaseTestCase):
         self.assertEqual(base.servers_of(lease), self.cloud.deleted)
         self.assertEqual('TERMINATED', self.status(lease))
 
-    def test_what_stays_takes_its_room(self):
+    def test_remaining_servers_count_as_usage(self):
         lease, servers = self.ending('keep')
         with self.database.writer() as session:
             host = session.scalars(sa.select(models.Host)).one()
@@ -262,7 +262,7 @@ class TestPolicies(base.LeaseTestCase):
             host.usage, host.recheck_at))
         self.assert_room(2)
 
-    def test_what_stays_where_nothing_is_known_is_looked_for(self):
+    def test_host_with_unknown_consumers_is_rechecked(self):
         lease, servers = self.ending('keep')
         self.lifecycle.lease_end.end(lease['id'], when_due=True)
         self.assertEqual([NOW + 100], self.scalars(models.Host.recheck_at))
@@ -272,7 +272,7 @@ class TestPolicies(base.LeaseTestCase):
         self.lease(200, 300, count=count)
         self.assertRaises(errors.Refused, self.lease, 200, 300)
 
-    def test_another_process_may_know_what_is_not_known_here(self):
+    def test_unknown_end_policy_defers_then_deletes_servers(self):
         log = self.useFixture(fixtures.FakeLogger())
         lease, servers = self.ending('vanish')
         later = self.lifecycle.lease_end.end(lease['id'], when_due=True)
@@ -288,7 +288,7 @@ class TestPolicies(base.LeaseTestCase):
         self.assertEqual(1, log.output.count('end policy can vanish them'))
 
 
-class StepsTestCase(base.LeaseTestCase):
+class EndPolicyTestCase(base.LeaseTestCase):
     """Servers of one VCPU each, on a host of four, until 100."""
 
     def policies(self):
@@ -320,9 +320,9 @@ class StepsTestCase(base.LeaseTestCase):
                    for usage in self.scalars(models.Host.usage))
 
 
-class TestSteps(StepsTestCase):
+class TestPolicySteps(EndPolicyTestCase):
 
-    def test_an_image_comes_before_the_deletion(self):
+    def test_snapshot_is_complete_before_deletion(self):
         lease, (server,) = self.ending('snapshot,delete')
         self.cloud.slow.add(server)
         for time in (100, 200, 1000):
@@ -335,7 +335,7 @@ class TestSteps(StepsTestCase):
         self.assertEqual([server], self.cloud.deleted)
         self.assertEqual('TERMINATED', self.status(lease))
 
-    def test_one_that_has_run_unheard_is_kept_as_well(self):
+    def test_server_whose_start_was_unnoticed_is_snapshotted(self):
         lease = self.lease(0, 100, request=self.request(
             0, 100, on_end='snapshot,delete'))
         server, = base.servers_of(lease)
@@ -345,7 +345,7 @@ class TestSteps(StepsTestCase):
         self.assertEqual(({server}, [server]), (
             self.cloud.copies.keys(), self.cloud.deleted))
 
-    def test_each_step_in_its_order(self):
+    def test_steps_are_executed_in_order(self):
         lease, (server,) = self.ending('stop,snapshot,shelve')
         self.run_at(100)
         self.assertEqual([(server, cloud_api.RestingState.STOPPED), (
@@ -356,7 +356,7 @@ class TestSteps(StepsTestCase):
             self.status(lease), self.cloud.released, self.usage()))
         self.lease(200, 300, count=4)
 
-    def test_who_dies_between_two_steps_is_followed_by_who_goes_on(self):
+    def test_steps_are_resumed_after_process_death(self):
         lease, (server,) = self.ending('snapshot,shelve')
         self.cloud.broken['set_resting_state'] = SystemExit()
         self.assertRaises(SystemExit, self.lifecycle.lease_end.end,
@@ -367,7 +367,7 @@ class TestSteps(StepsTestCase):
                          self.cloud.rests)
         self.assertEqual('TERMINATED', self.status(lease))
 
-    def test_what_stays_has_its_room_for_ever(self):
+    def test_remaining_server_keeps_capacity_indefinitely(self):
         for on_end, rests in (('stop', [cloud_api.RestingState.STOPPED]),
                               ('suspend', [cloud_api.RestingState.SUSPENDED]),
                               ('release', []), ('snapshot,release', [])):
@@ -386,7 +386,7 @@ class TestSteps(StepsTestCase):
                              server in self.cloud.copies)
         self.assertEqual([], self.cloud.deleted)
 
-    def test_what_has_no_room_for_ever_is_shelved(self):
+    def test_server_is_shelved_if_capacity_is_not_free_indefinitely(self):
         for on_end, first in (('stop', [cloud_api.RestingState.STOPPED]),
                               ('release', [])):
             lease, (server,) = self.ending(on_end)
@@ -400,7 +400,7 @@ class TestSteps(StepsTestCase):
                 self.status(lease), self.usage()))
             driven.withdraw(self.leases, later['id'])
 
-    def test_what_overstays_does_not_stay_on_what_others_have_soon(self):
+    def test_overdue_server_is_not_released_onto_reserved_capacity(self):
         lease, (server,) = self.ending('release')
         # An overdue server is counted for another minute.
         self.lease(120, 140, count=4)
@@ -409,7 +409,7 @@ class TestSteps(StepsTestCase):
             lease['id'], server, True))
         self.assertEqual(0, self.usage())
 
-    def test_room_that_has_come_meanwhile_is_taken(self):
+    def test_release_succeeds_once_capacity_becomes_free(self):
         lease, (server,) = self.ending('release')
         later = self.lease(5000, 6000, count=4)
         self.cloud.broken['set_resting_state'] = errors.CloudUnavailable(
@@ -421,7 +421,7 @@ class TestSteps(StepsTestCase):
         self.assertEqual(('TERMINATED', '', 1), (
             self.status(lease), self.reason(lease), self.usage()))
 
-    def test_what_is_turned_off_already_is_left_so(self):
+    def test_suspended_server_is_not_stopped(self):
         lease, (server,) = self.ending('stop')
         host = self.cloud.servers[server].host
         self.cloud.servers[server] = cloud_api.ObservedServer(
@@ -430,7 +430,7 @@ class TestSteps(StepsTestCase):
         self.assertEqual([], self.cloud.rests)
         self.assertEqual('TERMINATED', self.status(lease))
 
-    def test_what_is_being_moved_is_waited_for(self):
+    def test_end_waits_for_busy_server(self):
         """The target host may have capacity only until the end."""
         lease, (server,) = self.ending('release')
         seen = self.cloud.servers[server]
@@ -442,7 +442,7 @@ class TestSteps(StepsTestCase):
         self.run_at(300)
         self.assertEqual('TERMINATED', self.status(lease))
 
-    def test_one_that_comes_back_and_has_no_room_is_asked_once_a_time(self):
+    def test_shelve_is_requested_once_per_attempt(self):
         lease, (server,) = self.ending('release')
         self.lease(5000, 6000, count=4)
         self.cloud.servers[server] = dataclasses.replace(
@@ -453,7 +453,7 @@ class TestSteps(StepsTestCase):
         self.assertEqual([(server, cloud_api.RestingState.SHELVED)],
                          self.cloud.rests)
 
-    def test_what_its_user_has_shelved_stays_so(self):
+    def test_server_shelved_by_user_stays_shelved(self):
         for on_end in ('snapshot,delete', 'snapshot,shelve', 'stop'):
             lease, (server,) = self.ending(on_end)
             self.cloud.servers[server] = cloud_api.ObservedServer(
@@ -463,7 +463,7 @@ class TestSteps(StepsTestCase):
                 self.status(lease), self.cloud.released[-1:]), on_end)
         self.assertEqual(([], {}), (self.cloud.deleted, self.cloud.copies))
 
-    def test_what_is_refused_is_said_and_tried_again(self):
+    def test_refusal_is_reported_and_retried(self):
         lease, (first, second) = self.ending('snapshot,delete', 2)
         self.cloud.broken[first] = errors.CloudUnavailable('Nova refuses.')
         self.run_at(100)
@@ -476,7 +476,7 @@ class TestSteps(StepsTestCase):
         self.assertEqual(([second, first], 'TERMINATED', ''), (
             self.cloud.deleted, self.status(lease), self.reason(lease)))
 
-    def test_what_the_cloud_refuses_in_a_state_waits_until_it_is_left(self):
+    def test_blocked_server_is_unblocked_before_end_policy(self):
         for on_end in 'snapshot,delete', 'shelve', 'stop', 'suspend':
             lease, (server,) = self.ending(on_end)
             self.become(server, blocked=True)
@@ -496,7 +496,7 @@ class TestSteps(StepsTestCase):
                          self.cloud.copies, self.cloud.deleted):
                 done.clear()
 
-    def test_what_needs_no_request_is_left_in_its_state(self):
+    def test_release_and_delete_do_not_unblock_server(self):
         for on_end in 'release', 'delete':
             lease, (server,) = self.ending(on_end)
             self.become(server, blocked=True)
@@ -504,7 +504,7 @@ class TestSteps(StepsTestCase):
             self.assertEqual('TERMINATED', self.status(lease))
         self.assertEqual([], self.cloud.unblocked)
 
-    def test_what_has_its_image_is_deleted_as_it_is(self):
+    def test_blocked_server_with_snapshot_is_deleted(self):
         lease, (server,) = self.ending('snapshot,delete')
         self.cloud.copies[server] = 'mine'
         self.become(server, blocked=True)
@@ -512,7 +512,7 @@ class TestSteps(StepsTestCase):
         self.assertEqual(([], [server]), (
             self.cloud.unblocked, self.cloud.deleted))
 
-    def test_a_resize_is_confirmed_before_a_server_stays(self):
+    def test_resize_is_confirmed_before_release(self):
         lease, (server,) = self.ending('release')
         self.become(server, blocked=True, resized=True)
         self.run_at(100)
@@ -522,7 +522,7 @@ class TestSteps(StepsTestCase):
         self.run_at(160)
         self.assertEqual('TERMINATED', self.status(lease))
 
-    def test_what_does_not_leave_its_state_is_said(self):
+    def test_failure_to_unblock_is_reported(self):
         lease, (server,) = self.ending('stop')
         self.become(server, blocked=True)
         self.cloud.broken['unblock'] = errors.CloudUnavailable('No.')
@@ -530,7 +530,7 @@ class TestSteps(StepsTestCase):
         self.assertIn('No.', self.reason(lease))
         self.assertEqual([], self.cloud.rests)
 
-    def test_who_is_another_project_s_is_deleted(self):
+    def test_server_of_another_project_is_deleted(self):
         lease, (server,) = self.ending('snapshot,delete')
         self.cloud.broken['create_image'] = errors.Forbidden(
             'It is of another one.')
@@ -538,11 +538,11 @@ class TestSteps(StepsTestCase):
         self.assertEqual([server], self.cloud.deleted)
 
 
-class TestLimit(StepsTestCase):
+class TestEndTimeout(EndPolicyTestCase):
 
     end_timeout = 600
 
-    def test_after_the_limit_servers_are_deleted(self):
+    def test_servers_are_deleted_after_end_timeout(self):
         log = self.useFixture(fixtures.FakeLogger())
         lease, (server,) = self.ending('snapshot,delete')
         self.cloud.slow.add(server)
@@ -557,7 +557,7 @@ class TestLimit(StepsTestCase):
         self.assertEqual(1, log.output.count(why))
         self.assertEqual(why, self.reason(lease))
 
-    def test_a_service_that_is_away_is_one_line_for_a_lease(self):
+    def test_unavailable_service_is_logged_once_per_lease(self):
         lease, servers = self.ending('snapshot,delete', count=4)
         self.cloud.broken['create_image'] = errors.CloudUnavailable('Glance.')
         log = self.useFixture(fixtures.FakeLogger())
@@ -571,7 +571,7 @@ class TestLimit(StepsTestCase):
             conditions.find(self.scalars(models.Lease.conditions)[0],
                             conditions.Type.END_DELAYED)['message'])
 
-    def test_what_is_in_the_way_of_that_has_its_age(self):
+    def test_condition_since_is_kept_while_deletion_fails(self):
         log = self.useFixture(fixtures.FakeLogger())
         lease, (server,) = self.ending('snapshot,delete')
         self.cloud.slow.add(server)
@@ -585,7 +585,7 @@ class TestLimit(StepsTestCase):
         self.assertEqual(NOW + 1400, said['since'])
         self.assertIn('It is away.', said['message'])
 
-    def test_who_comes_after_the_limit_tries_before(self):
+    def test_timeout_counts_from_first_attempt(self):
         """The control plane was unavailable, and there was no attempt yet."""
         lease, (server,) = self.ending('snapshot,delete')
         self.cloud.slow.add(server)
@@ -597,7 +597,7 @@ class TestLimit(StepsTestCase):
         self.run_at(6300)
         self.assertEqual([server], self.cloud.deleted)
 
-    def test_no_change_of_the_lease_puts_the_limit_off(self):
+    def test_lease_updates_do_not_extend_timeout(self):
         lease, (server,) = self.ending('snapshot,delete')
         self.cloud.slow.add(server)
         for time in (100, 690):
@@ -608,7 +608,7 @@ class TestLimit(StepsTestCase):
         self.run_at(1250)
         self.assertEqual([server], self.cloud.deleted)
 
-    def test_what_is_deleted_anyway_is_never_late(self):
+    def test_delete_policy_has_no_timeout(self):
         lease, (server,) = self.ending('delete')
         self.cloud.stubborn.add(server)
         for time in (100, 5000):
@@ -616,7 +616,7 @@ class TestLimit(StepsTestCase):
         self.assertEqual('', self.reason(lease))
 
 
-class TestStoodStill(StepsTestCase):
+class TestStalledProcess(EndPolicyTestCase):
     """A process stands still while another one completes the end."""
 
     end_timeout = 3600
@@ -653,28 +653,28 @@ class TestStoodStill(StepsTestCase):
     def assert_left_alone(self):
         self.assertEqual(self.requests, self.requested())
 
-    def test_before_it_looks(self):
+    def test_stall_before_status_check_has_no_effect(self):
         self.stand_still_at('look')
         self.assert_left_alone()
 
-    def test_before_a_request(self):
+    def test_stall_before_request_has_no_effect(self):
         for on_end in ('stop', 'shelve', 'suspend'):
             self.clock.advance(1000)
             server = self.stand_still_at('set_resting_state', on_end)
             self.assert_left_alone()
             del self.cloud.set_resting_state, self.cloud.servers[server]
 
-    def test_before_it_is_brought_out_of_a_state(self):
+    def test_stall_before_unblock_has_no_effect(self):
         self.stand_still_at('unblock', blocked=True)
         self.assert_left_alone()
 
-    def test_before_it_is_released(self):
+    def test_stall_before_release_has_no_effect(self):
         server = self.stand_still_at('look', 'release')
         # By the other process only.
         self.assertEqual([server], self.cloud.released)
         self.assert_left_alone()
 
-    def test_before_a_deletion_instead(self):
+    def test_stall_before_fallback_deletion_has_no_effect(self):
         """Another lease waits for the capacity, until it is deleted."""
         lease, (server,) = self.ending('stop')
         other = self.lease(100, 9000, count=4)
@@ -698,7 +698,7 @@ class TestStoodStill(StepsTestCase):
         self.lifecycle.lease_end.end(lease['id'], when_due=True)
         self.assertEqual([], self.cloud.deleted)
 
-    def test_when_it_has_unblocked_a_server(self):
+    def test_stall_after_unblock_repeats_no_request(self):
         """What was requested before is not requested again."""
         lease, (server,) = self.ending('stop')
         self.become(server, blocked=True)
@@ -719,7 +719,7 @@ class TestStoodStill(StepsTestCase):
         self.assertEqual('TERMINATED', self.status(lease))
 
 
-class TestAwaited(StepsTestCase):
+class TestWaitingLease(EndPolicyTestCase):
     """Another lease has reserved all of the host from the end on, and waits
     for 300 seconds.
     """
@@ -740,7 +740,7 @@ class TestAwaited(StepsTestCase):
         self.run_at(time + 60)
         self.assertEqual([server], self.cloud.deleted)
 
-    def test_what_is_refused_is_deleted_before_the_other_one_moves(self):
+    def test_refused_policy_leads_to_early_deletion(self):
         lease, server = self.reserve()
         self.cloud.broken['create_image'] = self.refused
         self.run_at(100)
@@ -751,26 +751,26 @@ class TestAwaited(StepsTestCase):
             f'capacity, and its end policy is not complete: Nova refuses.',
             self.reason(lease))
 
-    def test_so_is_what_needs_an_owner_that_is_missing(self):
+    def test_missing_trust_leads_to_early_deletion(self):
         lease, server = self.reserve('shelve')
         self.cloud.broken['set_resting_state'] = errors.TrustUnavailable('No.')
         self.run_at(100)
         self.assert_deleted_at(250, server)
 
-    def test_so_is_what_has_a_task_that_was_not_requested(self):
+    def test_unrequested_task_leads_to_early_deletion(self):
         lease, server = self.reserve('stop')
         self.become(server, busy=True)
         self.run_at(100)
         self.assert_deleted_at(250, server)
 
-    def test_so_is_what_was_undone_twice(self):
+    def test_policy_undone_twice_leads_to_early_deletion(self):
         lease, server = self.reserve()
         self.cloud.slow.add(server)
         self.run_at(100)
         self.cloud.requested[server] = {'createImage': 2}
         self.assert_deleted_at(250, server)
 
-    def test_so_is_what_enters_a_blocking_state_again(self):
+    def test_server_blocked_again_is_deleted_early(self):
         for on_end, state in (('release', {'resized': True}), ('stop', {})):
             self.cloud.deleted.clear()
             lease, (server,) = self.ending(on_end)
@@ -783,13 +783,13 @@ class TestAwaited(StepsTestCase):
             self.lifecycle.lease_end.delete(other['id'])
             self.run_at(begin + 300)
 
-    def test_it_is_counted_from_the_start_of_the_other_one(self):
+    def test_early_deletion_counts_from_start_of_waiting_lease(self):
         lease, server = self.reserve(start=500)
         self.cloud.broken['create_image'] = self.refused
         self.run_at(100)
         self.assert_deleted_at(650, server)
 
-    def test_it_is_counted_from_the_first_attempt(self):
+    def test_early_deletion_counts_from_first_attempt(self):
         """No process ran before."""
         lease, server = self.reserve()
         self.cloud.broken['create_image'] = self.refused
@@ -797,7 +797,7 @@ class TestAwaited(StepsTestCase):
         self.run_at(380)
         self.assertEqual([], self.cloud.deleted)
 
-    def test_who_dies_before_the_deletion_is_followed_by_another(self):
+    def test_early_deletion_is_repeated_after_process_death(self):
         lease, server = self.reserve()
         self.cloud.broken['create_image'] = self.refused
         self.run_at(100)
@@ -810,7 +810,7 @@ class TestAwaited(StepsTestCase):
         self.run_at(350)
         self.assertEqual([server], self.cloud.deleted)
 
-    def test_a_deletion_is_not_given_up(self):
+    def test_started_deletion_is_not_abandoned(self):
         lease, server = self.reserve()
         self.cloud.stubborn.add(server)
         self.cloud.broken['create_image'] = self.refused
@@ -823,7 +823,7 @@ class TestAwaited(StepsTestCase):
         self.assertEqual(([server] * 2, {}), (
             self.cloud.deleted, self.cloud.copies))
 
-    def test_what_is_not_the_user_s_fault_has_the_whole_limit(self):
+    def test_unavailable_service_allows_full_timeout(self):
         lease, server = self.reserve()
         self.cloud.broken['create_image'] = errors.CloudUnavailable('Glance')
         for time in (100, 260, 3600):
@@ -832,7 +832,7 @@ class TestAwaited(StepsTestCase):
         self.run_at(3800)
         self.assertEqual([server], self.cloud.deleted)
 
-    def test_so_has_what_is_in_progress(self):
+    def test_policy_in_progress_has_full_timeout(self):
         lease, server = self.reserve()
         self.become(server, busy=True)
         self.cloud.requested[server] = {'createImage': 1}
@@ -840,14 +840,14 @@ class TestAwaited(StepsTestCase):
             self.run_at(time)
         self.assertEqual([], self.cloud.deleted)
 
-    def test_so_has_what_nobody_waits_for(self):
+    def test_full_timeout_if_no_lease_waits(self):
         lease, server = self.reserve(start=5000)
         self.cloud.broken['create_image'] = self.refused
         for time in (100, 260, 3600):
             self.run_at(time)
         self.assertEqual([], self.cloud.deleted)
 
-    def test_so_has_what_leaves_enough_for_the_other_one(self):
+    def test_only_servers_whose_capacity_is_needed_are_deleted_early(self):
         """The other one needs the capacity of another host."""
         self.host('two', VCPU=4)
         one = self.server_on('one', count=1)
@@ -877,7 +877,7 @@ class TestAwaited(StepsTestCase):
             self.run_at(time)
         self.assertEqual({*servers}, {*self.cloud.deleted})
 
-    def test_so_have_those_that_ended_after_enough_others(self):
+    def test_servers_that_ended_first_are_deleted_early(self):
         ends = (100, 90, 100, 95)
         servers = [server for end in ends for server in base.servers_of(
             self.running_lease(0, end, request=self.request(
@@ -885,12 +885,12 @@ class TestAwaited(StepsTestCase):
         self.lease(100, 9000, count=2)
         self.assert_early(servers[1], servers[3])
 
-    def test_so_have_other_servers_of_a_lease(self):
+    def test_only_needed_servers_of_a_lease_are_deleted_early(self):
         lease, servers = self.ending('snapshot,delete', count=3)
         self.lease(100, 9000, count=2)
         self.assert_early(servers[0])
 
-    def test_so_has_what_takes_nothing_that_the_other_one_needs(self):
+    def test_server_without_needed_resources_has_full_timeout(self):
         self.host('two', VCPU=4, MEMORY_MB=4)
         on_two = frozenset([self.uuid_of('two')])
         self.ending('snapshot,delete', resources={'MEMORY_MB': 1},
@@ -899,7 +899,7 @@ class TestAwaited(StepsTestCase):
         self.lease(100, 9000, resources={'VCPU': 4}, hosts=on_two)
         self.assert_early(server)
 
-    def test_nobody_waits_for_those_before_it_for_too_long(self):
+    def test_pending_snapshot_delays_early_deletion_of_others_briefly(self):
         """They may be complete any moment, or not within the limit."""
         _slow, (server,) = self.ending('snapshot,delete')
         _stuck, (other,) = self.ending('stop')
@@ -909,7 +909,7 @@ class TestAwaited(StepsTestCase):
         self.run_at(100)
         self.assert_deleted_at(325, other)
 
-    def test_so_has_a_slot_of_several(self):
+    def test_unused_slot_frees_capacity_for_waiting_lease(self):
         """Each unused slot has a booking as well, without a server."""
         for amount in (1, 2):
             lease = super().reserve(
@@ -925,7 +925,7 @@ class TestAwaited(StepsTestCase):
             self.run_at(time)
         self.assertEqual([], self.cloud.deleted)
 
-    def test_so_has_what_is_on_a_host_that_is_unavailable(self):
+    def test_server_on_unavailable_host_is_not_deleted_early(self):
         """The other one cannot start there anyway."""
         self.ending('snapshot,delete')
         self.lease(100, 9000, count=2)
@@ -936,7 +936,7 @@ class TestAwaited(StepsTestCase):
             self.run_at(time)
         self.assertEqual([], self.cloud.deleted)
 
-    def test_so_has_what_leaves_the_host_meanwhile(self):
+    def test_server_leaving_host_is_not_deleted_early(self):
         """A task of its user ends after the end policy has looked."""
         log = self.useFixture(fixtures.FakeLogger())
         lease, server = self.reserve('shelve')
@@ -968,7 +968,7 @@ class TestAwaited(StepsTestCase):
                 [self.uuid_of(name)]))[1])
         return servers
 
-    def test_what_is_complete_is_not_deleted(self):
+    def test_completed_policy_is_not_followed_by_deletion(self):
         lease, server = self.reserve('shelve')
         self.run_at(99)
         self.cloud.requested[server] = {'shelve': 3}
@@ -979,7 +979,7 @@ class TestAwaited(StepsTestCase):
             self.status(lease), self.cloud.deleted))
 
 
-class TestOrder(base.RefusalTestCase):
+class TestPolicyOrder(base.RefusalTestCase):
 
     known: ty.ClassVar[end_policies.Policies] = {
         'delete': end_policies.Delete(), 'recycle': end_policies.Recycle(),
@@ -987,7 +987,7 @@ class TestOrder(base.RefusalTestCase):
         'suspend': end_policies.Suspend(), 'shelve': end_policies.Shelve(),
         'release': end_policies.Release()}
 
-    def test_what_is_done_first(self):
+    def test_policies_are_ordered(self):
         for names, on_end in (
                 (['delete'], 'delete'), (['snapshot'], 'snapshot,delete'),
                 (['shelve', 'snapshot', 'stop'], 'stop,snapshot,shelve'),
@@ -996,7 +996,7 @@ class TestOrder(base.RefusalTestCase):
                 (['stop', 'stop'], 'stop')):
             self.assertEqual(on_end, end_policies.ordered(names, self.known))
 
-    def test_what_cannot_be_both(self):
+    def test_conflicting_policies_are_refused(self):
         for names in (['stop', 'suspend'], ['delete', 'shelve'],
                       ['recycle', 'snapshot'], ['release', 'recycle']):
             self.assert_refused('Write one of them.', end_policies.ordered,

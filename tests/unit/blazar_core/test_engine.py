@@ -26,14 +26,14 @@ NOW, HOUR = base.NOW, 3600
 
 class TestRunDue(engine_base.EngineTestCase):
 
-    def test_what_is_due_is_done_in_the_order_of_its_time(self):
+    def test_due_events_are_processed_in_order_of_time(self):
         for lease_id, due in (('c', -1), ('b', -2), ('d', 0), ('a', -3)):
             self.event(lease_id, due)
         self.event('e', 1)
         self.assertEqual(4, driven.run_due(self.engine()))
         self.assertEqual(['a', 'b', 'c', 'd'], self.done())
 
-    def test_it_is_done_once(self):
+    def test_event_is_processed_once(self):
         event_id = self.event('a')
         worker = self.engine()
         self.assertEqual(
@@ -41,7 +41,7 @@ class TestRunDue(engine_base.EngineTestCase):
         self.assertEqual('DONE', self.row(event_id).status)
         self.assertIsNone(self.row(event_id).claimed_by)
 
-    def test_each_kind_of_event_has_its_action(self):
+    def test_each_event_type_has_its_action(self):
         for number, kind in enumerate((
                 'before_end_lease', 'mine', 'expire_offer',
                 'retry_lease', 'make_room', 'extend_lease', ':changed',
@@ -56,11 +56,11 @@ class TestRunDue(engine_base.EngineTestCase):
              'refund', 'orphaned'],
             [what for what, _lease_id in self.actions.done])
 
-    def test_more_than_one_batch_is_done(self):
+    def test_more_than_one_batch_is_processed(self):
         self.many('a', event_queue._BATCH + 5, 0)
         self.assertEqual(event_queue._BATCH + 5, driven.run_due(self.engine()))
 
-    def test_what_is_put_off_is_done_again_after_that_time(self):
+    def test_deferred_event_is_retried_after_its_pause(self):
         event_id = self.event('a')
         self.actions.answers['a'] = [retries.RetryAfter(7, 'not yet')]
         worker = self.engine()
@@ -74,7 +74,7 @@ class TestRunDue(engine_base.EngineTestCase):
         self.assertEqual(1, driven.run_due(worker))
         self.assertEqual('DONE', self.row(event_id).status)
 
-    def test_neither_the_future_nor_a_failure_is_hastened(self):
+    def test_trigger_affects_neither_future_nor_failed_events(self):
         future, failed = self.event('future', 10), self.event('failed')
         self.actions.answers['failed'] = [RuntimeError()]
         worker = self.engine()
@@ -105,7 +105,7 @@ class TestFailures(engine_base.EngineTestCase):
             self.clock.advance(1)
         return event_id, pauses
 
-    def test_an_action_that_fails_is_tried_again_after_growing_pauses(self):
+    def test_failed_action_is_retried_after_growing_pauses(self):
         self.books.conf.set_override('event_max_retries', 4, 'blazar')
         event_id, pauses = self.fail_until_given_up('start_lease', 9)
         self.assertEqual([2, 4, 8, 16], pauses)
@@ -116,7 +116,7 @@ class TestFailures(engine_base.EngineTestCase):
         self.clock.advance(10_000)
         self.assertEqual(0, driven.run_due(self.engine()))
 
-    def test_a_database_that_was_away_uses_up_no_attempts(self):
+    def test_database_outage_uses_up_no_attempts(self):
         self.books.conf.set_override('event_max_retries', 1, 'blazar')
         event_id = self.event('a')
         self.actions.answers['a'] = [
@@ -131,7 +131,7 @@ class TestFailures(engine_base.EngineTestCase):
             self.done(), self.row(event_id).status))
         self.assertEqual([], self.actions.given_up)
 
-    def test_who_was_given_up_for_dead_says_nothing(self):
+    def test_stale_worker_reports_no_reason(self):
         for outcome in errors.DecryptionError('No key.'), ValueError():
             event_id = self.event('a')
             stale = self.engine('stale')
@@ -147,7 +147,7 @@ class TestFailures(engine_base.EngineTestCase):
         row, = self.scalars(models.Lease, models.Lease.id == lease_id)
         return conditions.status_reason(row.conditions)
 
-    def test_the_lease_says_why_an_event_is_deferred_until_it_is_not(self):
+    def test_status_reason_explains_deferred_event(self):
         wrong_key = errors.DecryptionError('No key decrypts it.')
         for event_type in ('start_lease', 'end_lease', 'mine', ':changed'):
             lease_id, worker = event_type, self.engine()
@@ -168,7 +168,7 @@ class TestFailures(engine_base.EngineTestCase):
                 self.clock.advance(300)
             self.assertEqual('DONE', self.row(event_id).status)
 
-    def test_a_lease_says_it_only_with_what_is_written_of_the_event(self):
+    def test_reason_is_written_only_with_the_event(self):
         event_id = self.event('a')
         worker = self.engine()
         for outcome in (retries.RetryAfter(5, 'No.', shown=True),
@@ -181,7 +181,7 @@ class TestFailures(engine_base.EngineTestCase):
                 self.row(event_id).status, self.reason()))
             self.clock.advance(60)
 
-    def test_what_else_a_lease_says_stays(self):
+    def test_other_conditions_of_lease_are_kept(self):
         self.event('a')
         with self.database.writer() as session:
             conditions.update(session.get(models.Lease, 'a'), NOW, FAILED)
@@ -210,17 +210,17 @@ class TestFailures(engine_base.EngineTestCase):
         self.assertEqual('DONE', self.row(event_id).status)
         self.assertEqual([], self.actions.given_up)
 
-    def test_nothing_is_said_of_what_is_given_up(self):
+    def test_reason_is_cleared_when_event_is_given_up(self):
         self.books.conf.set_override('event_max_retries', 2, 'blazar')
         self.fail_until_given_up('before_end_lease', 3)
         self.assertEqual('', self.reason())
 
-    def test_an_announcement_is_given_up_too(self):
+    def test_notification_is_given_up_after_last_retry(self):
         self.books.conf.set_override('event_max_retries', 0, 'blazar')
         self.fail_until_given_up('before_end_lease', 3)
         self.assertEqual([('before_end_lease', 'a')], self.actions.given_up)
 
-    def test_a_change_is_never_given_up(self):
+    def test_change_event_is_never_given_up(self):
         self.books.conf.set_override('event_max_retries', 1, 'blazar')
         event_id, pauses = self.fail_until_given_up(':changed', 5)
         self.assertEqual([], self.actions.given_up)
@@ -234,7 +234,7 @@ class TestFailures(engine_base.EngineTestCase):
         self.assertEqual(1, driven.run_due(self.engine()))
         self.assertEqual('DONE', self.row(event_id).status)
 
-    def test_nor_is_the_end_of_an_offer(self):
+    def test_expiry_of_offer_is_never_given_up(self):
         self.books.conf.set_override('event_max_retries', 1, 'blazar')
         event_id, pauses = self.fail_until_given_up('expire_offer', 5)
         self.assertEqual([], self.actions.given_up)
@@ -249,7 +249,7 @@ class TestFailures(engine_base.EngineTestCase):
         self.assertEqual('DONE', self.row(event_id).status)
         self.assertEqual([], self.actions.given_up)
 
-    def test_failures_count_from_the_last_time_that_it_went_well(self):
+    def test_deferral_resets_count_of_failures(self):
         """A start that waits for weeks meets many short failures."""
         self.books.conf.set_override('event_max_retries', 1, 'blazar')
         event_id = self.event('a', 0, 'start_lease')
@@ -262,7 +262,7 @@ class TestFailures(engine_base.EngineTestCase):
             self.clock.advance(5)
         self.assertEqual([], self.actions.given_up)
 
-    def test_one_failure_does_not_keep_the_others(self):
+    def test_failure_does_not_block_other_events(self):
         self.event('bad', -1)
         self.event('good', 0)
         self.actions.answers['bad'] = [RuntimeError()]
@@ -270,7 +270,7 @@ class TestFailures(engine_base.EngineTestCase):
         self.assertEqual(['bad', 'good'], self.done())
 
 
-class TestTogether(base.TestCase):
+class TestBatchedWrites(base.TestCase):
     """The results of several workers are written together."""
 
     def setUp(self):
@@ -309,13 +309,13 @@ class TestTogether(base.TestCase):
         for thread in threads:
             thread.join(20)
 
-    def test_what_comes_meanwhile_is_written_at_once(self):
+    def test_results_during_write_are_written_as_one_batch(self):
         self.all_of('a', 'b', 'c')
         self.assertEqual([['first'], ['a', 'b', 'c']], self.batches)
         self.assertEqual(
             dict.fromkeys(('first', 'a', 'b', 'c'), 'written'), self.outcomes)
 
-    def test_a_failure_is_that_of_all_it_was_for(self):
+    def test_failure_is_raised_for_all_of_the_batch(self):
         self.all_of('a', 'bad')
         self.assertEqual({
             'first': 'written', 'a': 'It is not written.',
@@ -327,7 +327,7 @@ class TestTogether(base.TestCase):
 class TestRun(engine_base.EngineTestCase):
     """The thread of the daemon."""
 
-    def test_it_sleeps_until_the_next_event_is_due(self):
+    def test_engine_sleeps_until_next_event_is_due(self):
         self.event('a', 100)
         self.started(max_sleep=1000)
         self.wait_for(lambda: self.clock.waits, 'the engine to sleep')
@@ -349,23 +349,23 @@ class TestRun(engine_base.EngineTestCase):
         self.started()
         self.wait_for(lambda: len(self.done()) == 4, 'all of them')
 
-    def test_those_that_start_together_are_read_together(self):
+    def test_leases_starting_together_are_read_together(self):
         self.start_three()
         self.assertEqual(dict.fromkeys('abc', ['a', 'b', 'c']),
                          self.actions.read_with)
 
-    def test_one_that_starts_alone_reads_for_itself(self):
+    def test_lease_starting_alone_is_not_read_in_advance(self):
         self.event('a', event_type='start_lease')
         self.started()
         self.wait_for(self.done, 'the event')
         self.assertEqual({'a': None}, self.actions.read_with)
 
-    def test_those_that_cannot_be_read_together_are_started_all_the_same(self):
+    def test_leases_are_started_if_reading_together_fails(self):
         self.actions.unread = errors.DatabaseUnavailable()
         self.start_three()
         self.assertEqual(dict.fromkeys('abc'), self.actions.read_with)
 
-    def test_what_could_not_be_handed_out_is_not_held(self):
+    def test_claim_is_not_held_if_thread_cannot_be_started(self):
         """Another worker takes it when its claim expires."""
         for lease_id in 'abc':
             self.event(lease_id, event_type='start_lease')
@@ -374,7 +374,7 @@ class TestRun(engine_base.EngineTestCase):
         self.assertRaises(RuntimeError, worker._hand_out, pool)
         self.assertEqual(2, len(worker._running))
 
-    def test_with_nothing_to_do_it_looks_again_after_the_longest_sleep(self):
+    def test_idle_engine_looks_again_after_max_sleep(self):
         self.started(max_sleep=10)
         self.wait_for(lambda: self.clock.waits, 'the engine to sleep')
         self.assertEqual([NOW + 10], self.clock.waits)
@@ -382,7 +382,7 @@ class TestRun(engine_base.EngineTestCase):
         self.clock.advance(10)
         self.wait_for(self.done, 'the event that nobody told it of')
 
-    def test_a_look_that_finds_nothing_asks_once(self):
+    def test_idle_look_issues_one_query(self):
         """The next search does not rely on the result of this one."""
         worker, statements = self.engine(max_sleep=1000), []
 
@@ -399,7 +399,7 @@ class TestRun(engine_base.EngineTestCase):
             self.assertEqual(1, sum('FROM events' in one
                                     for one in statements), statements)
 
-    def test_it_wakes_when_it_is_told_that_something_has_changed(self):
+    def test_engine_can_be_woken(self):
         worker = self.started(max_sleep=1000)
         self.wait_for(lambda: self.clock.waits, 'the engine to sleep')
         self.event('a')
@@ -407,7 +407,7 @@ class TestRun(engine_base.EngineTestCase):
         self.wait_for(self.done, 'the event')
         self.assertEqual(NOW, self.clock.now())
 
-    def test_it_ends_when_it_is_told_to_and_finishes_what_it_began(self):
+    def test_stopped_engine_finishes_running_actions(self):
         self.event('a')
         door = self.shut('a')
         worker = self.started()
@@ -419,7 +419,7 @@ class TestRun(engine_base.EngineTestCase):
         self.assertFalse(worker.thread.is_alive())
         self.assertEqual(['DONE'], self.scalars(models.Event.status))
 
-    def test_what_it_began_stays_its_own_while_it_ends(self):
+    def test_stopping_engine_extends_claims_of_running_actions(self):
         event_id = self.event('a')
         self.shut('a')
         worker = self.started(worker_timeout=30)
@@ -441,7 +441,7 @@ class TestRun(engine_base.EngineTestCase):
         worker.thread.join(20)
         self.assertEqual(['DONE'], self.scalars(models.Event.status))
 
-    def test_one_slow_action_delays_no_other(self):
+    def test_slow_action_does_not_delay_others(self):
         self.event('slow', -1)
         self.event('fast')
         self.shut('slow')
@@ -481,7 +481,7 @@ class TestRun(engine_base.EngineTestCase):
         self.wait_for(lambda: self.row(event_id).status == 'DONE', 'its end')
         self.assertEqual({('mine', 'slow'): 1}, self.actions.begun)
 
-    def test_two_engines_share_the_work_and_do_nothing_twice(self):
+    def test_two_engines_process_each_event_once(self):
         for number in range(20):
             self.event(f'lease-{number}', number % 3)
         self.started('first', workers=2)
@@ -492,7 +492,7 @@ class TestRun(engine_base.EngineTestCase):
                       {'DONE'}, 'all to be written down')
         self.assertEqual({1}, set(self.actions.begun.values()))
 
-    def test_an_outcome_that_cannot_be_written_down_is_tried_again(self):
+    def test_event_is_retried_if_outcome_cannot_be_written(self):
         event_id = self.event('a')
         worker = self.engine(worker_timeout=60)
         done = worker._queue.done
@@ -504,7 +504,7 @@ class TestRun(engine_base.EngineTestCase):
         self.assertEqual(1, driven.run_due(worker))
         self.assertEqual('DONE', self.row(event_id).status)
 
-    def test_a_database_that_fails_for_a_moment_does_not_end_it(self):
+    def test_engine_survives_temporary_database_failure(self):
         worker = self.started(max_sleep=10)
         self.wait_for(lambda: self.clock.waits, 'the engine to sleep')
         failures = []

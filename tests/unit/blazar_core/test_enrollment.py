@@ -38,7 +38,7 @@ class TestEnrollment(whole_hosts_base.WholeHostsTestCase):
         with self.database.reader() as session:
             return enrollment.left(session, self.clock.now())
 
-    def test_it_leaves_when_its_leases_are_over(self):
+    def test_host_removal_waits_for_end_of_leases(self):
         host_id = self.enrol('one')
         lease = self.reserve_machines(0, 100)
         self.assertRaises(
@@ -61,7 +61,7 @@ class TestEnrollment(whole_hosts_base.WholeHostsTestCase):
             exc = self.assertRaises(errors.Conflict, self.write, work, *args)
             self.assertIn('is being removed', str(exc))
 
-    def test_its_operator_thinks_better_of_it(self):
+    def test_host_removal_can_be_undone(self):
         host_id = self.enrol('one')
         self.reserve_machines(0, 100)
         self.write(enrollment.remove, host_id, True)
@@ -77,7 +77,7 @@ class TestEnrollment(whole_hosts_base.WholeHostsTestCase):
         self.assertEqual(['enrolled'], self.enrollments())
         self.reserve_machines(200, 300)
 
-    def test_who_was_leased_leaves_where_that_is_wanted(self):
+    def test_host_is_removed_after_its_leases_if_so_configured(self):
         host_id = self.enrol('one')
         self.machines.leaving = True
         for start, end in ((0, 100), (200, 300)):
@@ -93,7 +93,7 @@ class TestEnrollment(whole_hosts_base.WholeHostsTestCase):
         driven.run_due(self.new_engine('third'))
         self.assertEqual({host_id}, self.left())
 
-    def test_who_was_not_used_stays(self):
+    def test_unused_host_is_not_removed_after_lease(self):
         self.enrol('one')
         self.machines.leaving = True
         self.machines.start = lambda _reserved: 1 / 0
@@ -103,7 +103,7 @@ class TestEnrollment(whole_hosts_base.WholeHostsTestCase):
         self.assertEqual(('ERROR', ['enrolled']), (
             self.status(lease), self.enrollments()))
 
-    def test_it_can_be_reserved_when_it_is_enrolled(self):
+    def test_host_is_reservable_once_enrollment_is_complete(self):
         enrolling = self.begin()
         refusal = self.assertRaises(
             errors.Refused, self.reserve_machines).refusal
@@ -113,7 +113,7 @@ class TestEnrollment(whole_hosts_base.WholeHostsTestCase):
         self.reserve_machines()
         self.assertRaises(errors.Refused, self.lease, 200, 300)
 
-    def test_who_follows_the_books_sees_it(self):
+    def test_index_sees_enrollment_and_removal(self):
         """The index existed before the host was enrolled or removed."""
         self.lease(50, 60)
         self.clock.advance(100)
@@ -133,7 +133,7 @@ class TestEnrollment(whole_hosts_base.WholeHostsTestCase):
         self.write(enrollment.retire, host_id)
         self.lease(100, 200)
 
-    def test_who_has_not_left_does_not_come_again_or_go(self):
+    def test_enrollment_steps_out_of_order_are_conflicts(self):
         host_id = self.enrol('one')
         self.assertRaises(
             errors.Conflict, self.write, enrollment.retire, host_id)
@@ -143,14 +143,14 @@ class TestEnrollment(whole_hosts_base.WholeHostsTestCase):
         self.write(enrollment.retire, host_id)
         self.enrol('one')
 
-    def test_not_while_leases_have_bookings_there(self):
+    def test_host_with_bookings_cannot_be_enrolled(self):
         self.lease(50, 60)
         exc = self.assertRaises(errors.Conflict, self.enrol, 'one')
         self.assertIn('1 booking of leases, the last one until '
                       '2027-01-15 08:01 UTC', str(exc))
         self.assertEqual([None], self.scalars(models.Host.enrollment))
 
-    def test_it_does_not_leave_while_it_is_reserved(self):
+    def test_reserved_host_cannot_be_removed(self):
         enrolling = self.begin()
         self.write(enrollment.complete, enrolling)
         host_id = enrolling.host_id
@@ -168,7 +168,7 @@ class TestEnrollment(whole_hosts_base.WholeHostsTestCase):
     def begin(self):
         return self.write(enrollment.start, self.uuid_of('one'), {})
 
-    def test_who_goes_on_with_one_may_finish_it(self):
+    def test_concurrent_enrollment_can_be_completed_by_either(self):
         first, second = self.begin(), self.begin()
         self.assertEqual((True, False, first.enrolled_generation), (
             first.is_own, second.is_own, second.enrolled_generation))
@@ -177,7 +177,7 @@ class TestEnrollment(whole_hosts_base.WholeHostsTestCase):
         self.assertIsNone(self.write(enrollment.cancel, first))
         self.assertEqual(['enrolled'], self.enrollments())
 
-    def test_one_that_was_given_up_is_not_finished(self):
+    def test_canceled_enrollment_cannot_be_completed(self):
         """A canceled enrollment cannot be completed in any later state."""
         first = self.begin()
         self.assertEqual('leaving', self.write(
@@ -194,7 +194,7 @@ class TestEnrollment(whole_hosts_base.WholeHostsTestCase):
         self.assertEqual(['enrolling'], self.enrollments())
         self.write(enrollment.complete, second)
 
-    def test_what_is_said_of_it_can_be_asked_for(self):
+    def test_extra_capabilities_are_matched_by_properties(self):
         host_id = self.enrol('one', gpu='A100', rack='7')
         self.write(enrollment.change, host_id, {'rack': None, 'nvme': '2'},
                    None)
@@ -208,7 +208,7 @@ class TestEnrollment(whole_hosts_base.WholeHostsTestCase):
         self.assertEqual([{'gpu': 'A100', 'nvme': '2'}],
                          self.scalars(models.Host.extra))
 
-    def test_who_asks_again_goes_by_what_it_is_like_by_then(self):
+    def test_changed_extra_capabilities_affect_next_quote(self):
         host_id = self.enrol('one', gpu='1')
         window = model.Window(NOW + 50, NOW + 100)
         wanted = model.Demand(
@@ -224,18 +224,18 @@ class TestEnrollment(whole_hosts_base.WholeHostsTestCase):
             wanted, properties=host_properties.parse('["=", "$gpu", true]'))],
             window))
 
-    def test_the_comparison_with_the_cloud_leaves_that_alone(self):
+    def test_periodic_sync_keeps_extra_capabilities(self):
         self.enrol('one', gpu='A100')
         self.report(self.uuid_of('one'), 'one', None, {'VCPU': 8})
         self.assertEqual([{'gpu': 'A100'}], self.scalars(models.Host.extra))
 
-    def test_twice_is_a_conflict_and_half_done_is_done_again(self):
+    def test_only_incomplete_enrollment_can_be_repeated(self):
         self.enrol('one', finish=False, gpu='1')
         self.enrol('one', gpu='2')
         self.assertEqual([{'gpu': '2'}], self.scalars(models.Host.extra))
         self.assertRaises(errors.Conflict, self.enrol, 'one')
 
-    def test_allocations_are_of_enrolled_hosts_alone(self):
+    def test_allocations_list_only_enrolled_hosts(self):
         self.host('plain', VCPU=4)
         host_id = self.enrol('one')
         mine = self.reserve_machines(50, 100)
@@ -247,7 +247,7 @@ class TestEnrollment(whole_hosts_base.WholeHostsTestCase):
             [(mine['reservations'][0]['id'], mine['id'], NOW + 50,
               NOW + 100)], [tuple(row)[1:] for row in found[host_id]])
 
-    def test_they_are_listed_from_one_on_and_so_many(self):
+    def test_hosts_are_listed_with_marker_and_limit(self):
         for name in ('two', 'plain', 'three'):
             self.host(name, VCPU=4)
         first, second, third = (
@@ -260,7 +260,7 @@ class TestEnrollment(whole_hosts_base.WholeHostsTestCase):
                 self.assertEqual(expected, [
                     host.id for host in enrollment.listed(session, *some)])
 
-    def test_so_much_is_said_of_one_and_no_more(self):
+    def test_number_of_extra_capabilities_is_limited(self):
         most = {f'k{number}': '' for number in range(enrollment.MAX_EXTRA)}
         self.assertRaises(errors.InvalidLeaseParams, self.enrol, 'one',
                           more='1', **most)
@@ -278,7 +278,7 @@ class TestEnrollment(whole_hosts_base.WholeHostsTestCase):
         (extra,) = self.scalars(models.Host.extra)
         self.assertEqual({*most, 'more'} - {'k0'}, {*extra})
 
-    def test_properties_are_those_of_enrolled_hosts_with_their_values(self):
+    def test_properties_of_enrolled_hosts_are_listed_with_values(self):
         for name in ('two', 'three'):
             self.host(name, VCPU=4)
         self.enrol('one', gpu='B', ssd='1')
@@ -297,7 +297,7 @@ class TestEnrollment(whole_hosts_base.WholeHostsTestCase):
                          enrollment.public(self.database, ['vcpus']))
         self.assertEqual(['ssd'], enrollment.public(self.database, ['ssd']))
 
-    def test_a_property_is_private_when_somebody_says_so(self):
+    def test_property_can_be_made_private_and_public(self):
         self.enrol('one', gpu='A100')
         with self.database.writer() as session:
             for private in (True, False):

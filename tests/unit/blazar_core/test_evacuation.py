@@ -26,7 +26,7 @@ State = cloud_api.ServerState
 INTERVAL = test_host_status.INTERVAL
 
 
-class RelocatingTestCase(test_maintenance.MaintenanceTestCase):
+class EvacuationTestCase(test_maintenance.MaintenanceTestCase):
     """A server of a lease runs on the first of two hosts."""
 
     def setUp(self):
@@ -72,16 +72,16 @@ class RelocatingTestCase(test_maintenance.MaintenanceTestCase):
             session.query(models.ServerMove).update(values)
 
 
-class TestEvacuating(RelocatingTestCase):
+class TestEvacuation(EvacuationTestCase):
 
-    def test_where_no_host_is_away_nothing_is_done(self):
+    def test_nothing_is_done_without_failed_hosts(self):
         self.runs()
         before = self.everything()
         self.look()
         self.assertEqual((before, [], []), (
             self.everything(), self.fenced, self.cloud.evacuations))
 
-    def test_it_is_evacuated_when_its_host_is_certain_to_be_down(self):
+    def test_server_is_evacuated_if_host_is_certainly_down(self):
         lease, server_id = self.runs()
         self.fail()
         self.look()
@@ -97,7 +97,7 @@ class TestEvacuating(RelocatingTestCase):
         self.look()
         self.assertEqual(1, len(self.cloud.evacuations))
 
-    def test_it_is_healed_when_it_is_elsewhere(self):
+    def test_lease_is_healed_once_server_is_on_another_host(self):
         lease, server_id = self.runs()
         self.fail()
         self.look()
@@ -121,7 +121,7 @@ class TestEvacuating(RelocatingTestCase):
         self.look()
         self.assertEqual(1, len(self.cloud.evacuations))
 
-    def test_a_lease_of_many_is_healed_with_the_last_one(self):
+    def test_lease_is_healed_with_its_last_server(self):
         lease, *servers = self.runs(count=2)
         self.fail()
         self.look()
@@ -132,7 +132,7 @@ class TestEvacuating(RelocatingTestCase):
             self.assertEqual(told, self.notified.count(
                 ('lease.healed', lease['id'])))
 
-    def test_nobody_gets_its_place_on_a_host_that_is_away(self):
+    def test_free_slot_is_not_moved_to_unavailable_host(self):
         for name in self.uuids:
             self.with_host(name, VCPU=8)
         for away in self.fail, lambda name: self.take(name, start=0):
@@ -151,7 +151,7 @@ class TestEvacuating(RelocatingTestCase):
             self.clock.advance(test_host_status.BACK)
             self.see(**dict.fromkeys(self.uuids))
 
-    def test_one_on_an_enrolled_host_goes_to_another_enrolled_host(self):
+    def test_server_on_enrolled_host_goes_to_enrolled_host(self):
         self.enroll('one', 'three', 'four')
         servers = [self.runs_in_a_slot('one') for _number in range(2)]
         # Nova keeps it on enrolled hosts.
@@ -161,7 +161,7 @@ class TestEvacuating(RelocatingTestCase):
         self.assertEqual({(server_id, None) for server_id in servers},
                          set(self.cloud.evacuations))
 
-    def test_one_on_an_enrolled_host_stays_where_others_are_not(self):
+    def test_server_stays_if_no_other_host_is_enrolled(self):
         self.enroll('one')
         self.runs_in_a_slot('one')
         self.fail()
@@ -169,7 +169,7 @@ class TestEvacuating(RelocatingTestCase):
         self.assertEqual([], self.cloud.evacuations)
         self.assertIn(Obstacle.NO_CAPACITY, self.log.output)
 
-    def test_one_that_was_lent_an_enrolled_host_goes_to_any(self):
+    def test_server_on_lent_enrolled_host_goes_to_any_host(self):
         """Nova looks among the enrolled hosts if no other is left."""
         self.enroll('one')
         server_id = self.runs_in_a_slot('one')
@@ -202,14 +202,14 @@ class TestEvacuating(RelocatingTestCase):
         self.lifecycle.reconciliation.check(server_id)
         return server_id
 
-    def test_nothing_is_where_nobody_wants_that(self):
+    def test_no_evacuation_if_disabled(self):
         self.runs()
         self.fail()
         self.evacuation.look()
         self.assertEqual([], self.cloud.evacuations)
         self.assertEqual([], self.due())
 
-    def test_nothing_is_while_nobody_is_certain(self):
+    def test_no_evacuation_until_host_is_certainly_down(self):
         self.runs()
         self.fail()
         self.says = False
@@ -222,7 +222,7 @@ class TestEvacuating(RelocatingTestCase):
         self.look()
         self.assertEqual(1, len(self.cloud.evacuations))
 
-    def test_nobody_fences_what_its_operator_is_at(self):
+    def test_host_in_maintenance_is_not_fenced(self):
         self.runs()
         self.take(start=0)
         self.fail()
@@ -230,7 +230,7 @@ class TestEvacuating(RelocatingTestCase):
         self.look()
         self.assertEqual([{self.uuid_of('one'): False}], self.fenced)
 
-    def test_nothing_is_while_it_cannot_be_asked_whether_it_is(self):
+    def test_no_evacuation_if_certainty_check_is_unavailable(self):
         self.runs()
         self.fail()
 
@@ -241,7 +241,7 @@ class TestEvacuating(RelocatingTestCase):
         self.assertEqual([], self.cloud.evacuations)
         self.assertIn('is not known now: No.', self.log.output)
 
-    def test_one_that_stays_is_asked_for_again_after_a_while(self):
+    def test_failed_evacuation_is_retried_with_growing_pauses(self):
         _lease, server_id = self.runs()
         self.fail()
         self.look()
@@ -261,7 +261,7 @@ class TestEvacuating(RelocatingTestCase):
         self.look()
         self.assertEqual(3, len(self.cloud.evacuations))
 
-    def test_what_nova_may_have_accepted_is_looked_at_before_it_is_repeated(
+    def test_unanswered_evacuation_in_progress_is_not_repeated(
             self):
         _lease, server_id = self.runs()
         self.fail()
@@ -284,7 +284,7 @@ class TestEvacuating(RelocatingTestCase):
         self.look()
         self.assertEqual([('failed_host', 'moved', 1)], self.states())
 
-    def test_what_may_be_under_way_is_not_lost_before_a_minute(self):
+    def test_unanswered_evacuation_is_repeated_only_after_timeout(self):
         self.runs()
         self.fail()
         self.cloud.broken['evacuate'] = errors.CloudUnavailable('No.')
@@ -299,7 +299,7 @@ class TestEvacuating(RelocatingTestCase):
         self.look()
         self.assertEqual([('failed_host', 'accepted', 2)], self.states())
 
-    def test_one_that_nova_refuses_is_in_no_others_way(self):
+    def test_refused_evacuation_takes_no_target_capacity(self):
         servers = [self.runs()[1] for _number in range(2)]
         self.runs(name='two')
         self.fail()
@@ -310,7 +310,7 @@ class TestEvacuating(RelocatingTestCase):
             2 * [('failed_host', 'planned', 1)], self.states())
         self.assertNotIn(Obstacle.NO_CAPACITY, self.log.output)
 
-    def test_one_whose_host_fails_again_leaves_again(self):
+    def test_server_is_evacuated_again_if_new_host_fails(self):
         _lease, server_id = self.runs()
         for name, other in ('one', 'two'), ('two', 'one'):
             self.fail(name)
@@ -324,7 +324,7 @@ class TestEvacuating(RelocatingTestCase):
         self.assertEqual(2 * [('failed_host', 'moved', 1)], self.states())
         self.assertEqual(2 * [(server_id, None)], self.cloud.evacuations)
 
-    def test_when_its_host_fails_again_it_is_not_left_alone_as_before(self):
+    def test_new_failure_resets_pause_of_evacuation(self):
         _lease, server_id = self.runs()
         self.fail()
         self.cloud.broken[server_id] = 'It may not.'
@@ -340,7 +340,7 @@ class TestEvacuating(RelocatingTestCase):
         self.look()
         self.assertEqual([(server_id, None)], self.cloud.evacuations)
 
-    def test_one_whose_lease_ends_need_not_leave(self):
+    def test_evacuation_is_cancelled_if_lease_ends(self):
         lease, server_id = self.runs()
         self.fail()
         self.look()
@@ -351,7 +351,7 @@ class TestEvacuating(RelocatingTestCase):
         self.assertEqual([('failed_host', 'cancelled', 1)], self.states())
         self.assertEqual(1, len(self.cloud.evacuations))
 
-    def test_one_that_has_left_its_lease_need_not_leave_its_host(self):
+    def test_evacuation_is_cancelled_if_server_left_lease(self):
         """Other servers and slots of the lease still have to be evacuated."""
         _lease, _stays, server_id = self.runs(count=2)
         self.runs(name='two', count=2)
@@ -367,15 +367,15 @@ class TestEvacuating(RelocatingTestCase):
                           ('failed_host', 'planned', 0)],
                          sorted(self.states()))
 
-    def test_who_learns_late_that_nova_accepted_is_in_nobodys_way(self):
+    def test_late_acceptance_does_not_overwrite_newer_request(self):
         self.answered('', again='No.')
         self.assertEqual([('failed_host', 'planned', 2)], self.states())
 
-    def test_who_learns_late_that_nova_refused_is_in_nobodys_way(self):
+    def test_late_refusal_does_not_overwrite_newer_request(self):
         self.answered('No.', again='')
         self.assertEqual([('failed_host', 'accepted', 2)], self.states())
 
-    def test_who_learns_it_when_the_request_is_taken_for_lost_is_neither(self):
+    def test_late_answer_does_not_revive_lost_request(self):
         self.answered('')
         self.assertEqual([('failed_host', 'planned', 1)], self.states())
 
@@ -402,7 +402,7 @@ class TestEvacuating(RelocatingTestCase):
             self.look()
         self.assertNotIn('A move cannot go', self.log.output)
 
-    def test_one_that_is_busy_for_long_is_told_of(self):
+    def test_long_busy_server_is_logged(self):
         self.runs()
         self.fail()
         self.look()
@@ -411,7 +411,7 @@ class TestEvacuating(RelocatingTestCase):
         self.look()
         self.assertIn(Obstacle.BUSY, self.log.output)
 
-    def test_a_clock_that_was_wrong_by_days_keeps_nobody_there(self):
+    def test_due_time_days_ahead_does_not_block_evacuation(self):
         _lease, server_id = self.runs()
         self.fail()
         self.look()
@@ -420,7 +420,7 @@ class TestEvacuating(RelocatingTestCase):
         self.look()
         self.assertEqual(2 * [(server_id, None)], self.cloud.evacuations)
 
-    def test_one_that_was_wrong_by_an_hour_delays_by_no_more_than_a_pause(
+    def test_due_time_an_hour_ahead_delays_at_most_one_pause(
             self):
         _lease, server_id = self.runs()
         self.fail()
@@ -436,7 +436,7 @@ class TestEvacuating(RelocatingTestCase):
             self.assertEqual(
                 asked, len(self.cloud.evacuations), (attempts, due))
 
-    def test_no_two_are_asked_to_go_where_one_can(self):
+    def test_target_capacity_is_used_by_one_evacuation(self):
         """The target of the first one is recorded only a moment later."""
         servers = [self.runs()[1] for _number in range(2)]
         self.runs(name='two')
@@ -452,7 +452,7 @@ class TestEvacuating(RelocatingTestCase):
         self.assertEqual([first, second], [
             one for one, _to in self.cloud.evacuations])
 
-    def test_one_that_never_was_asked_for_comes_first(self):
+    def test_server_without_previous_request_comes_first(self):
         servers = [self.runs()[1] for _number in range(2)]
         self.fail()
         look = self.cloud.look
@@ -470,7 +470,7 @@ class TestEvacuating(RelocatingTestCase):
         self.assertEqual(set(servers), {
             one for one, _to in self.cloud.evacuations})
 
-    def test_one_of_several_asks(self):
+    def test_concurrent_processes_request_evacuation_once(self):
         self.runs()
         self.fail()
         other, go_on = self.new_relocating(INTERVAL), self.evacuation._go_on
@@ -484,7 +484,7 @@ class TestEvacuating(RelocatingTestCase):
             self.look()
         self.assertEqual(1, len(self.cloud.evacuations))
 
-    def test_one_of_several_records_that_it_has_to_leave(self):
+    def test_concurrent_processes_record_evacuation_once(self):
         self.runs()
         self.fail()
         other, plan = self.new_relocating(INTERVAL), self.evacuation._plan
@@ -497,7 +497,7 @@ class TestEvacuating(RelocatingTestCase):
             self.look()
         self.assertEqual([('failed_host', 'accepted', 1)], self.states())
 
-    def test_maintenance_that_comes_later_is_no_reason_to_evacuate(self):
+    def test_no_evacuation_if_host_recovers_before_request(self):
         """The host is back before the request is recorded."""
         self.runs()
         self.take(start=4 * INTERVAL, end=5 * INTERVAL)
@@ -517,7 +517,7 @@ class TestEvacuating(RelocatingTestCase):
         self.assertEqual([], self.cloud.evacuations)
         self.assertEqual([('failed_host', 'planned', 0)], self.states())
 
-    def test_who_stood_still_does_not_ask(self):
+    def test_stalled_process_requests_no_evacuation(self):
         self.runs()
         self.fail()
         look = self.cloud.look
@@ -530,7 +530,7 @@ class TestEvacuating(RelocatingTestCase):
             self.look()
         self.assertEqual([], self.cloud.evacuations)
 
-    def test_who_stood_still_over_the_commit_does_not_ask(self):
+    def test_process_stalled_at_commit_requests_no_evacuation(self):
         self.runs()
         self.fail()
         retried, pauses = self.database.retried, [60]
@@ -545,7 +545,7 @@ class TestEvacuating(RelocatingTestCase):
             self.look()
         self.assertEqual(([], []), (pauses, self.cloud.evacuations))
 
-    def test_who_dies_before_he_asks_is_followed_by_another_one(self):
+    def test_evacuation_is_requested_after_process_death(self):
         _lease, server_id = self.runs()
         self.fail()
 
@@ -567,7 +567,7 @@ class TestEvacuating(RelocatingTestCase):
         other.look(self.certain)
         self.assertEqual([(server_id, None)], self.cloud.evacuations)
 
-    def test_without_another_host_it_waits_for_one(self):
+    def test_evacuation_waits_for_capacity(self):
         _lease, server_id = self.runs()
         _other, in_the_way, _too = self.runs(name='two', count=2)
         self.fail()
@@ -580,7 +580,7 @@ class TestEvacuating(RelocatingTestCase):
         self.look()
         self.assertEqual([(server_id, None)], self.cloud.evacuations)
 
-    def test_nothing_is_done_to_one_at_which_somebody_is(self):
+    def test_busy_or_moved_server_is_not_evacuated(self):
         _lease, server_id = self.runs()
         self.fail()
         for seen in ({'busy': True}, {'host': self.uuid_of('two')},
@@ -594,14 +594,14 @@ class TestEvacuating(RelocatingTestCase):
         self.assertEqual([], self.cloud.evacuations)
         self.assertEqual([('failed_host', 'planned', 0)], self.states())
 
-    def test_nothing_is_done_for_a_lease_that_is_over(self):
+    def test_server_of_ending_lease_is_not_evacuated(self):
         lease, _server_id = self.runs()
         self.fail()
         self.change_lease(lease, status='TERMINATING')
         self.look()
         self.assertEqual([], self.cloud.evacuations)
 
-    def test_one_that_fails_keeps_no_other_one(self):
+    def test_failing_server_does_not_block_others(self):
         servers = [self.runs()[1] for _number in range(2)]
         self.fail()
         look = self.cloud.look
@@ -616,7 +616,7 @@ class TestEvacuating(RelocatingTestCase):
         self.assertEqual([(servers[1], None)], self.cloud.evacuations)
         self.assertIn('Boom.', self.log.output)
 
-    def test_one_lease_that_fails_keeps_no_other_one(self):
+    def test_failing_lease_does_not_block_others(self):
         (broken, _), (_, server_id) = self.runs(), self.runs()
         self.fail()
         plan = server_moves.ServerMoves.plan
@@ -637,9 +637,9 @@ class TestEvacuating(RelocatingTestCase):
                 setattr(session.get(models.Lease, lease['id']), name, value)
 
 
-class TestMaintenance(RelocatingTestCase):
+class TestDrain(EvacuationTestCase):
 
-    def test_what_runs_is_moved_as_the_time_comes_near(self):
+    def test_servers_are_migrated_shortly_before_maintenance(self):
         _lease, server_id = self.runs(end=3 * INTERVAL)
         self.take(start=INTERVAL + 10, end=2 * INTERVAL)
         self.look()
@@ -649,26 +649,26 @@ class TestMaintenance(RelocatingTestCase):
         self.assertEqual(([(server_id, None)], [], []), (
             self.cloud.moves, self.cloud.evacuations, self.fenced))
 
-    def test_nobody_has_to_want_evacuations_for_that(self):
+    def test_drain_does_not_require_evacuation_to_be_enabled(self):
         _lease, server_id = self.runs()
         self.take()
         self.evacuation.look()
         self.assertEqual([(server_id, None)], self.cloud.moves)
 
-    def test_what_is_over_by_then_stays(self):
+    def test_server_ending_before_maintenance_is_not_migrated(self):
         self.runs(end=100)
         self.take(start=100)
         self.look()
         self.assertEqual([], self.cloud.moves)
 
-    def test_when_it_is_over_nothing_is_moved(self):
+    def test_nothing_is_migrated_after_maintenance(self):
         self.runs()
         self.take(start=0, end=100)
         self.clock.advance(100)
         self.look()
         self.assertEqual([], self.cloud.moves)
 
-    def test_what_is_bound_to_its_host_stays(self):
+    def test_immovable_server_is_not_migrated_but_logged(self):
         _lease, server_id = self.runs()
         self.cloud.bound.add(server_id)
         self.take()
@@ -676,7 +676,7 @@ class TestMaintenance(RelocatingTestCase):
         self.assertEqual([], self.cloud.moves)
         self.assertIn('migrate it manually', self.log.output)
 
-    def test_where_the_host_fails_it_is_evacuated(self):
+    def test_server_is_evacuated_if_host_fails(self):
         _lease, server_id = self.runs()
         self.take(start=0)
         self.fail()
@@ -684,7 +684,7 @@ class TestMaintenance(RelocatingTestCase):
         self.assertEqual(([], [(server_id, None)]), (
             self.cloud.moves, self.cloud.evacuations))
 
-    def test_one_that_was_to_be_moved_is_evacuated_then(self):
+    def test_failed_migration_becomes_evacuation_if_host_fails(self):
         _lease, server_id = self.runs()
         self.take(start=0)
         self.look()
@@ -695,7 +695,7 @@ class TestMaintenance(RelocatingTestCase):
         self.assertEqual([('failed_host', 'accepted', 2)], self.states())
         self.assertEqual([(server_id, None)], self.cloud.evacuations)
 
-    def test_where_the_host_fails_nobody_is_moved_as_it_runs(self):
+    def test_no_live_migration_from_failed_host(self):
         self.runs()
         self.take(start=0)
         self.fail()
@@ -703,7 +703,7 @@ class TestMaintenance(RelocatingTestCase):
         self.assertEqual(([], []), (
             self.cloud.moves, self.cloud.evacuations))
 
-    def test_it_is_named_what_would_not_be(self):
+    def test_preview_names_obstacles_of_each_lease(self):
         (lease, server_id), = [self.runs()]
         self.assertEqual([(lease['id'], '')], self.promised())
         self.cloud.bound.add(server_id)
@@ -726,14 +726,14 @@ class TestMaintenance(RelocatingTestCase):
                           'No.')],
             self.promised())
 
-    def test_those_of_one_lease_are_judged_together(self):
+    def test_preview_judges_servers_of_a_lease_together(self):
         lease, *_servers = self.runs(count=2)
         self.runs(name='two')
         self.assertEqual([
             (lease['id'], ''), (lease['id'], Obstacle.NO_CAPACITY),
         ], sorted(self.promised()))
 
-    def test_who_was_listed_stays_when_the_host_is_given_back(self):
+    def test_migration_is_cancelled_if_maintenance_ends_early(self):
         self.runs()
         self.take()
         go_on = self.evacuation._go_on
@@ -749,7 +749,7 @@ class TestMaintenance(RelocatingTestCase):
         self.look()
         self.assertEqual([('maintenance', 'cancelled', 0)], self.states())
 
-    def test_so_it_does_when_it_is_given_back_even_later(self):
+    def test_no_migration_if_maintenance_ends_before_request(self):
         self.runs()
         self.take()
         needs = self.cloud.needs
@@ -762,7 +762,7 @@ class TestMaintenance(RelocatingTestCase):
             self.look()
         self.assertEqual([], self.cloud.moves)
 
-    def test_so_it_does_when_it_is_put_off(self):
+    def test_no_migration_if_maintenance_is_postponed(self):
         self.runs()
         self.take()
         needs = self.cloud.needs
@@ -776,7 +776,7 @@ class TestMaintenance(RelocatingTestCase):
             self.look()
         self.assertEqual([], self.cloud.moves)
 
-    def test_what_has_failed_comes_first(self):
+    def test_failed_hosts_come_before_maintenance(self):
         self.with_host('three', VCPU=2)
         self.runs()
         _lease, server_id = self.runs(name='three')
@@ -788,7 +788,7 @@ class TestMaintenance(RelocatingTestCase):
         self.assertEqual([True, False], [one.failed for one in order])
         self.assertEqual(server_id, order[0].move.server_id)
 
-    def test_those_that_are_apart_stay_so(self):
+    def test_drain_respects_anti_affinity(self):
         self.with_host('three', VCPU=2)
         self.cloud.hosts.add(self.uuid_of('three'))
         lease = self.reserve(0, INTERVAL, self.places(2, affinity=False),

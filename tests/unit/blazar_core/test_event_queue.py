@@ -21,7 +21,7 @@ load_tests = databases.load_tests
 NOW, HOUR = base.NOW, 3600
 
 
-class TestStrays(engine_base.EngineTestCase):
+class TestFastClock(engine_base.EngineTestCase):
     """Claims and events of a clock that was an hour ahead for a moment."""
 
     scenarios = databases.SQL
@@ -40,7 +40,7 @@ class TestStrays(engine_base.EngineTestCase):
             session.get(models.Event, event_id).run_at = due
         return event_id
 
-    def test_what_a_dead_worker_had_is_taken_after_its_pause(self):
+    def test_claim_of_dead_worker_expires_despite_future_time(self):
         for lease_id, ahead in (('a', HOUR), ('b', 0), ('c', 50)):
             self.event(lease_id, -1, status='IN_PROGRESS', claimed_by='dead',
                        claimed_until=NOW + ahead + 60)
@@ -49,13 +49,13 @@ class TestStrays(engine_base.EngineTestCase):
         self.assertEqual(['a', 'b'], self.done_within(2))
         self.assertEqual(['a', 'b', 'c'], self.done_within(60))
 
-    def test_who_is_at_it_keeps_it(self):
+    def test_valid_claim_with_longer_timeout_is_kept(self):
         self.event('a')
         self.engine('first', worker_timeout=115)._claim_due(1)
         self.books.conf.set_override('worker_timeout', 60, 'blazar')
         self.assertEqual([], self.done_within(110))
 
-    def test_what_was_put_off_is_done_soon(self):
+    def test_events_deferred_by_fast_clock_are_processed_soon(self):
         kinds = ('start_lease', 'end_lease', 'mine', 'retry_lease',
                  'make_room', ':changed')
         for kind in kinds:
@@ -69,7 +69,7 @@ class TestStrays(engine_base.EngineTestCase):
         del self.actions.done[:]
         self.assertEqual(sorted(kinds), sorted(self.done_within(12)))
 
-    def test_so_is_what_failed(self):
+    def test_event_failed_under_fast_clock_is_retried_soon(self):
         self.event('a', -1, 'end_lease', attempts=9)
         self.actions.answers['a'] = [RuntimeError()]
         self.clock.step(HOUR)
@@ -77,7 +77,7 @@ class TestStrays(engine_base.EngineTestCase):
         self.clock.step(-HOUR)
         self.assertEqual(['a', 'a'], self.done_within(12))
 
-    def test_what_was_to_be_done_at_once_is(self):
+    def test_immediate_events_in_the_future_are_processed_at_once(self):
         self.event('a', HOUR, ':changed')
         self.event('b', HOUR, 'make_room')
         self.event('c', HOUR, 'start_lease')
@@ -88,7 +88,7 @@ class TestStrays(engine_base.EngineTestCase):
             self.assertIn(f'Lease {lease_id}: an event was deferred by a fast '
                           'clock', log.output)
 
-    def test_what_is_put_off_for_as_long_as_it_may_be_stays(self):
+    def test_legitimate_deferrals_are_kept(self):
         late = self.clock.now() + 2 * retries.LONGEST_PAUSE
         events = {lease_id: self.put_off(
             lease_id, kind, due) for lease_id, kind, due in (
@@ -103,13 +103,13 @@ class TestStrays(engine_base.EngineTestCase):
         self.assertEqual(due, {
             name: self.row(one).run_at for name, one in events.items()})
 
-    def test_a_lease_that_is_tried_seldom_is_tried_after_its_interval(self):
+    def test_retry_deferred_beyond_its_interval_is_processed(self):
         self.put_off('retry', 'retry_lease', NOW + 1200 + HOUR)
         with self.database.writer() as session:
             session.get(models.Lease, 'retry').retry_interval = 1200
         self.assertEqual(['retry'], self.done_within(1))
 
-    def test_no_worker_sleeps_for_longer_than_it_may(self):
+    def test_sleep_is_limited_if_clock_is_set_back(self):
         """The clock is set back while the next event is searched."""
         worker = self.engine()
         self.clock.step(HOUR)
@@ -138,19 +138,19 @@ class TestPauses(engine_base.EngineTestCase):
             self.clock.advance(pauses[-1])
         return pauses
 
-    def test_they_grow_to_a_bound(self):
+    def test_pauses_grow_up_to_limit(self):
         event_id = self.event('a', 0, 'end_lease')
         self.actions.answers['a'] = [retries.RetryAfter(2, '', 300)] * 10
         self.assertEqual(
             [2, 4, 8, 16, 32, 64, 128, 256, 300, 300],
             self.pauses(self.engine(), event_id, 10))
 
-    def test_where_no_bound_is_named_they_stay_as_they_are(self):
+    def test_pauses_without_limit_stay_constant(self):
         event_id = self.event('a')
         self.actions.answers['a'] = [retries.RetryAfter(7, '')] * 3
         self.assertEqual([7, 7, 7], self.pauses(self.engine(), event_id, 3))
 
-    def test_they_begin_anew_when_a_server_of_the_lease_has_gone(self):
+    def test_trigger_resets_pauses_of_lease(self):
         event_id, other = (self.event(name, 0, 'end_lease')
                            for name in ('a', 'b'))
         for name in ('a', 'b'):
@@ -166,7 +166,7 @@ class TestPauses(engine_base.EngineTestCase):
         self.assertEqual(pause, self.row(other).run_at - self.clock.now())
         self.assertEqual([2, 4], self.pauses(worker, event_id, 2))
 
-    def test_so_they_do_when_that_is_told_while_it_is_tried(self):
+    def test_trigger_during_attempt_resets_pauses(self):
         """The action may have looked before the server was deleted."""
         event_id = self.event('a', 0, 'end_lease')
         self.actions.answers['a'] = [retries.RetryAfter(2, '', 300)] * 9
@@ -180,7 +180,7 @@ class TestPauses(engine_base.EngineTestCase):
         thread.join(20)
         self.assertEqual(2, self.row(event_id).run_at - self.clock.now())
 
-    def test_so_they_do_for_those_who_wait_for_its_host(self):
+    def test_trigger_resets_pauses_of_leases_starting_on_host(self):
         here = self.host('here', VCPU=9)
         self.host('there', VCPU=9)
         hosts = dict(zip(('here', 'there'), sorted(
@@ -220,12 +220,12 @@ class TestShares(engine_base.EngineTestCase):
         self.wait_for(lambda: lease_id in self.done(),
                       'what should not wait for others')
 
-    def test_ends_that_stand_still_do_not_keep_a_start(self):
+    def test_stuck_ends_do_not_block_a_start(self):
         self.fill(200, -50, 'end_lease')
         self.event('start', 0, 'start_lease', 'mine')
         self.done_beside('start')
 
-    def test_nor_do_starts_that_were_put_off(self):
+    def test_deferred_starts_do_not_block_other_events(self):
         for number in range(event_queue._BATCH):
             self.event(f'old-{number}', -50, 'start_lease', deferrals=3)
             self.shut(f'old-{number}')
@@ -234,19 +234,19 @@ class TestShares(engine_base.EngineTestCase):
         self.done_beside('end')
         self.wait_for(lambda: 'start' in self.done(), 'the start')
 
-    def test_announcements_keep_neither_a_start_nor_an_end(self):
+    def test_notifications_block_neither_start_nor_end(self):
         self.fill(1000, -50, 'remind')
         for kind in ('start_lease', 'end_lease'):
             self.event(kind, 0, kind, 'mine')
         self.done_beside('end_lease')
         self.wait_for(lambda: 'start_lease' in self.done(), 'the start')
 
-    def test_starts_of_one_project_do_not_keep_those_of_another(self):
+    def test_starts_of_a_project_do_not_block_other_projects(self):
         self.fill(1000, -50, 'start_lease')
         self.event('start', 0, 'start_lease', 'other')
         self.done_beside('start')
 
-    def test_a_worker_that_falls_free_goes_to_who_has_none(self):
+    def test_free_worker_goes_to_project_without_one(self):
         self.fill(300, -50, 'start_lease')
         worker = self.started(workers=2)
         self.wait_for(lambda: len(self.actions.running) == 2, 'both at work')
@@ -259,12 +259,12 @@ class TestShares(engine_base.EngineTestCase):
                       self.actions.running, 'the start of the other')
         self.assertLessEqual(len(self.done()), 1)
 
-    def test_announcements_of_one_project_do_not_keep_those_of_another(self):
+    def test_notifications_of_a_project_do_not_block_others(self):
         self.fill(1000, -50, 'remind')
         self.event('remind', 0, 'remind', 'other')
         self.done_beside('remind')
 
-    def test_the_claim_of_a_dead_worker_is_not_kept_by_what_is_due(self):
+    def test_due_events_do_not_block_expired_claims(self):
         self.fill(300, -50, 'start_lease')
         self.event('lost', -5, 'start_lease', 'other', status='IN_PROGRESS',
                    claimed_by='dead', claimed_until=NOW)
@@ -297,7 +297,7 @@ class TestCost(engine_base.EngineTestCase):
         worker._next_look()
         return self.rows_read() - before
 
-    def test_it_does_not_grow_with_the_events_to_come(self):
+    def test_cost_does_not_grow_with_future_events(self):
         worker = self.engine()
         self.steps = 0
 
@@ -343,7 +343,7 @@ class TestClaims(engine_base.EngineTestCase):
             collections.Counter(('mine', lease_id) for lease_id in leases),
             self.actions.begun)
 
-    def test_both_may_find_an_event_and_one_gets_it(self):
+    def test_event_is_claimed_by_one_of_two_workers(self):
         event_id = self.event('a')
         first, second = self.engine('first'), self.engine('second')
         another = self.event('b')
@@ -356,7 +356,7 @@ class TestClaims(engine_base.EngineTestCase):
             [event_id, another]))
         self.assertEqual('second', self.row(another).claimed_by)
 
-    def test_what_another_worker_took_first_takes_no_ones_place(self):
+    def test_events_lost_to_other_worker_are_replaced(self):
         """The worker still gets as many events as it has threads for."""
         events = [self.event(str(number), project='project', due=-10,
                              action='snapshot') for number in range(4)]
@@ -377,7 +377,7 @@ class TestClaims(engine_base.EngineTestCase):
                          {one.event_id for one in claims})
         self.assertEqual({'project': 2}, +busy)
 
-    def test_the_time_of_a_claim_is_read_when_the_clock_is_checked(self):
+    def test_claim_uses_time_read_at_clock_check(self):
         due, ahead = self.event('a'), self.event('b', due=HOUR)
         worker = self.engine(worker_timeout=60)
         read = worker._queue._due
@@ -394,7 +394,7 @@ class TestClaims(engine_base.EngineTestCase):
         self.assertEqual(NOW + 60, self.row(due).claimed_until)
         self.assertEqual('UNDONE', self.row(ahead).status)
 
-    def test_claims_are_extended_before_half_of_their_beat_has_passed(self):
+    def test_claims_are_extended_periodically(self):
         event_id = self.event('a')
         worker = self.engine(worker_timeout=60)
         for claim in worker._claim_due(1):
@@ -404,7 +404,7 @@ class TestClaims(engine_base.EngineTestCase):
             worker._extend()
             self.assertEqual(NOW + until, self.row(event_id).claimed_until)
 
-    def test_the_claim_of_a_dead_worker_falls_free(self):
+    def test_claim_of_dead_worker_expires(self):
         event_id = self.event('a')
         dead = self.engine('dead', worker_timeout=60)
         self.assertEqual(1, len(dead._claim_due(1)))
@@ -415,7 +415,7 @@ class TestClaims(engine_base.EngineTestCase):
         self.assertEqual(1, driven.run_due(alive))
         self.assertEqual('DONE', self.row(event_id).status)
 
-    def test_a_stale_worker_does_not_overwrite_who_came_after(self):
+    def test_stale_worker_does_not_overwrite_newer_claim(self):
         """A worker that was regarded as dead returns with a result."""
         for outcome in (None, retries.RetryAfter(5, ''), RuntimeError()):
             event_id = self.event('a')
@@ -433,7 +433,7 @@ class TestClaims(engine_base.EngineTestCase):
             self.assertEqual([], self.actions.given_up)
             self.finish(event_id)
 
-    def test_a_stale_worker_does_not_undo_what_is_done(self):
+    def test_stale_worker_does_not_reopen_completed_event(self):
         event_id = self.event('a')
         stale = self.engine('stale')
         claim, = stale._claim_due(1)
@@ -443,7 +443,7 @@ class TestClaims(engine_base.EngineTestCase):
         stale._carry_out(claim)
         self.assertEqual('DONE', self.row(event_id).status)
 
-    def test_a_stale_worker_gives_nothing_up(self):
+    def test_stale_worker_does_not_give_up_event(self):
         event_id = self.event('a', 0, 'start_lease')
         self.books.conf.set_override('event_max_retries', 0, 'blazar')
         stale = self.engine('stale')

@@ -26,7 +26,7 @@ SNAPSHOT = states.Action.SNAPSHOT
 load_tests = databases.load_tests
 
 
-class CopyingTestCase(base.LeaseTestCase):
+class EventSnapshotTestCase(base.LeaseTestCase):
     """Servers of one VCPU on a host of four, and an event of their lease."""
 
     def policies(self):
@@ -67,9 +67,9 @@ class CopyingTestCase(base.LeaseTestCase):
         return self.events_of(lease)[event_type]
 
 
-class TestImages(CopyingTestCase):
+class TestEventSnapshots(EventSnapshotTestCase):
 
-    def test_one_is_made_of_each_server_and_then_it_is_told(self):
+    def test_notification_follows_snapshots_of_all_servers(self):
         lease, servers = self.leased(50, count=2)
         self.cloud.slow.add(servers[1])
         self.run_at(49)
@@ -88,7 +88,7 @@ class TestImages(CopyingTestCase):
             self.cloud.copies))
         self.assertEqual([], self.cloud.deleted)
 
-    def test_each_event_makes_one_and_so_does_the_end(self):
+    def test_each_event_and_the_end_create_a_snapshot(self):
         lease, (server,) = self.leased(
             20, 50, on_end='snapshot,delete', before_end=NOW + 70,
             before_end_action=SNAPSHOT)
@@ -102,7 +102,7 @@ class TestImages(CopyingTestCase):
             self.cloud.copies, self.cloud.deleted))
         self.assertEqual(3, len(self.cloud.copied_at))
 
-    def test_it_is_done_again_after_a_crash(self):
+    def test_snapshot_is_not_repeated_after_crash(self):
         lease, (server,) = self.leased(50)
         self.run_at(50)
         event_id, = self.scalars(
@@ -111,7 +111,7 @@ class TestImages(CopyingTestCase):
             self.lifecycle.notices.happen(lease['id'], 'mine', event_id)
         self.assertEqual([(server, 'mine')], self.images())
 
-    def test_what_only_tells_makes_none(self):
+    def test_notify_event_creates_no_snapshot(self):
         lease = self.running_lease(0, 100, request=self.request(
             0, 100, events=self.at(50, action=states.Action.NOTIFY)))
         self.run_at(50)
@@ -121,7 +121,7 @@ class TestImages(CopyingTestCase):
             if one['event_type'] == 'mine')
         self.assertEqual('notify', event['action'])
 
-    def test_of_what_does_not_run_there_is_none(self):
+    def test_no_snapshot_of_servers_that_are_not_running(self):
         lease, (shelved, gone, failed, held) = self.leased(50, count=4)
         self.cloud.servers[shelved] = cloud_api.ObservedServer(
             base.State.RUNNING, None, rest=cloud_api.RestingState.SHELVED)
@@ -132,7 +132,7 @@ class TestImages(CopyingTestCase):
         self.assertEqual(({}, 1, 'DONE'), (
             self.cloud.copied_at, self.told(), self.event(lease)))
 
-    def test_what_is_being_built_is_waited_for(self):
+    def test_snapshot_waits_for_building_server(self):
         lease, (server,) = self.leased(50)
         seen = self.cloud.servers[server]
         self.cloud.servers[server] = dataclasses.replace(
@@ -143,7 +143,7 @@ class TestImages(CopyingTestCase):
         self.run_at(60)
         self.assertEqual([(server, 'mine')], self.images())
 
-    def test_what_is_refused_is_said_and_tried_again(self):
+    def test_refusal_is_reported_and_retried(self):
         lease, (first, second) = self.leased(50, count=2)
         self.cloud.broken[first] = errors.CloudUnavailable('Nova refuses.')
         self.run_at(50)
@@ -161,7 +161,7 @@ class TestImages(CopyingTestCase):
         self.assertEqual(('', 1, 2), (
             self.reason(lease), self.told(), len(self.images())))
 
-    def test_what_another_event_says_stays(self):
+    def test_condition_of_another_event_is_kept(self):
         lease, (server,) = self.leased(50)
         with self.database.writer() as session:
             conditions.update(session.get(models.Lease, lease['id']), NOW,
@@ -172,7 +172,7 @@ class TestImages(CopyingTestCase):
             ('DONE', lease_conditions.no_image('other', 'x').message),
             (self.event(lease), self.reason(lease)))
 
-    def test_what_is_another_project_s_is_left_out(self):
+    def test_server_of_another_project_is_skipped(self):
         lease, (server,) = self.leased(50)
         self.cloud.broken['create_image'] = errors.Forbidden(
             'It is of another one.')
@@ -180,14 +180,14 @@ class TestImages(CopyingTestCase):
         self.assertEqual(('DONE', ''), (self.event(lease),
                                         self.reason(lease)))
 
-    def test_one_that_fails_keeps_no_other(self):
+    def test_failing_server_does_not_block_others(self):
         lease, (first, second) = self.leased(50, count=2)
         self.cloud.broken[first] = ValueError()
         self.run_at(50)
         self.assertEqual([(second, 'mine')], self.images())
         self.assertIn('see the log', self.reason(lease))
 
-    def test_an_end_before_gives_it_up(self):
+    def test_pending_snapshots_are_abandoned_at_end(self):
         lease, (server,) = self.leased(50, 60)
         self.cloud.slow.add(server)
         self.cloud.broken['has_image'] = errors.CloudUnavailable('x')
@@ -208,7 +208,7 @@ class TestImages(CopyingTestCase):
         self.assertEqual(['DONE', 'DONE', 'DONE', 'ERROR'], sorted(
             row.status for row in self.scalars(models.Event)))
 
-    def test_what_could_not_be_done_by_the_end_was_given_up(self):
+    def test_unfinished_snapshot_event_becomes_error_at_end(self):
         lease, (server,) = self.leased(50)
         self.cloud.slow.add(server)
         self.run_at(50)
@@ -216,14 +216,14 @@ class TestImages(CopyingTestCase):
         self.assertEqual(('TERMINATED', 'ERROR', 0), (
             self.status(lease), self.event(lease), self.told()))
 
-    def test_the_owner_who_deletes_his_lease_wants_none(self):
+    def test_deleted_lease_creates_no_snapshots(self):
         lease, (server,) = self.leased(50)
         self.cloud.stubborn.add(server)
         self.lifecycle.lease_end.delete(lease['id'])
         self.run_at(50)
         self.assertEqual({}, self.cloud.copied_at)
 
-    def test_an_end_that_begins_over_it_stops_it(self):
+    def test_deletion_during_snapshots_stops_remaining_ones(self):
         lease, servers = self.leased(50, count=2)
         look = self.cloud.look
 
@@ -238,7 +238,7 @@ class TestImages(CopyingTestCase):
         self.assertEqual([(servers[0], 'mine')], self.images())
         self.assertEqual(0, self.told())
 
-    def test_who_is_on_whole_hosts_is_copied_too(self):
+    def test_hosted_servers_are_snapshotted(self):
         lease = self.reserve(0, 100, request=self.request(
             0, 100, events=self.at(50)), active=True)
         self.cloud.servers['hosted'] = cloud_api.ObservedServer(
@@ -254,7 +254,7 @@ class TestImages(CopyingTestCase):
         raise errors.CloudUnavailable('Nova is away')
 
 
-class TestBeforeTheEnd(CopyingTestCase):
+class TestBeforeEndEvent(EventSnapshotTestCase):
 
     def before(self, lease):
         return sorted((row.time - NOW, row.action, row.status) for row in
@@ -265,7 +265,7 @@ class TestBeforeTheEnd(CopyingTestCase):
         return self.leases.updates.update(
             lease['id'], updates.LeaseChange(**values))
 
-    def test_it_moves_with_the_end_and_is_done_again(self):
+    def test_completed_event_is_repeated_before_new_end(self):
         lease, (server,) = self.leased(
             before_end=NOW + 90, before_end_action=SNAPSHOT)
         self.run_at(90)
@@ -276,7 +276,7 @@ class TestBeforeTheEnd(CopyingTestCase):
         self.run_at(190)
         self.assertEqual(2, len(self.images()))
 
-    def test_one_that_moves_before_it_is_done_makes_another(self):
+    def test_pending_event_moves_with_end_and_snapshots_again(self):
         lease, (server,) = self.leased(
             before_end=NOW + 90, before_end_action=SNAPSHOT)
         self.run_at(90)
@@ -285,7 +285,7 @@ class TestBeforeTheEnd(CopyingTestCase):
         self.run_at(190)
         self.assertEqual(2, len(self.images()))
 
-    def test_what_is_done_may_be_changed(self):
+    def test_before_end_action_and_time_can_be_changed(self):
         lease, _servers = self.leased(before_end=NOW + 90)
         self.change(lease, before_end_action=SNAPSHOT)
         self.assertEqual([(90, SNAPSHOT, 'UNDONE')], self.before(lease))
@@ -295,7 +295,7 @@ class TestBeforeTheEnd(CopyingTestCase):
                     before_end_action=states.Action.NOTIFY)
         self.assertEqual([(70, None, 'UNDONE')], self.before(lease))
 
-    def test_what_cannot_be_is_refused(self):
+    def test_snapshot_event_not_before_end_is_refused(self):
         lease, _servers = self.leased()
         for change in ({'before_end_action': SNAPSHOT},
                        {'before_end_action': SNAPSHOT,
@@ -307,10 +307,10 @@ class TestBeforeTheEnd(CopyingTestCase):
             100, action=states.Action.NOTIFY))
 
 
-class TestSlowness(CopyingTestCase):
+class TestSlowActions(EventSnapshotTestCase):
     """Two of eight workers create images."""
 
-    def test_some_workers_are_there_for_the_others(self):
+    def test_slow_actions_leave_workers_for_other_events(self):
         for _number in range(4):
             self.leased(10)
         self.clock.advance(10)
@@ -327,7 +327,7 @@ class TestSlowness(CopyingTestCase):
                 models.Event.event_type == 'end_lease').values(run_at=NOW))
         self.assertEqual(4, len(self.engine._claim_due(6)))
 
-    def test_those_of_a_dead_worker_are_taken_over(self):
+    def test_snapshots_of_dead_worker_are_taken_over(self):
         lease, (server,) = self.leased(10)
         self.clock.advance(10)
         self.engine._claim_due(1)

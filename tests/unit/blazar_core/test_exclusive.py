@@ -47,7 +47,7 @@ class TestExclusive(base.LeaseTestCase):
         return str(self.assertRaises(
             errors.Conflict, self.hold, *wanted, **values))
 
-    def test_two_that_overlap_do_not_need_the_same(self):
+    def test_overlapping_leases_cannot_need_same_resource(self):
         first = self.hold(60, 120, 'port a', 'volume b')
         why = self.refused(119, 200, 'volume b')
         for part in (first['id'], 'volume b', '08:02 UTC'):
@@ -55,36 +55,36 @@ class TestExclusive(base.LeaseTestCase):
         self.refused(10, 61, 'port a')
         self.refused(0, 61, 'port a')
 
-    def test_but_others_or_one_after_the_other(self):
+    def test_other_resources_or_consecutive_leases_are_allowed(self):
         self.hold(60, 120, 'port a')
         self.hold(60, 120, 'port b')
         self.hold(60, 120)
         self.hold(120, 180, 'port a')
         self.hold(10, 60, 'port a')
 
-    def test_servers_of_a_grace_period_still_have_it(self):
+    def test_resource_is_in_use_during_grace_period(self):
         self.hold(60, 120, 'port a', request=self.request(
             60, 120, grace_period=30))
         self.refused(149, 180, 'port a')
         self.hold(150, 180, 'port a')
 
-    def test_nothing_is_said_of_other_projects(self):
+    def test_leases_of_other_projects_are_ignored(self):
         self.hold(60, 120, 'port a')
         self.hold(60, 120, 'port a', project='other')
 
-    def test_nothing_is_left_of_one_that_is_refused(self):
+    def test_refused_lease_leaves_nothing(self):
         self.hold(60, 120, 'port a')
         before = self.everything()
         self.refused(60, 120, 'port a')
         self.assertEqual(before, self.everything())
 
-    def test_one_that_is_deleted_needs_nothing(self):
+    def test_deleted_lease_needs_nothing(self):
         first = self.hold(60, 120, 'port a')
         self.lifecycle.lease_end.delete(first['id'])
         driven.run_due(self.new_engine())
         self.hold(60, 120, 'port a')
 
-    def test_none_is_moved_onto_another(self):
+    def test_update_causing_overlap_is_refused(self):
         first = self.hold(60, 120, 'port a')
         other = self.hold(120, 180, 'port a')
         for lease, change in (
@@ -98,7 +98,7 @@ class TestExclusive(base.LeaseTestCase):
         self.leases.updates.update(
             other['id'], updates.LeaseChange(start=NOW + 119))
 
-    def test_a_start_waits_for_the_servers_of_the_one_before(self):
+    def test_start_waits_for_servers_of_previous_lease(self):
         first = self.hold(60, 120, 'port a')
         other = self.hold(120, 600, 'port a')
         engine = self.new_engine()
@@ -124,7 +124,7 @@ class TestExclusive(base.LeaseTestCase):
                 base.State.RUNNING, self.uuid_of('one'))
             self.lifecycle.reconciliation.check(server_id)
 
-    def test_what_a_running_server_had_it_may_have_given_back(self):
+    def test_resource_of_active_server_does_not_block_start(self):
         """Nova finds out when the other server is built."""
         first = self.hold(60, 600, 'volume a')
         self.clock.advance(60)
@@ -136,7 +136,7 @@ class TestExclusive(base.LeaseTestCase):
         self.lifecycle.lease_start.start(other['id'])
         self.assertEqual('STARTING', self.status(other))
 
-    def test_only_time_that_it_does_not_have_yet_is_refused_to_a_lease(self):
+    def test_update_is_refused_only_for_additional_time(self):
         """The other lease is admitted, as the volume may be free by then."""
         first = self.hold(60, 600, 'volume a')
         self.clock.advance(60)
@@ -159,7 +159,7 @@ class TestExclusive(base.LeaseTestCase):
         return self.hold(10, 110, *needed, request=self.request(
             10, 110, retry=requests.Retry(10, 10), duration=100))
 
-    def test_one_that_waits_may_need_it_later(self):
+    def test_waiting_lease_counts_until_its_latest_end(self):
         self.reserve(0, 140, self.places(8))
         self.assertEqual('WAITING', self.wait('port a')['status'])
         self.assertIn('08:03:20 UTC', self.refused(199, 300, 'port a'))
@@ -168,7 +168,7 @@ class TestExclusive(base.LeaseTestCase):
         with testtools.ExpectedException(errors.Conflict):
             self.wait('port b')
 
-    def test_one_that_has_waited_does_not(self):
+    def test_admitted_lease_counts_only_for_its_window(self):
         before = self.reserve(0, 140, self.places(8))
         waits = self.wait('port a')
         self.lifecycle.lease_end.delete(before['id'])
@@ -176,18 +176,18 @@ class TestExclusive(base.LeaseTestCase):
         self.assertEqual('PENDING', self.status(waits))
         self.hold(110, 200, 'port a')
 
-    def test_nor_one_that_does_not_wait(self):
+    def test_lease_admitted_at_once_counts_only_for_its_window(self):
         self.hold(110, 200, 'port a')
         self.assertEqual('PENDING', self.wait('port a')['status'])
 
-    def test_a_boot_that_needs_nothing_reads_nothing(self):
+    def test_check_without_resources_issues_no_query(self):
         with self.database.connection() as connection:
             connection.close()
             exclusive.check(connection, 'project', frozenset(),
                             model.Window(0, 1))
 
 
-class TestJoined(test_members.JoiningTestCase):
+class TestAddedServers(test_members.AddServersTestCase):
     """Resources of a server that is added to a lease."""
 
     def setUp(self):
@@ -208,13 +208,13 @@ class TestJoined(test_members.JoiningTestCase):
             errors.Conflict, call, *wanted)))
         self.assertEqual(before, self.everything())
 
-    def test_it_is_not_in_use_when_another_lease_needs_it(self):
+    def test_lease_of_server_with_reserved_port_is_refused(self):
         self.refused(self.adopt, self.joiners, 61)
         lease = self.adopt(self.joiners, 60)
         self.refused(self.leases.updates.update, lease['id'],
                      updates.LeaseChange(end=NOW + 61))
 
-    def test_nor_of_one_that_is_added(self):
+    def test_adding_server_with_reserved_port_is_refused(self):
         lease = self.adopt(self.runs(1), 61)
         self.refused(self.join, lease, self.joiners)
         self.leases.updates.update(lease['id'], updates.LeaseChange(end=NOW +
@@ -223,7 +223,7 @@ class TestJoined(test_members.JoiningTestCase):
         self.refused(self.leases.updates.update, lease['id'],
                      updates.LeaseChange(end=NOW + 61))
 
-    def test_what_a_server_has_that_has_left_holds_nobody_up(self):
+    def test_resources_of_removed_server_do_not_count(self):
         """The lease has other servers; removal and deletion are equal."""
         later = NOW + 90
         for leave in (self.leave, lambda lease, one: (

@@ -24,9 +24,9 @@ Seen = cloud_api.ObservedServer
 State = base.State
 
 
-class TestFailure(lifecycle_base.LifecycleTestCase):
+class TestFailedBuilds(lifecycle_base.LifecycleTestCase):
 
-    def test_a_server_that_cannot_be_built_gives_back_its_room(self):
+    def test_failed_build_frees_its_capacity(self):
         lease = self.lease(0, 100, count=2)
         self.assertEqual(0, self.room())
         server_id = base.servers_of(lease)[0]
@@ -34,7 +34,7 @@ class TestFailure(lifecycle_base.LifecycleTestCase):
         self.assertEqual(1, self.room())
         self.assertIsNone(self.host_of(server_id))
 
-    def test_what_the_cloud_keeps_for_it_ends_with_its_lease(self):
+    def test_allocation_of_failed_build_counts_until_lease_ends(self):
         """A nova-compute that died during the build leaves the allocation."""
         lease = self.lease(0, 100, count=2)
         server_id, other = base.servers_of(lease)
@@ -74,7 +74,7 @@ class TestFailure(lifecycle_base.LifecycleTestCase):
         report(ran=other)
         self.assertEqual(({}, 1), (usage(), self.room()))
 
-    def test_its_lease_fails_and_says_why(self):
+    def test_lease_fails_with_reason(self):
         lease = self.lease(0, 100)
         server_id, = base.servers_of(lease)
         self.see(server_id, State.ERROR, fault='No valid host')
@@ -85,19 +85,19 @@ class TestFailure(lifecycle_base.LifecycleTestCase):
         self.assertEqual('error', described['reservations'][0]['status'])
         self.assertEqual([('lease.update', lease['id'])], self.notified)
 
-    def test_a_failure_that_is_seen_again_is_told_once(self):
+    def test_failure_seen_twice_is_notified_once(self):
         lease = self.lease(0, 100)
         for _time in range(2):
             self.see(*base.servers_of(lease), State.ERROR)
         self.assertEqual(1, len(self.notified))
 
-    def test_a_server_that_ran_before_has_a_fault_of_its_own(self):
+    def test_fault_of_active_server_does_not_fail_lease(self):
         lease = self.running_lease()
         self.see(*base.servers_of(lease), State.ERROR, self.one)
         self.assertEqual('ACTIVE', self.status(lease))
         self.assertEqual('one', self.host_of(*base.servers_of(lease)))
 
-    def test_one_failure_does_not_end_the_other_servers(self):
+    def test_failure_of_one_server_does_not_affect_others(self):
         lease = self.lease(0, 100, count=2)
         first, second = base.servers_of(lease)
         self.see(first, State.ERROR, fault='It broke.')
@@ -129,7 +129,7 @@ class TestFailure(lifecycle_base.LifecycleTestCase):
         self.assertEqual((NOW, {first, second}), (
             condition['since'], set(condition['details']['servers'])))
 
-    def test_a_lease_that_failed_comes_to_its_end_too(self):
+    def test_failed_lease_still_ends(self):
         lease = self.lease(0, 100)
         server_id, = base.servers_of(lease)
         self.cloud.servers[server_id] = Seen(State.ERROR)
@@ -138,7 +138,7 @@ class TestFailure(lifecycle_base.LifecycleTestCase):
         self.assertEqual('TERMINATED', self.status(lease))
         self.assertEqual([server_id], self.cloud.deleted)
 
-    def test_a_lease_that_could_not_be_sent_fails_and_gives_back_room(self):
+    def test_lease_that_could_not_be_sent_fails_and_frees_capacity(self):
         lease = self.lease(50, 100, count=2)
         self.assertEqual(0, self.room())
         self.lifecycle.lease_start.give_up(lease['id'], 'start_lease')
@@ -151,7 +151,7 @@ class TestFailure(lifecycle_base.LifecycleTestCase):
         self.lifecycle.lease_start.give_up(lease['id'], 'start_lease')
         self.assertEqual(1, len(self.notified))
 
-    def test_a_lease_that_was_given_up_is_not_sent_any_more(self):
+    def test_given_up_lease_is_not_sent(self):
         lease = self.lease(50, 100)
         self.lifecycle.lease_start.give_up(lease['id'], 'start_lease')
         self.assertIsNone(self.lifecycle.lease_start.start(lease['id']))
@@ -162,13 +162,13 @@ class TestFailure(lifecycle_base.LifecycleTestCase):
         self.lifecycle.lease_start.give_up(lease['id'], 'start_lease')
         self.assertEqual('ACTIVE', self.status(lease))
 
-    def test_an_announcement_that_failed_does_not_fail_its_lease(self):
+    def test_failed_notification_does_not_fail_its_lease(self):
         lease = self.lease(50, 100)
         self.lifecycle.lease_start.give_up(lease['id'], 'before_end_lease')
         self.assertEqual('PENDING', self.status(lease))
 
 
-class TestNotPlaced(lifecycle_base.LifecycleTestCase):
+class TestNoValidHost(lifecycle_base.LifecycleTestCase):
     """Nova has no host or no quota at the time."""
 
     def sent(self, count=1, end=100_000):
@@ -191,7 +191,7 @@ class TestNotPlaced(lifecycle_base.LifecycleTestCase):
             models.Event.event_type == 'start_lease')
         return event
 
-    def test_it_keeps_its_room_and_is_sent_again_within_its_time(self):
+    def test_unplaced_build_keeps_capacity_and_is_resent(self):
         lease = self.sent()
         self.database.retried(self.done, lease)
         server_id, = base.servers_of(lease)
@@ -213,7 +213,7 @@ class TestNotPlaced(lifecycle_base.LifecycleTestCase):
         self.assertEqual(('ACTIVE', ''),
                          (self.status(lease), self.reason(lease)))
 
-    def test_one_of_which_another_failed_waits_for_no_server_that_is_gone(
+    def test_deleted_unplaced_server_is_not_waited_for(
             self):
         lease = self.sent(count=2)
         first, second = base.servers_of(lease)
@@ -225,7 +225,7 @@ class TestNotPlaced(lifecycle_base.LifecycleTestCase):
                           'It broke.'),
                          (self.status(lease), self.reason(lease)))
 
-    def test_what_broke_first_is_said_when_others_are_sent_again(self):
+    def test_reason_of_failure_is_kept_when_others_are_resent(self):
         lease = self.sent(count=2)
         first, second = base.servers_of(lease)
         self.see(first, State.ERROR, fault='It broke.')
@@ -238,7 +238,7 @@ class TestNotPlaced(lifecycle_base.LifecycleTestCase):
             '2 of 2 servers could not be built, the first: It broke.',
             self.reason(lease))
 
-    def test_it_is_not_said_any_more_of_what_has_gone_that_it_failed(self):
+    def test_reason_is_cleared_when_failed_server_is_deleted(self):
         lease = self.sent(count=2)
         first, second = base.servers_of(lease)
         self.see(first, State.RUNNING, self.one)
@@ -251,7 +251,7 @@ class TestNotPlaced(lifecycle_base.LifecycleTestCase):
         self.assertEqual(('ACTIVE', ''),
                          (self.status(lease), self.reason(lease)))
 
-    def test_one_that_ends_waits_for_no_host(self):
+    def test_ending_lease_clears_reason_of_unplaced_server(self):
         lease = self.sent()
         self.fail(*base.servers_of(lease))
         self.assertIn('no valid host yet', self.reason(lease))
@@ -267,7 +267,7 @@ class TestNotPlaced(lifecycle_base.LifecycleTestCase):
                 lease_id=lease['id'], event_type='start_lease').update(
                     {'status': 'DONE'})
 
-    def test_the_pauses_grow_up_to_some_minutes(self):
+    def test_pauses_between_attempts_grow_up_to_limit(self):
         lease = self.sent()
         pauses = []
         for _time in range(40):
@@ -281,7 +281,7 @@ class TestNotPlaced(lifecycle_base.LifecycleTestCase):
                          (pauses[0], pauses[-1]))
         self.assertEqual(41, len(self.cloud.sent))
 
-    def test_the_others_are_waited_for_before_it_is_sent_again(self):
+    def test_resend_waits_for_other_servers_to_be_built(self):
         lease = self.sent(count=2)
         first, second = base.servers_of(lease)
         self.fail(first)
@@ -292,7 +292,7 @@ class TestNotPlaced(lifecycle_base.LifecycleTestCase):
         self.start(lease)
         self.assertEqual(('call', [first]), self.cloud.sent[-1])
 
-    def test_what_was_seen_before_it_was_sent_again_is_old(self):
+    def test_observation_from_before_resend_is_ignored(self):
         """The observer is frozen while a worker sends the build again."""
         lease = self.sent()
         server_id, = base.servers_of(lease)
@@ -313,7 +313,7 @@ class TestNotPlaced(lifecycle_base.LifecycleTestCase):
         self.start(lease)
         self.assertEqual(2, len(self.cloud.sent))
 
-    def test_at_its_end_it_is_deleted(self):
+    def test_unplaced_server_is_deleted_at_end(self):
         lease = self.sent(end=100)
         server_id, = base.servers_of(lease)
         self.fail(server_id)
@@ -324,7 +324,7 @@ class TestNotPlaced(lifecycle_base.LifecycleTestCase):
         self.assertEqual([server_id], self.cloud.deleted)
         self.assertEqual('TERMINATED', self.status(lease))
 
-    def test_one_that_waits_may_be_deleted(self):
+    def test_unplaced_server_may_be_deleted(self):
         lease = self.sent(count=2)
         first, second = base.servers_of(lease)
         self.fail(first)
@@ -332,12 +332,12 @@ class TestNotPlaced(lifecycle_base.LifecycleTestCase):
         self.see(first, State.GONE)
         self.assertEqual('ACTIVE', self.status(lease))
 
-    def test_a_lease_from_now_has_nothing_to_send_and_fails(self):
+    def test_immediate_lease_without_stored_call_fails(self):
         lease = self.lease(0, 100)
         self.fail(*base.servers_of(lease))
         self.assertEqual('ERROR', self.status(lease))
 
-    def test_as_many_are_sent_as_the_quota_admits(self):
+    def test_only_as_many_builds_as_quota_admits_are_sent(self):
         self.report(self.one, 'one', None, {'VCPU': 7})
         self.cloud.admits = 4
         lease = self.sent(count=7)
@@ -357,7 +357,7 @@ class TestNotPlaced(lifecycle_base.LifecycleTestCase):
         self.assertEqual(('ACTIVE', ''),
                          (self.status(lease), self.reason(lease)))
 
-    def test_a_quota_that_admits_none_leaves_the_lease_pending(self):
+    def test_exhausted_quota_leaves_lease_pending(self):
         self.cloud.admits = 0
         lease = self.lease(50, 100)
         self.clock.advance(50)
@@ -368,7 +368,7 @@ class TestNotPlaced(lifecycle_base.LifecycleTestCase):
         self.assertIn('The quota admits 0.', self.reason(lease))
         self.assertEqual([], self.cloud.sent)
 
-    def test_given_up_the_others_run_on(self):
+    def test_active_servers_remain_when_rest_is_given_up(self):
         self.cloud.admits = 1
         lease = self.sent(count=2)
         first, second = base.servers_of(lease)
@@ -381,17 +381,17 @@ class TestNotPlaced(lifecycle_base.LifecycleTestCase):
         self.assertEqual([], self.scalars(models.DeferredBuild.lease_id))
 
 
-class TestSettledAgain(lifecycle_base.LifecycleTestCase):
+class TestStatusRepair(lifecycle_base.LifecycleTestCase):
     """The process that should have updated the status has died."""
 
-    def test_one_whose_servers_all_run_is_active(self):
+    def test_lease_with_all_servers_running_becomes_active(self):
         lease = self.running_lease(0, 100)
         with self.database.writer() as session:
             session.execute(sa.update(models.Lease).values(status='STARTING'))
         self.lifecycle.reconciliation.settle_left()
         self.assertEqual('ACTIVE', self.status(lease))
 
-    def test_one_without_servers_is_over(self):
+    def test_lease_without_servers_becomes_terminated(self):
         for status in ('PENDING', 'STARTING', 'ACTIVE', 'ERROR'):
             lease = self.lease(50, 100)
             with self.database.writer() as session:
@@ -401,7 +401,7 @@ class TestSettledAgain(lifecycle_base.LifecycleTestCase):
             self.lifecycle.reconciliation.settle_left()
             self.assertEqual('TERMINATED', self.status(lease), status)
 
-    def test_others_are_left_alone(self):
+    def test_other_leases_are_unchanged(self):
         self.host('two', VCPU=2)
         leases = [self.lease(0, 100), self.lease(50, 100),
                   self.reserve(0, 100, active=True)]
@@ -410,7 +410,7 @@ class TestSettledAgain(lifecycle_base.LifecycleTestCase):
         self.assertEqual(before, list(map(self.status, leases)))
 
 
-class TestSettled(lifecycle_base.LifecycleTestCase):
+class TestLeaseStatus(lifecycle_base.LifecycleTestCase):
     """The status of a lease follows from its remaining servers."""
 
     def kept(self):
@@ -425,13 +425,13 @@ class TestSettled(lifecycle_base.LifecycleTestCase):
         self.see(second, State.RUNNING, self.one)
         self.assertEqual([], self.kept())
 
-    def test_it_is_not_kept_for_servers_that_failed(self):
+    def test_encrypted_call_is_not_kept_for_failed_servers(self):
         lease = self.lease(50, 100)
         self.lifecycle.lease_start.start(lease['id'])
         self.see(*base.servers_of(lease), State.ERROR)
         self.assertEqual(('ERROR', []), (self.status(lease), self.kept()))
 
-    def test_a_server_that_is_deleted_while_it_builds_is_waited_for_no_more(
+    def test_server_deleted_during_build_is_not_waited_for(
             self):
         for last in (State.RUNNING, State.ERROR):
             lease = self.lease(0, 100, count=2)
@@ -445,7 +445,7 @@ class TestSettled(lifecycle_base.LifecycleTestCase):
                 (described['status'], described['reservations'][0]['status']))
             self.lifecycle.lease_end.end(lease['id'])
 
-    def test_all_that_failed_make_a_lease_one_that_has_failed(self):
+    def test_lease_fails_when_all_servers_have_failed(self):
         lease = self.lease(0, 100, count=2)
         first, second = base.servers_of(lease)
         self.see(first, State.ERROR)

@@ -26,7 +26,7 @@ NOW = base.NOW
 load_tests = databases.load_tests
 
 
-class TestFailing(whole_hosts_base.WholeHostsTestCase):
+class TestFailedHosts(whole_hosts_base.WholeHostsTestCase):
     """A lease has a whole host, which fails."""
 
     def setUp(self):
@@ -85,10 +85,10 @@ class TestFailing(whole_hosts_base.WholeHostsTestCase):
             event for event, lease_id in self.notified
             if lease_id == other['id']])
 
-    def test_who_comes_later_goes_where_all_of_its_time_is_free(self):
+    def test_later_lease_makes_way_for_running_lease_of_failed_host(self):
         self.assert_exchanged(*self.after_failure(0, 3900, 4000))
 
-    def test_so_it_does_for_one_that_comes_soon(self):
+    def test_later_lease_makes_way_for_lease_starting_soon(self):
         self.assert_exchanged(*self.after_failure(60, 3900, 4000))
 
     def assert_each_is_exchanged(self, start):
@@ -112,13 +112,13 @@ class TestFailing(whole_hosts_base.WholeHostsTestCase):
             {*names[4:]}, self.bookings_of(lost).keys() - {*names[:2]})
         self.assertIs(False, self.missing(lost))
 
-    def test_so_it_does_for_each_host_in_one_look(self):
+    def test_each_failed_host_of_running_lease_is_replaced(self):
         self.assert_each_is_exchanged(0)
 
-    def test_so_it_does_for_each_host_of_one_that_comes_soon(self):
+    def test_each_failed_host_of_lease_starting_soon_is_replaced(self):
         self.assert_each_is_exchanged(60)
 
-    def test_servers_within_a_lease_of_hosts_are_in_nobodys_way(self):
+    def test_bookings_of_hosted_servers_do_not_block_reshuffling(self):
         self.uuids['three'] = self.host('three', VCPU=4)
         lost, running, other = (
             self.on(*what) for what in (
@@ -134,7 +134,7 @@ class TestFailing(whole_hosts_base.WholeHostsTestCase):
         self.fail('one')
         self.assert_exchanged(lost, other)
 
-    def test_who_comes_later_does_not_go_where_one_has_failed(self):
+    def test_later_lease_is_not_moved_to_failed_host(self):
         self.uuids |= {name: self.host(name, VCPU=4)
                        for name in ('three', 'four')}
         lost = self.on(['four'], 60, 7200)
@@ -147,7 +147,7 @@ class TestFailing(whole_hosts_base.WholeHostsTestCase):
         self.assertEqual(({'two'}, {'three'}), (
             self.bookings_of(lost).keys(), self.bookings_of(other).keys()))
 
-    def test_what_ends_before_one_comes_is_not_in_its_way(self):
+    def test_lease_ending_before_start_does_not_block_reshuffling(self):
         self.uuids['three'] = self.host('three', VCPU=4)
         lost = self.on(['one'], 2000, 7200)
         self.on(['two'], 0, 500)
@@ -159,7 +159,7 @@ class TestFailing(whole_hosts_base.WholeHostsTestCase):
         self.assertEqual(({'two'}, {'three'}), (
             self.bookings_of(lost).keys(), self.bookings_of(other).keys()))
 
-    def test_what_is_where_nobody_may_be_any_more_stays(self):
+    def test_booking_without_permitted_host_is_not_reshuffled(self):
         """A booking that has no permitted host is not reshuffled."""
         self.uuids |= {name: self.host(name, VCPU=4)
                        for name in ('three', 'four', 'five', 'six')}
@@ -180,7 +180,7 @@ class TestFailing(whole_hosts_base.WholeHostsTestCase):
         self.assertIs(False, self.missing(lost))
         self.assertEqual({'five', 'six'}, self.bookings_of(early).keys())
 
-    def test_each_reservation_of_one_that_comes_soon_gets_its(self):
+    def test_each_reservation_of_lease_starting_soon_gets_its_host(self):
         names = [f'host{number}' for number in range(6)]
         self.uuids |= {name: self.host(name, VCPU=4) for name in names}
         self.on(['one', 'two'], 0, 9000, 2)
@@ -200,7 +200,7 @@ class TestFailing(whole_hosts_base.WholeHostsTestCase):
             self.overbooking.look()
         self.assertEqual({*names[4:]}, self.bookings_of(lost).keys())
 
-    def test_whose_type_says_nothing_now_keeps_nobody_from_it(self):
+    def test_lease_of_unknown_type_does_not_block_reshuffling(self):
         self.uuids |= {name: self.host(name, VCPU=4)
                        for name in ('three', 'four')}
         silent = self.on(['four'], 5000, 6000)
@@ -216,7 +216,7 @@ class TestFailing(whole_hosts_base.WholeHostsTestCase):
         self.assertEqual(({'one', 'two'}, {'three'}), (
             self.bookings_of(lost).keys(), self.bookings_of(other).keys()))
 
-    def test_nobody_makes_way_for_what_is_deleted_at_this_moment(self):
+    def test_no_reshuffling_for_lease_being_deleted(self):
         lease = self.on(['one'], 60, 7200)
         with self.database.writer() as session:
             row = session.scalars(sa.select(models.Booking)).one()
@@ -228,7 +228,7 @@ class TestFailing(whole_hosts_base.WholeHostsTestCase):
             self.assertTrue(bookings._find(*lost))
         free.assert_not_called()
 
-    def test_who_cannot_be_helped_keeps_nobody_from_it(self):
+    def test_hopeless_reservation_does_not_starve_others(self):
         """The oldest reservation is always first, and always fails."""
         reshuffler = self.overbooking._booking_reassignment._reshuffler
         tried = []
@@ -250,7 +250,7 @@ class TestFailing(whole_hosts_base.WholeHostsTestCase):
                     tried.append(one)
         self.assertEqual(2 * ['old', 'young', 'last'], tried)
 
-    def test_who_asked_and_has_gone_keeps_nobody_from_it(self):
+    def test_vanished_reservation_does_not_block_others(self):
         reshuffler = self.overbooking._booking_reassignment._reshuffler
         demand, window = self.machines.so_many({'min': 1, 'max': 1}), (
             model.Window(NOW, NOW + 100))
@@ -262,7 +262,7 @@ class TestFailing(whole_hosts_base.WholeHostsTestCase):
         self.clock.advance(41)
         self.assertTrue(reshuffler.is_next('one'))
 
-    def test_where_it_fails_others_have_their_turn(self):
+    def test_reshuffling_error_does_not_block_others(self):
         reshuffler = self.overbooking._booking_reassignment._reshuffler
         demand, window = self.machines.so_many({'min': 1, 'max': 1}), (
             model.Window(NOW, NOW + 100))
@@ -279,7 +279,7 @@ class TestFailing(whole_hosts_base.WholeHostsTestCase):
         self.assertFalse(reshuffler.is_next('one'))
         self.assertTrue(reshuffler.is_next('other'))
 
-    def test_where_another_process_was_faster_it_is_looked_again_soon(self):
+    def test_lost_race_is_retried_soon(self):
         reshuffler = self.overbooking._booking_reassignment._reshuffler
 
         def free(*_what):
@@ -293,7 +293,7 @@ class TestFailing(whole_hosts_base.WholeHostsTestCase):
         self.clock.advance(2)
         self.assertTrue(reshuffler.is_next('one'))
 
-    def test_who_needs_no_whole_hosts_does_not_wait_for_one(self):
+    def test_slot_reservations_do_not_wait_for_whole_hosts(self):
         """Reservations of slots never wait for a whole host."""
         asked, self.uuids['three'] = [], self.host('three', VCPU=2)
         reshuffler = self.overbooking._booking_reassignment._reshuffler
@@ -313,7 +313,7 @@ class TestFailing(whole_hosts_base.WholeHostsTestCase):
             self.overbooking.look()
         self.assertEqual({lost['reservations'][0]['id']}, {*asked})
 
-    def test_it_is_no_difference_that_one_came_later(self):
+    def test_audit_accepts_host_that_was_added_later(self):
         lease = self.reserve_machines(0, 7200)
         driven.run_due(self.engine)
         self.clock.advance(5)
@@ -335,14 +335,14 @@ class TestFailing(whole_hosts_base.WholeHostsTestCase):
                         models.Booking.outage.is_(None)):
                     row.start_date, row.end_date = NOW + 5, NOW + 7200
 
-    def test_where_it_can_go_nowhere_else_it_stays(self):
+    def test_later_lease_without_alternative_is_not_moved(self):
         lost, other = self.after_failure(0, 3900, 3800)
         self.assertEqual(({'one'}, {'two'}, True), (
             self.bookings_of(lost).keys(), self.bookings_of(other).keys(),
             self.missing(lost)))
         self.assertNotIn(other['id'], dict(self.notified).values())
 
-    def test_where_nothing_is_found_it_is_not_looked_all_the_time(self):
+    def test_unsuccessful_reshuffling_is_repeated_after_pause(self):
         reshuffler = self.overbooking._booking_reassignment._reshuffler
         looks = []
         reshuffler._free = lambda *_what: looks.append(
@@ -354,7 +354,7 @@ class TestFailing(whole_hosts_base.WholeHostsTestCase):
                 model.Window(NOW, NOW + 100), ()))
             self.assertEqual(looked, len(looks))
 
-    def test_it_gets_another_one_beside_it(self):
+    def test_running_lease_gets_additional_host_for_failed_one(self):
         lease = self.reserve_machines(0, 7200)
         driven.run_due(self.engine)
         self.assertEqual({'one'}, self.held().keys())
@@ -394,7 +394,7 @@ class TestFailing(whole_hosts_base.WholeHostsTestCase):
         self.assertEqual({}, self.held())
         self.assertEqual(0, self.count_rows()['bookings'])
 
-    def test_one_that_runs_says_how_many_it_has_of_those_it_may_have(self):
+    def test_warning_states_number_of_hosts_below_maximum(self):
         lease = self.reserve_machines(0, 7200)
         self.assertEqual([], lease['warnings'])
         driven.run_due(self.engine)
@@ -404,7 +404,7 @@ class TestFailing(whole_hosts_base.WholeHostsTestCase):
         self.assertEqual({'one', 'two'}, self.bookings_of(lease).keys())
         self.assertEqual([], self.change(lease, 1, 2)['warnings'])
 
-    def test_where_they_are(self):
+    def test_booked_hosts_are_listed_with_failed_flag(self):
         lease = self.reserve_machines(0, 7200, 2, 2)
         (reservation,) = lease['reservations']
         driven.run_due(self.engine)
@@ -419,7 +419,7 @@ class TestFailing(whole_hosts_base.WholeHostsTestCase):
             hosted_servers.Host('one', service_hosts['one'], False),
             hosted_servers.Host('two', service_hosts['two'], True)]}, found)
 
-    def test_it_waits_for_one_where_there_is_none(self):
+    def test_lease_waits_for_replacement_host(self):
         lease = self.reserve_machines(0, 7200)
         other = self.reserve_machines(100, 200)
         driven.run_due(self.engine)
@@ -440,7 +440,7 @@ class TestFailing(whole_hosts_base.WholeHostsTestCase):
         self.assertEqual({'one', 'two'}, self.bookings_of(lease).keys())
         self.assertIs(False, self.missing(lease))
 
-    def test_one_of_which_nothing_is_known_keeps_no_other_from_its(self):
+    def test_lease_with_unknown_demand_does_not_block_others(self):
         """The demand cannot be determined: its rack no longer exists."""
         broken = self.reserve_machines(0, 7200)
         other = self.reserve_machines(0, 7200)
@@ -462,7 +462,7 @@ class TestFailing(whole_hosts_base.WholeHostsTestCase):
         self.assertEqual({'one'}, self.bookings_of(broken).keys())
         self.assertEqual({'two', 'three'}, self.bookings_of(other).keys())
 
-    def test_one_that_has_not_begun_goes_elsewhere(self):
+    def test_lease_not_started_is_moved_to_another_host(self):
         lease = self.reserve_machines(100, 7200)
         self.assertEqual({'one'}, self.bookings_of(lease).keys())
         self.fail('one')

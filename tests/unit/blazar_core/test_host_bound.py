@@ -29,7 +29,7 @@ NOW = base.NOW
 HOSTS = 40
 
 
-class HostBoundTestCase(base.LeaseTestCase):
+class HostSpreadTestCase(base.LeaseTestCase):
 
     scenarios = databases.SQL
     strategy = staticmethod(selection.pack)
@@ -95,15 +95,15 @@ class HostBoundTestCase(base.LeaseTestCase):
         )
 
 
-class TestFollowing(HostBoundTestCase):
+class TestConsecutiveLeases(HostSpreadTestCase):
     """Small leases one after the other."""
 
-    def test_within_a_moment_they_take_few_hosts(self):
+    def test_consecutive_leases_share_hosts(self):
         for number in range(HOSTS):
             self.ask(100 * (number + 1))
         self.assertEqual(1, len(self.on()))
 
-    def test_so_they_do_side_by_side(self):
+    def test_leases_of_concurrent_processes_share_hosts(self):
         """Four processes create leases, of which four overlap at a time."""
         failed = []
 
@@ -125,13 +125,13 @@ class TestFollowing(HostBoundTestCase):
         self.assertLessEqual(len(self.on()), HOSTS - 30)
 
 
-class TestRandomFollowing(TestFollowing):
+class TestRandomConsecutiveLeases(TestConsecutiveLeases):
     """The same with hosts that are chosen at random."""
 
     strategy = staticmethod(selection.spread)
 
 
-class TestReceived(HostBoundTestCase):
+class TestTransferredLeases(HostSpreadTestCase):
     """Leases that other projects create on hosts that they choose."""
 
     def setUp(self):
@@ -148,7 +148,7 @@ class TestReceived(HostBoundTestCase):
                     lease['start_date'], lease['end_date']), count,
                     {'VCPU': count}, held=False)), False, back)
 
-    def test_they_count_as_its_own(self):
+    def test_transferred_leases_count_for_new_project(self):
         for number, name in enumerate(self.names[:4]):
             self.receive(self.ask(100 * (number + 1), 'other', name))
         for number, name in enumerate(self.names[4:9], 4):
@@ -164,7 +164,7 @@ class TestReceived(HostBoundTestCase):
         # It has reservations there.
         self.receive(self.ask(5000, 'fourth', self.names[0]))
 
-    def test_one_with_many_hosts_may_be_received(self):
+    def test_lease_with_many_hosts_can_be_transferred(self):
         for number, name in enumerate(self.names[:4]):
             self.receive(self.ask(100 * (number + 1), 'other', name))
         self.receive(self.ask(
@@ -172,7 +172,7 @@ class TestReceived(HostBoundTestCase):
             avoid=frozenset(map(self.uuid_of, self.names[:4]))), count=4)
         self.assertEqual(8, len(self.on()))
 
-    def test_one_that_comes_back_is_not_refused(self):
+    def test_returned_lease_is_not_refused(self):
         lease = self.ask(100, 'project', self.names[0])
         self.receive(lease, 'other')
         for number, name in enumerate(self.names[1:5]):
@@ -181,14 +181,14 @@ class TestReceived(HostBoundTestCase):
         self.assertEqual(5, len(self.on()))
 
 
-class TestChosen(HostBoundTestCase):
+class TestChosenHosts(HostSpreadTestCase):
     """Hosts that a user chooses, one after the other."""
 
     def choose(self, *names, start=100):
         for number, name in enumerate(names):
             self.ask(start + 100 * number, name=name)
 
-    def test_twice_as_many_as_at_the_same_time_and_two_more(self):
+    def test_spread_limit_is_twice_the_concurrent_hosts_plus_two(self):
         self.choose(*self.names[:4])
         error = self.assertRaises(
             errors.LimitExceeded, self.choose, self.names[4], start=1000)
@@ -198,7 +198,7 @@ class TestChosen(HostBoundTestCase):
         self.choose(*self.names[:4], start=2000)
         self.ask(100, 'other', self.names[4])
 
-    def test_by_affinity_with_servers_that_run_there(self):
+    def test_affinity_to_running_servers_is_limited(self):
         every = frozenset(map(self.uuid_of, self.names))
 
         def join(number):
@@ -211,7 +211,7 @@ class TestChosen(HostBoundTestCase):
         self.assertRaises(errors.LimitExceeded, join, 4)
         self.assertEqual(4, len(self.on()))
 
-    def test_more_at_the_same_time_are_more_over_all_times(self):
+    def test_more_concurrent_hosts_allow_larger_spread(self):
         self.ask(100, count=3, affinity=model.Affinity.DIFFERENT)
         before = len(self.on())
         self.assertEqual(3, before)
@@ -221,7 +221,7 @@ class TestChosen(HostBoundTestCase):
         self.assertRaises(errors.LimitExceeded, self.choose, left[5],
                           start=2000)
 
-    def test_occurrences_count_with_the_leases_that_there_are(self):
+    def test_occurrences_count_with_existing_leases(self):
         self.ask(100, count=3, affinity=model.Affinity.DIFFERENT)
         left = [self.host_id(name) for name in self.names
                 if self.host_id(name) not in self.on()]
@@ -233,7 +233,7 @@ class TestChosen(HostBoundTestCase):
             bound = bound.with_lease([[host_id]], window)
         self.assertEqual([True] * 5 + [False], allowed)
 
-    def test_where_its_hosts_are_full_it_gets_others(self):
+    def test_other_host_is_allowed_if_own_hosts_are_full(self):
         """The hosts are full of leases of other projects."""
         self.choose(*self.names[:4])
         for name in self.names[:4]:
@@ -241,14 +241,14 @@ class TestChosen(HostBoundTestCase):
         self.ask(1000)
         self.assertEqual(5, len(self.on()))
 
-    def test_apart_at_the_same_time(self):
+    def test_concurrent_leases_on_different_hosts_are_allowed(self):
         for number in range(4):
             self.ask(100, avoid=frozenset(
                 self.uuid_of(name) for name in self.names
                 if self.host_id(name) in self.on()))
         self.assertEqual(4, len(self.on()))
 
-    def test_the_operator_may_do_without(self):
+    def test_limit_can_be_disabled(self):
         for values in ({'max_host_spread': -1},
                        {'exempt_project_ids': ['project']}):
             for name, value in values.items():
@@ -258,14 +258,14 @@ class TestChosen(HostBoundTestCase):
                 'max_host_spread', 'blazar_enforcement')
 
 
-class TestAtOnce(HostBoundTestCase):
+class TestConcurrentRequests(HostSpreadTestCase):
     """Requests of one project at the same moment."""
 
     def choose(self, *names):
         for number, name in enumerate(names):
             self.ask(100 + 100 * number, name=name)
 
-    def test_they_keep_to_the_bound_together(self):
+    def test_concurrent_requests_share_limit(self):
         self.choose(*self.names[:3])
         search, others = self.made.creation._admission, [self.names[3]]
         pick_all = search.pick_all
@@ -283,7 +283,7 @@ class TestAtOnce(HostBoundTestCase):
         self.ask(1000, name=self.names[0])
         self.assertEqual(4, len(self.on()))
 
-    def test_where_their_hosts_are_full_they_get_others(self):
+    def test_other_hosts_are_allowed_if_own_hosts_are_full(self):
         self.choose(*self.names[:4])
         for name in self.names[:4]:
             self.ask(1000, 'other' + name, name, resources={'VCPU': 4})
@@ -292,7 +292,7 @@ class TestAtOnce(HostBoundTestCase):
             self.made.creation.create(new, None)
         self.assertEqual(5, len(self.on()))
 
-    def test_only_a_host_that_is_new_takes_a_count_of_all(self):
+    def test_hosts_are_counted_only_for_a_new_host(self):
         counted = []
         sa.event.listen(
             self.limits._database.engine, 'before_cursor_execute',
@@ -306,12 +306,12 @@ class TestAtOnce(HostBoundTestCase):
         self.assertEqual(1, len(counted))
 
 
-class TestManyAtOnce(HostBoundTestCase):
+class TestManyConcurrentRequests(HostSpreadTestCase):
     """Many requests of one project, on databases with concurrent writers."""
 
     scenarios = databases.RACES
 
-    def test_none_is_refused(self):
+    def test_no_concurrent_request_is_refused(self):
         self.books.conf.set_override(
             'max_reserved_vcpus_per_project', -1, 'blazar_enforcement')
         self.ask(50, count=6, affinity=model.Affinity.DIFFERENT)
@@ -335,7 +335,7 @@ class TestManyAtOnce(HostBoundTestCase):
             models.Booking.id)))
 
 
-class TestSeries(HostBoundTestCase):
+class TestSeries(HostSpreadTestCase):
     """All occurrences of a recurring lease."""
 
     strategy = staticmethod(selection.spread)
@@ -353,12 +353,12 @@ class TestSeries(HostBoundTestCase):
         return self.made.series.create(
             'all', asked, series, [None] * len(series), [])
 
-    def test_they_share_their_hosts(self):
+    def test_occurrences_share_hosts(self):
         self.series(HOSTS - 1)
         self.assertEqual(1, len(self.on()))
 
 
-class TestSeriesMoved(TestSeries):
+class TestMovedSeries(TestSeries):
     """All occurrences of a recurring lease, which must move."""
 
     strategy = staticmethod(selection.pack)
@@ -375,7 +375,7 @@ class TestSeriesMoved(TestSeries):
                 {'VCPU': 1}, lease_id=one['id'], resized=False,
                 beside=ids - {one['id']})))
 
-    def test_they_keep_to_the_bound_together(self):
+    def test_moved_occurrences_share_limit(self):
         made = self.series(8)
         first, = (name for name in self.names
                   if self.host_id(name) in self.on())

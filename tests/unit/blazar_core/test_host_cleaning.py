@@ -51,7 +51,7 @@ class TestCleaning(whole_hosts_base.WholeHostsTestCase):
         with self.database.writer() as session:
             session.execute(sa.update(models.Host).values(recheck_at=None))
 
-    def test_until_it_is_over_nobody_gets_the_hosts(self):
+    def test_hosts_are_unavailable_during_cleaning_time(self):
         lease, reservation_id = self.started(cleaning_time=60)
         for start in (100, 159):
             refused = self.assertRaises(
@@ -72,7 +72,7 @@ class TestCleaning(whole_hosts_base.WholeHostsTestCase):
             (row.vacated_at, row.cleaned_at)
             for row in self.scalars(models.Host)])
 
-    def test_it_begins_when_the_last_server_has_gone(self):
+    def test_cleaning_starts_after_last_server_is_deleted(self):
         lease, reservation_id = self.started(cleaning_time=60)
         self.machines.full[reservation_id] = [uuidutils.generate_uuid()]
         self.run_at(100)
@@ -84,7 +84,7 @@ class TestCleaning(whole_hosts_base.WholeHostsTestCase):
         self.run_at(190)
         self.assertEqual('TERMINATED', self.status(lease))
 
-    def test_a_host_is_cleaned_until_it_is_clean_and_not_again(self):
+    def test_cleaning_is_retried_only_for_dirty_hosts(self):
         lease, _id = self.started()
         first, second = self.uuids
         self.machines.dirty = {second}
@@ -100,7 +100,7 @@ class TestCleaning(whole_hosts_base.WholeHostsTestCase):
                          self.machines.swept)
         self.assertEqual('TERMINATED', self.status(lease))
 
-    def test_they_are_cleaned_for_each_lease(self):
+    def test_hosts_are_cleaned_after_each_lease(self):
         for _time in range(2):
             self.started()
             self.clock.advance(100)
@@ -108,14 +108,14 @@ class TestCleaning(whole_hosts_base.WholeHostsTestCase):
             self.clock.advance(-100)
         self.assertEqual(self.uuids * 2, self.machines.swept)
 
-    def test_nobody_cleans_what_was_not_used(self):
+    def test_unused_hosts_are_not_cleaned(self):
         self.machines.cleaning_time = 60
         lease = self.reserve_machines(50, 100)
         self.lifecycle.lease_end.delete(lease['id'])
         self.assertEqual(['TERMINATED'], self.scalars(models.Lease.status))
         self.assertEqual([], self.machines.swept)
 
-    def test_it_is_as_long_as_when_the_lease_was_made(self):
+    def test_cleaning_time_is_that_of_lease_creation(self):
         lease, _id = self.started(cleaning_time=60)
         self.machines.cleaning_time = 0
         self.leases.updates.update(
@@ -128,7 +128,7 @@ class TestCleaning(whole_hosts_base.WholeHostsTestCase):
         self.run_at(260)
         self.assertEqual('TERMINATED', self.status(lease))
 
-    def test_what_could_not_start_is_cleaned_when_it_was_used(self):
+    def test_hosts_are_cleaned_only_after_successful_start(self):
         """The start is given up at first, and succeeds in the end."""
         start, self.machines.start = self.machines.start, lambda _: 1 / 0
         self.machines.cleaning_time = 600
@@ -146,7 +146,7 @@ class TestCleaning(whole_hosts_base.WholeHostsTestCase):
         self.assertEqual(self.uuids, self.machines.swept)
         self.assertEqual('TERMINATING', self.status(second))
 
-    def test_what_was_left_of_another_time_is_not_said_of_this_one(self):
+    def test_cleaning_state_of_earlier_lease_is_ignored(self):
         with self.database.writer() as session:
             session.execute(sa.update(models.Host).values(
                 vacated_at=NOW, cleaned_at=NOW, cleaning_until=NOW))
@@ -154,7 +154,7 @@ class TestCleaning(whole_hosts_base.WholeHostsTestCase):
         self.run_at(100)
         self.assertEqual(self.uuids, self.machines.swept)
 
-    def test_a_clock_that_was_ahead_delays_nothing(self):
+    def test_clock_that_was_ahead_does_not_delay_cleaning(self):
         lease, _id = self.started(cleaning_time=60)
         self.run_at(100)
         with self.database.writer() as session:
@@ -168,7 +168,7 @@ class TestCleaning(whole_hosts_base.WholeHostsTestCase):
         self.assertEqual(self.uuids, self.machines.swept)
         self.assertEqual('TERMINATED', self.status(lease))
 
-    def test_no_two_are_at_a_host(self):
+    def test_host_is_not_cleaned_twice_concurrently(self):
         """A lease is deleted while its hosts are cleaned."""
         lease, _id = self.started()
         clean, times = self.machines.clean, []
@@ -187,7 +187,7 @@ class TestCleaning(whole_hosts_base.WholeHostsTestCase):
         self.assertEqual(['TERMINATED'], self.scalars(models.Lease.status))
         self.assertEqual(self.uuids, self.machines.swept)
 
-    def test_who_stands_still_begins_nothing_any_more(self):
+    def test_stalled_process_starts_no_cleaning(self):
         lease, _id = self.started()
         clean, late = self.machines.clean, []
 
@@ -203,7 +203,7 @@ class TestCleaning(whole_hosts_base.WholeHostsTestCase):
         self.run_at(4000)
         self.assertEqual('TERMINATED', self.status(lease))
 
-    def test_who_stood_still_takes_it_from_nobody_else(self):
+    def test_stalled_process_does_not_take_over_cleaning(self):
         lease, _id = self.started()
         clean, times = self.machines.clean, []
 
@@ -231,7 +231,7 @@ class TestCleaning(whole_hosts_base.WholeHostsTestCase):
         self.assertEqual('TERMINATED', self.status(lease))
         self.assertEqual(self.uuids, self.machines.swept)
 
-    def test_who_died_over_it_keeps_others_from_it_for_a_while(self):
+    def test_cleaning_of_dead_process_is_taken_over_after_a_while(self):
         lease, _id = self.started()
         clean = self.machines.clean
 
@@ -250,7 +250,7 @@ class TestCleaning(whole_hosts_base.WholeHostsTestCase):
         self.assertEqual(self.uuids, self.machines.swept)
         self.assertEqual('TERMINATED', self.status(lease))
 
-    def test_of_many_those_that_waited_longest_come_first(self):
+    def test_hosts_waiting_longest_are_cleaned_first(self):
         for number in range(8):
             self.host(f'more{number}', VCPU=4)
         lease = self.reserve_machines(0, 100, 10, 10)
@@ -268,7 +268,7 @@ class TestCleaning(whole_hosts_base.WholeHostsTestCase):
             self.run_at(time)
         self.assertEqual('TERMINATED', self.status(lease))
 
-    def test_one_reservation_does_not_put_off_another(self):
+    def test_reservation_does_not_delay_cleaning_of_another(self):
         self.machines.cleaning_time = 3600
         self.host('three', VCPU=4)
         lease = self.reserve(
@@ -287,7 +287,7 @@ class TestCleaning(whole_hosts_base.WholeHostsTestCase):
         self.assertEqual({}, self.places_type.open)
         self.assertEqual('TERMINATING', self.status(lease))
 
-    def test_what_verify_says_of_it(self):
+    def test_audit_reports_hosts_that_are_not_clean(self):
         lease, reservation_id = self.started(on_end='recycle')
         looking = audit.Audit(self.database, self.clock, self.lifecycle,
                               self.encryption.decrypt, 60)
@@ -305,7 +305,7 @@ class TestCleaning(whole_hosts_base.WholeHostsTestCase):
         self.assertIn('not clean yet', found.text)
         self.assertIn('cleaning_command', found.remedy)
 
-    def test_nobody_reserves_what_does_not_come_back(self):
+    def test_hosts_with_remaining_servers_cannot_be_reserved(self):
         self.machines.among = model.HostPool.ENROLLED
         for name in ('one', 'two'):
             self.enrol(name)
@@ -331,7 +331,7 @@ class TestCleaning(whole_hosts_base.WholeHostsTestCase):
         self.assertEqual('TERMINATED', self.status(lease))
         self.reserve_machines(1000, 2000, 3, 3)
 
-    def test_who_keeps_hosts_has_them_by_the_limits_too(self):
+    def test_hosts_with_remaining_servers_count_for_limits(self):
         self.books.conf.set_override(
             'max_reserved_hosts_per_project', 2, 'blazar_enforcement')
         limited = limits.Limits(self.books.conf, self.database, self.clock,
@@ -347,7 +347,7 @@ class TestCleaning(whole_hosts_base.WholeHostsTestCase):
         self.run_at(160)
         self.assertRaises(errors.LimitExceeded, limited.check, later)
 
-    def test_whoever_comes_back_leaves_dirt(self):
+    def test_hosts_are_cleaned_again_after_returning_server(self):
         lease, reservation_id = self.started(cleaning_time=60)
         first, second = self.uuids
         self.machines.dirty = {second}
@@ -365,7 +365,7 @@ class TestCleaning(whole_hosts_base.WholeHostsTestCase):
         self.run_at(260)
         self.assertEqual('TERMINATED', self.status(lease))
 
-    def test_what_is_left_of_grace_is_not_wasted(self):
+    def test_empty_hosts_end_grace_period_early(self):
         lease, reservation_id = self.started(grace_period=10_000)
         self.machines.full[reservation_id] = [uuidutils.generate_uuid()]
         self.run_at(100)
@@ -373,7 +373,7 @@ class TestCleaning(whole_hosts_base.WholeHostsTestCase):
         self.run_at(100 + retries.LONGEST_PAUSE)
         self.assertEqual('TERMINATED', self.status(lease))
 
-    def test_pauses_grow_while_nothing_gets_clean(self):
+    def test_pauses_grow_while_cleaning_fails(self):
         lease, _id = self.started()
         self.machines.dirty = {*self.uuids}
         pauses = []
@@ -393,19 +393,19 @@ class TestCleaning(whole_hosts_base.WholeHostsTestCase):
         self.assertEqual(retries.AWAY, due - self.clock.now())
         self.assertEqual('TERMINATING', self.status(lease))
 
-    def test_servers_with_bookings_do_not_stay(self):
+    def test_recycle_policy_deletes_servers_with_bookings(self):
         lease = self.running_lease(request=self.request(on_end='recycle'))
         self.run_at(100)
         self.assertEqual(base.servers_of(lease), self.cloud.deleted)
         self.assertEqual('TERMINATED', self.status(lease))
 
-    def test_what_is_ended_before_its_time_has_no_grace(self):
+    def test_lease_ended_early_has_no_grace_period(self):
         lease = self.running_lease(request=self.request(grace_period=100))
         self.lifecycle.lease_end.end(lease['id'])
         self.assertEqual(base.servers_of(lease), self.cloud.deleted)
         self.assertEqual('TERMINATED', self.status(lease))
 
-    def test_what_raises_is_tried_again(self):
+    def test_cleaning_is_retried_after_error(self):
         lease, _id = self.started()
         clean = self.machines.clean
         self.machines.clean = lambda *args: 1 / 0
@@ -416,7 +416,7 @@ class TestCleaning(whole_hosts_base.WholeHostsTestCase):
         self.run_at(500)
         self.assertEqual('TERMINATED', self.status(lease))
 
-    def test_after_a_period_of_grace(self):
+    def test_cleaning_follows_grace_period(self):
         lease, reservation_id = self.started(
             cleaning_time=60, grace_period=30)
         self.assertEqual({NOW + 190}, {*self.scalars(
@@ -432,7 +432,7 @@ class TestCleaning(whole_hosts_base.WholeHostsTestCase):
         self.run_at(130)
         self.assertEqual([hosted], self.cloud.deleted)
 
-    def test_a_host_may_wait_until_its_servers_are_gone(self):
+    def test_recycle_policy_waits_until_servers_are_deleted(self):
         lease, reservation_id = self.started(on_end='recycle')
         hosted = uuidutils.generate_uuid()
         self.cloud.servers[hosted] = cloud_api.ObservedServer(
@@ -447,7 +447,7 @@ class TestCleaning(whole_hosts_base.WholeHostsTestCase):
         self.assertEqual('TERMINATED', self.status(lease))
         self.assertEqual([], self.cloud.deleted)
 
-    def test_who_comes_next_gets_another_host_where_there_is_one(self):
+    def test_next_lease_gets_another_host_if_available(self):
         lease, reservation_id = self.started(on_end='recycle')
         hosted = uuidutils.generate_uuid()
         self.cloud.servers[hosted] = cloud_api.ObservedServer(
@@ -463,7 +463,7 @@ class TestCleaning(whole_hosts_base.WholeHostsTestCase):
         self.assertEqual('ACTIVE', self.status(second))
         self.assertEqual({'three'}, self.bookings_of(second).keys())
 
-    def test_who_deletes_his_lease_has_no_servers_any_more(self):
+    def test_deleting_lease_deletes_hosted_servers(self):
         lease, reservation_id = self.started(
             on_end='recycle', grace_period=1000)
         hosted = uuidutils.generate_uuid()
@@ -476,7 +476,7 @@ class TestCleaning(whole_hosts_base.WholeHostsTestCase):
         driven.run_due(self.engine)
         self.assertEqual([hosted], self.cloud.deleted)
 
-    def test_it_is_nothing_that_whoever_deletes_a_lease_waits_for(self):
+    def test_deletion_request_does_not_wait_for_cleaning(self):
         """Cleaning may take as long as the operator's command does."""
         lease, _id = self.started()
         self.lifecycle.lease_end.delete(lease['id'])

@@ -38,7 +38,7 @@ REFUSED = (errors.LimitExceeded, errors.Refused, errors.InvalidLeaseParams,
            errors.Conflict, errors.NotFound)
 
 
-class HoardingTestCase(test_host_bound.HostBoundTestCase):
+class HoardingTestCase(test_host_bound.HostSpreadTestCase):
 
     scenarios = [databases.SCENARIOS[0]]
 
@@ -119,14 +119,14 @@ class HoardingTestCase(test_host_bound.HostBoundTestCase):
 class TestSeries(HoardingTestCase):
     """Leases that recur daily."""
 
-    def test_each_on_another_host(self):
+    def test_series_each_on_another_host_are_limited(self):
         self.hoard(*(lambda number=number, name=name: self.daily(
             100 * (number + 1), name=name)
             for number, name in enumerate(self.names)))
         self.assertEqual(4, len(self.on()))
         self.assert_open()
 
-    def test_after_as_many_as_possible_at_once(self):
+    def test_series_after_many_concurrent_ones_are_limited(self):
         self.hoard(*(lambda name=name: self.daily(100, name=name)
                      for name in self.names))
         self.assertEqual(4, len(self.on()))
@@ -136,7 +136,7 @@ class TestSeries(HoardingTestCase):
         self.assertEqual(MOST, len(self.on()))
         self.assert_open()
 
-    def test_whose_occurrences_get_other_hosts(self):
+    def test_moving_occurrences_to_other_hosts_is_limited(self):
         made = self.daily(100, len(self.names))
         self.hoard(*(lambda one=one, name=name: self.changed(
             one, self.reserved(name=name))
@@ -144,7 +144,7 @@ class TestSeries(HoardingTestCase):
         self.assertEqual(4, len(self.on()))
         self.assert_open()
 
-    def test_that_are_moved_apart(self):
+    def test_moving_concurrent_series_apart_is_limited(self):
         """At the same time they may have more hosts."""
         for _round in range(3):
             made = []
@@ -165,7 +165,7 @@ class TestSeries(HoardingTestCase):
         self.assertEqual(MOST, len(self.on()))
         self.assert_open()
 
-    def test_that_are_deleted_and_made_again(self):
+    def test_deleting_and_recreating_series_is_limited(self):
         for number, name in enumerate(self.names):
             for kept in range(2):
                 made = []
@@ -176,7 +176,7 @@ class TestSeries(HoardingTestCase):
         self.assertEqual(4, len(self.on()))
         self.assert_open()
 
-    def test_whose_amounts_are_raised(self):
+    def test_raising_amounts_of_occurrences_is_limited(self):
         made = self.daily(100, len(self.names))
         for one in made:
             for amount in (5, 4):
@@ -195,7 +195,7 @@ class TestSeries(HoardingTestCase):
         self.assert_open()
 
 
-class TestMoving(HoardingTestCase):
+class TestMovingServers(HoardingTestCase):
     """Servers that move take their bookings along."""
 
     def setUp(self):
@@ -218,7 +218,7 @@ class TestMoving(HoardingTestCase):
                     session, self.clock.now(), uuid,
                     {server_id: {'VCPU': 1}} if uuid == there else {}, seen)
 
-    def test_where_one_has_been_nothing_is_reserved_for_later(self):
+    def test_moving_server_does_not_extend_host_spread(self):
         server_id, = base.servers_of(self.running_lease(0, 100 * DAY))
         for number, name in enumerate(self.names):
             self.move(server_id, name)
@@ -227,7 +227,7 @@ class TestMoving(HoardingTestCase):
         self.assertEqual(4 + 1, len(self.on()))
         self.assert_open()
 
-    def test_nor_where_one_was_placed_for_a_short_lease(self):
+    def test_short_leases_do_not_extend_host_spread(self):
         for number, name in enumerate(self.names):
             lease = self.lease(0, 1000)
             self.move(*base.servers_of(lease), name)
@@ -237,13 +237,13 @@ class TestMoving(HoardingTestCase):
         self.assert_open()
 
 
-class TestWaiting(HoardingTestCase):
+class TestQueuedLeases(HoardingTestCase):
     """Leases that wait for hosts that another project of the member has."""
 
     def bound(self, project_id, lease_id):
         return self.limits.of_waiting(project_id, lease_id)
 
-    def test_what_waits_gets_no_more_hosts(self):
+    def test_queued_leases_get_no_additional_hosts(self):
         for number, name in enumerate(self.names):
             start = 1000 + 100 * number
             other = self.ask(start, 'other', name, resources={'VCPU': 4})
@@ -262,12 +262,12 @@ class TestWaiting(HoardingTestCase):
         self.assert_open()
 
 
-class TestHealed(HoardingTestCase):
+class TestHealedLeases(HoardingTestCase):
     """Leases whose host fails."""
 
     strategy = staticmethod(selection.spread)
 
-    def test_they_get_few_other_hosts(self):
+    def test_healed_leases_share_replacement_host(self):
         for number in range(12):
             self.ask(3600 + 100 * number, name=self.names[0])
         status = host_status.HostStatus(
@@ -286,12 +286,12 @@ class TestHealed(HoardingTestCase):
         self.assertEqual(1, len(self.on() - {self.host_id(self.names[0])}))
 
 
-class TestAnything(HoardingTestCase):
+class TestRandomAttempts(HoardingTestCase):
     """A member tries whatever there is, in any order."""
 
     strategy = staticmethod(selection.spread)
 
-    def test_it_never_has_more_hosts(self):
+    def test_random_attempts_never_exceed_host_spread(self):
         dice = random.Random('hoarding')
         made = []
 

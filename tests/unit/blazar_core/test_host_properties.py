@@ -31,14 +31,14 @@ def says(expression: object) -> bool:
     return matches(host_properties.parse(expression), HOST)
 
 
-class SpecTest(testtools.TestCase):
+class ExtraSpecTest(testtools.TestCase):
     """Properties that are compared like extra specs of flavors."""
 
     def has(self, gpu, spec, operator='='):
         return matches(host_properties.parse(
             [operator, '$capabilities:gpu', spec]), {'gpu': gpu})
 
-    def test_each_operator(self):
+    def test_each_operator_is_evaluated(self):
         for spec, yes, no in (
                 ('A100', 'A100', 'A1'), ('a b', 'a b', 'a'),
                 ('s== A100', 'A100', 'H100'), ('s!= A100', 'H100', 'A100'),
@@ -53,14 +53,14 @@ class SpecTest(testtools.TestCase):
             self.assertTrue(self.has(yes, spec), spec)
             self.assertFalse(self.has(no, spec), spec)
 
-    def test_what_cannot_be_compared_does_not_match(self):
+    def test_incomparable_value_does_not_match(self):
         for gpu, spec in (('A100', '>= 8'), ('aes', '<all-in> aes'),
                           ('x', '<range-in> [ 1 4 ]')):
             self.assertFalse(self.has(gpu, spec), spec)
         self.assertFalse(matches(host_properties.parse(
             ['=', '$capabilities:rack', '7']), {'gpu': '7'}))
 
-    def test_it_is_said_what_to_write(self):
+    def test_invalid_spec_is_refused_with_example(self):
         for spec in ('', '>=', '>= many', '== x', '<in>', '<or>',
                      '<range-in> 1 4', '<range-in> [ 4 1 ]'):
             self.assertIn('Write for example ">= 8"', str(self.assertRaises(
@@ -68,7 +68,7 @@ class SpecTest(testtools.TestCase):
         self.assertIn('contains its own operator', str(self.assertRaises(
             errors.InvalidLeaseParams, self.has, '8', '8', '>=')))
 
-    def test_who_may_ask_for_the_property_may_ask_so(self):
+    def test_prefixed_property_must_be_public(self):
         expression = host_properties.parse(['in', '$capabilities:gpu', 'a',
                                             'b'])
         host_properties.check(expression, ['gpu'])
@@ -78,7 +78,7 @@ class SpecTest(testtools.TestCase):
 
 class ExpressionTest(testtools.TestCase):
 
-    def test_each_operator(self):
+    def test_each_operator_is_evaluated(self):
         for expression, expected in (
                 (['=', '$arch', 'x86_64'], True),
                 (['==', '$arch', 'aarch64'], False),
@@ -103,11 +103,11 @@ class ExpressionTest(testtools.TestCase):
         self.assertTrue(says(['=', '$vcpus', '9.0']))
         self.assertTrue(says(['>', '$arch', '9']))
 
-    def test_what_a_host_does_not_have_matches_nothing(self):
+    def test_missing_property_matches_nothing(self):
         for name in MEANING:
             self.assertFalse(says([name, '$unknown', '1']), name)
 
-    def test_what_is_no_number_and_what_is_deep(self):
+    def test_non_finite_numbers_and_deep_nesting_are_refused(self):
         for value in (float('nan'), float('inf'), -float('inf')):
             self.assertRaises(errors.InvalidLeaseParams, host_properties.parse,
                               ['=', '$load', value])
@@ -119,11 +119,11 @@ class ExpressionTest(testtools.TestCase):
             self.assertRaises(errors.InvalidLeaseParams, host_properties.parse,
                               expression)
 
-    def test_nothing_is_no_condition(self):
+    def test_empty_expression_matches_every_host(self):
         for nothing in ('', ' ', '[]', [], None):
             self.assertTrue(says(nothing))
 
-    def test_what_is_no_expression_is_answered_with_a_sentence(self):
+    def test_invalid_expression_is_refused_with_explanation(self):
         for text, part in (
                 ('[', 'not JSON'), ('"text"', 'begins with an operator'),
                 ('{}', 'begins with an operator'),
@@ -144,7 +144,7 @@ class ExpressionTest(testtools.TestCase):
                 errors.InvalidLeaseParams, host_properties.parse, text)
             self.assertIn(part, str(error), text[:50])
 
-    def test_hosts_are_judged_by_themselves(self):
+    def test_hosts_are_matched_individually(self):
         hosts = {'a': {'n': 1}, 'b': {'n': '1'}, 'c': {'n': 2}, 'd': {},
                  'e': {'n': True}, 'f': {'n': 1, 'm': 2}}
         self.assertEqual(['a', 'b', 'f'], host_properties.matching(
@@ -155,7 +155,7 @@ class ExpressionTest(testtools.TestCase):
             host_properties.parse(['or', ['=', '$n', 2], ['>', '$m', 0]]),
             hosts))
 
-    def test_hosts_that_are_alike_are_judged_once(self):
+    def test_equal_hosts_are_evaluated_once(self):
         asked = []
 
         class Noted(host_properties.Comparison):
@@ -182,7 +182,7 @@ class ExpressionTest(testtools.TestCase):
                 errors.InvalidLeaseParams, host_properties.check, asked,
                 public)))
 
-    def test_an_expression_compares_with_so_many_values(self):
+    def test_number_of_compared_values_is_limited(self):
         least = ['in', '$a', *range(host_properties.MAX_VALUES - 1)]
         host_properties.check(host_properties.parse(
             ['or', least, ['=', '$a', 1]]), ['a'])
@@ -192,20 +192,20 @@ class ExpressionTest(testtools.TestCase):
         self.assertIn('compares with 51 values. Write one with at most 50.',
                       str(error))
 
-    def test_what_combines_nothing_costs_nothing(self):
+    def test_operators_with_one_operand_are_dropped(self):
         node = comparison = ['=', '$a', 1]
         for number in range(host_properties.MAX_DEPTH - 1):
             node = ['or' if number % 2 else 'and', node]
         self.assertEqual(host_properties.parse(comparison),
                          host_properties.parse(node))
 
-    def test_it_is_short_however_it_is_written(self):
+    def test_length_of_expression_is_limited(self):
         long = ['or', *[['=', '$a', 1]] * host_properties.MAX_BYTES]
         for text in (long, json.dumps(long)):
             self.assertIn('is longer than 16384 bytes', str(self.assertRaises(
                 errors.InvalidLeaseParams, host_properties.parse, text)))
 
-    def test_in_compares_with_something(self):
+    def test_in_needs_at_least_one_value(self):
         self.assertIn('one or more values to compare "$a"', str(
             self.assertRaises(errors.InvalidLeaseParams, host_properties.parse,
                               ['in', '$a', []])))
@@ -213,7 +213,7 @@ class ExpressionTest(testtools.TestCase):
     @examples.repeatable(100)
     @hypothesis.given(st.sampled_from(sorted(MEANING)),
                       st.integers(-100, 100), st.integers(-100, 100))
-    def test_comparisons_of_numbers_however_written(self, name, left, right):
+    def test_number_notation_does_not_matter(self, name, left, right):
         expected = MEANING[name](left, right)
         for one in (left, str(left), float(left)):
             for other in (right, str(right), f'{right}.0'):

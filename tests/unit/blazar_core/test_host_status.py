@@ -24,7 +24,7 @@ DOWN = host_status.Down('No sign of life from nova-compute for 60 s.')
 SURE = host_status.Down('Forced down.', certain=True)
 
 
-class HealthTestCase(test_overbooking.WatchTestCase):
+class HostStatusTestCase(test_overbooking.OverbookingTestCase):
     """Two hosts, of which one may fail."""
 
     def setUp(self):
@@ -62,15 +62,15 @@ class HealthTestCase(test_overbooking.WatchTestCase):
                           **values)
 
 
-class TestBelieving(HealthTestCase):
+class TestStatusChanges(HostStatusTestCase):
     """A change of the status takes effect after a while."""
 
-    def test_where_all_are_up_nothing_is_written(self):
+    def test_nothing_is_written_if_all_hosts_are_up(self):
         before = self.everything()
         self.see(one=None, two=None)
         self.assertEqual(before, self.everything())
 
-    def test_a_clock_that_was_ahead_delays_nothing(self):
+    def test_clock_that_was_ahead_delays_no_status_change(self):
         self.clock.step(9000)
         self.see(one=DOWN)
         self.clock.step(-9000)
@@ -87,14 +87,14 @@ class TestBelieving(HealthTestCase):
         self.see(one=None)
         self.assertEqual({}, self.outages())
 
-    def test_nor_is_a_host_away_later_than_it_is(self):
+    def test_clock_that_was_ahead_does_not_shift_outage(self):
         self.clock.step(9000)
         self.fail()
         self.clock.step(-9000)
         self.fail()
         self.assertEqual({'one': (0, INTERVAL)}, self.outages())
 
-    def test_one_lost_beat_is_nothing(self):
+    def test_short_loss_of_heartbeat_is_ignored(self):
         self.see(one=DOWN)
         self.clock.advance(FAILED - 1)
         self.see(one=DOWN)
@@ -110,7 +110,7 @@ class TestBelieving(HealthTestCase):
         self.assertEqual({'one': (FAILED + FAILED + 4, FAILED + FAILED + 4 +
                                   INTERVAL)}, self.outages())
 
-    def test_what_is_certain_is_believed_at_once(self):
+    def test_certain_failure_takes_effect_at_once(self):
         self.see()
         self.assertFalse(self.host_status.news.is_set())
         self.see(one=SURE)
@@ -118,7 +118,7 @@ class TestBelieving(HealthTestCase):
         self.assertTrue(self.host_status.news.is_set())
         self.see(one=SURE)
 
-    def test_it_is_back_when_it_has_been_so_for_a_while(self):
+    def test_host_recovers_after_being_up_for_a_while(self):
         self.fail()
         self.see(one=None)
         self.clock.advance(BACK - 1)
@@ -133,13 +133,13 @@ class TestBelieving(HealthTestCase):
         self.assertEqual({}, self.outages())
         self.assertEqual([], self.scalars(models.Outage.host_id))
 
-    def test_of_hosts_that_nobody_sees_nothing_is_said(self):
+    def test_status_of_unreported_host_is_unchanged(self):
         self.fail()
         self.clock.advance(BACK)
         self.host_status.update({self.uuid_of('two'): None})
         self.assertEqual({'one': (0, INTERVAL)}, self.outages())
 
-    def test_where_most_fail_it_is_what_reports_of_them(self):
+    def test_monitoring_is_distrusted_if_most_hosts_look_down(self):
         """The message bus has failed; but a forced-down host is down."""
         self.with_host('three', VCPU=2)
         for seen in ({'one': DOWN, 'two': DOWN}, {'one': SURE, 'two': DOWN}):
@@ -150,14 +150,14 @@ class TestBelieving(HealthTestCase):
         self.assertIn('2 of 3 hosts look down', self.log.output)
         self.assertEqual({'one', 'two'}, self.outages().keys())
 
-    def test_one_that_has_failed_before_stays_so(self):
+    def test_failed_host_stays_failed_if_most_hosts_look_down(self):
         self.fail()
         self.clock.advance(INTERVAL // 10)
         self.see(one=DOWN, two=DOWN)
         self.assertEqual(
             {'one': (0, INTERVAL + INTERVAL // 10)}, self.outages())
 
-    def test_one_that_nobody_sees_any_more_stays_away(self):
+    def test_outage_of_unreported_host_is_extended(self):
         """The cell of the host does not answer."""
         self.fail()
         self.clock.advance(INTERVAL)
@@ -168,14 +168,14 @@ class TestBelieving(HealthTestCase):
             self.places(hosts=frozenset([self.uuid_of('one')])))
         self.assertEqual(NOW + 2 * INTERVAL, refused.refusal.next_start)
 
-    def test_one_that_nova_has_no_more_is_not_away_for_ever(self):
+    def test_outage_ends_if_host_no_longer_exists_in_nova(self):
         self.fail()
         self.with_host('one')
         self.host_status.update({self.uuid_of('two'): None})
         self.assertEqual(({}, []), (
             self.outages(), host_status.away(self.database)))
 
-    def test_but_as_long_as_servers_are_there(self):
+    def test_outage_of_removed_host_lasts_while_servers_remain(self):
         lease = self.running_lease(
             0, INTERVAL, hosts=frozenset([self.uuid_of('one')]))
         self.fail()
@@ -184,7 +184,7 @@ class TestBelieving(HealthTestCase):
         self.assertEqual(1, len(host_status.away(self.database)))
         self.assertIs(True, self.get(lease)['degraded'])
 
-    def test_one_of_which_others_decide_all_the_time_holds_up_no_other(self):
+    def test_contended_host_does_not_block_others(self):
         note = self.host_status._note
 
         def busy(uuid, down):
@@ -199,15 +199,15 @@ class TestBelieving(HealthTestCase):
         self.assertEqual(1, len(self.outages()))
         self.assertIn('is checked again next time', self.log.output)
 
-    def test_hosts_that_the_books_do_not_know_are_nothing(self):
+    def test_unknown_hosts_are_ignored(self):
         self.host_status.update({'unheard-of': SURE})
 
-    def test_one_that_has_nothing_is_not_away(self):
+    def test_host_without_capacity_has_no_outage(self):
         self.with_host('none')
         self.see(none=SURE)
         self.assertEqual({}, self.outages())
 
-    def test_while_it_is_away_the_interval_goes_on(self):
+    def test_outage_is_extended_while_host_is_down(self):
         self.fail()
         self.clock.advance(INTERVAL // 10 - 1)
         self.see(one=DOWN)
@@ -217,23 +217,23 @@ class TestBelieving(HealthTestCase):
         self.assertEqual(
             {'one': (0, INTERVAL + INTERVAL // 10)}, self.outages())
 
-    def test_all_of_it_is_away_whatever_it_becomes(self):
+    def test_outage_covers_changed_capacity(self):
         self.fail()
         self.with_host('one', VCPU=4)
         self.assertEqual([{'VCPU': 4}], self.scalars(
             models.Booking.resources, models.Booking.outage.is_not(None)))
 
-    def test_verify_finds_nothing(self):
+    def test_audit_finds_nothing_during_outage(self):
         self.fail()
         self.assertEqual([], [one.text for one in audit.Audit(
             self.database, self.clock, self.lifecycle,
             self.encryption.decrypt, 60).differences()])
 
 
-class TestHealing(HealthTestCase):
+class TestHealing(HostStatusTestCase):
     """Healing at once, soon, later, as the start comes near, and never."""
 
-    def test_what_begins_soon_goes_at_once_and_what_is_later_waits(self):
+    def test_lease_starting_soon_is_reassigned_later_one_is_not(self):
         soon = self.booked_on('one', INTERVAL - 1, INTERVAL + 50)
         later = self.booked_on('one', INTERVAL, INTERVAL + 50)
         self.overbooking.look()
@@ -247,7 +247,7 @@ class TestHealing(HealthTestCase):
             self.get(one)['reservations'][0]['resources_changed']
             for one in (soon, later)])
 
-    def test_what_its_owner_has_seen_is_said_no_more_until_it_happens_again(
+    def test_acknowledged_host_change_is_not_shown_again(
             self):
         lease = self.booked_on('one', INTERVAL - 1, INTERVAL + 50)
         self.overbooking.look()
@@ -271,7 +271,7 @@ class TestHealing(HealthTestCase):
             lease['id'], updates.LeaseChange(name='new'))
         self.assertEqual((False, False), is_said())
 
-    def test_what_is_over_says_no_more_of_it(self):
+    def test_ended_lease_is_not_degraded(self):
         lease = self.reserve(0, INTERVAL, self.places(
             hosts=frozenset([self.uuid_of('one')])), active=True)
         self.fail()
@@ -284,7 +284,7 @@ class TestHealing(HealthTestCase):
             self.get(lease)['degraded'],
             self.get(lease)['reservations'][0]['resources_changed']))
 
-    def test_what_was_later_goes_as_it_comes_near(self):
+    def test_later_lease_is_reassigned_as_its_start_approaches(self):
         later = self.booked_on('one', INTERVAL + 100, INTERVAL + 150)
         self.fail()
         self.clock.advance(INTERVAL // 10)
@@ -292,7 +292,7 @@ class TestHealing(HealthTestCase):
         self.overbooking.look()
         self.assertEqual(['two'], self.hosts_of(later))
 
-    def test_it_stays_where_the_host_is_back_by_then(self):
+    def test_lease_keeps_host_that_recovers_before_its_start(self):
         later = self.booked_on('one', INTERVAL + 1000, INTERVAL + 1500)
         self.fail()
         self.overbooking.look()
@@ -304,14 +304,14 @@ class TestHealing(HealthTestCase):
         self.assertEqual(['one'], self.hosts_of(later))
         self.assertIs(False, self.get(later)['degraded'])
 
-    def test_what_is_active_and_has_no_server_goes_at_once(self):
+    def test_active_slot_without_server_is_reassigned_at_once(self):
         lease = self.reserve(0, 2 * INTERVAL, self.places(
             hosts=frozenset([self.uuid_of('one')])), active=True)
         self.fail()
         self.overbooking.look()
         self.assertEqual(['two'], self.hosts_of(lease))
 
-    def test_without_another_host_it_says_so_and_gets_one_later(self):
+    def test_lease_is_degraded_until_a_host_is_available(self):
         self.booked_on('two', 10, INTERVAL, count=2)
         lease = self.booked_on('one', 100, INTERVAL)
         self.fail()
@@ -330,7 +330,7 @@ class TestHealing(HealthTestCase):
         self.assertIs(
             False, self.get(lease)['reservations'][0]['missing_resources'])
 
-    def test_a_large_one_pushes_out_no_small_one_that_is_whole(self):
+    def test_degraded_lease_does_not_displace_other_leases(self):
         small = self.booked_on('two', 100, INTERVAL)
         large = self.booked_on('one', 50, INTERVAL, count=2)
         self.fail()
@@ -338,7 +338,7 @@ class TestHealing(HealthTestCase):
         self.assertEqual(['two'], self.hosts_of(small))
         self.assertEqual({'two', None}, set(self.hosts_of(large)))
 
-    def test_it_comes_back_where_the_host_does(self):
+    def test_lease_gets_its_recovered_host_back(self):
         lease = self.booked_on('one', 100, INTERVAL, count=2)
         self.booked_on('two', 100, INTERVAL, count=2)
         self.fail()
@@ -351,7 +351,7 @@ class TestHealing(HealthTestCase):
         self.overbooking.look()
         self.assertEqual(['one', 'one'], self.hosts_of(lease))
 
-    def test_what_runs_there_is_flagged_until_the_host_is_back(self):
+    def test_active_lease_is_degraded_until_host_recovers(self):
         lease = self.running_lease(
             0, INTERVAL, hosts=frozenset([self.uuid_of('one')]))
         self.fail()
@@ -369,7 +369,7 @@ class TestHealing(HealthTestCase):
         self.assertIs(False, self.page()['degraded'])
         self.assertEqual([('lease.healed', lease['id'])], self.notified[-1:])
 
-    def test_it_is_healed_when_all_of_its_hosts_are_back(self):
+    def test_lease_is_healed_when_all_its_hosts_recover(self):
         lease = self.running_lease(0, INTERVAL, count=4)
         self.see(one=SURE, two=SURE)
         self.see(one=None, two=SURE)
@@ -388,7 +388,7 @@ class TestHealing(HealthTestCase):
         self.assertEqual(lease['id'], self.notified[-1][1])
         self.assertIs(False, self.get(lease)['degraded'])
 
-    def test_what_leaves_for_another_host_is_flagged_no_more(self):
+    def test_lease_is_not_degraded_after_server_leaves_host(self):
         lease = self.running_lease(
             0, INTERVAL, hosts=frozenset([self.uuid_of('one')]))
         self.fail()
@@ -405,14 +405,14 @@ class TestHealing(HealthTestCase):
         return found
 
 
-class TestDeciding(HealthTestCase):
+class TestUnavailableHost(HostStatusTestCase):
     """Decisions while a host is unavailable."""
 
     def setUp(self):
         super().setUp()
         self.fail()
 
-    def test_nothing_is_promised_there_before_it_may_be_back(self):
+    def test_nothing_is_reserved_on_host_during_outage(self):
         self.assertEqual('two', self.host_of(base.servers_of(
             self.lease(0, 100, count=1))[0]))
         refused = self.assertRaises(
@@ -420,13 +420,13 @@ class TestDeciding(HealthTestCase):
         self.assertEqual(NOW + INTERVAL, refused.refusal.next_start)
         self.lease(INTERVAL, INTERVAL + 100, count=4)
 
-    def test_ordinary_servers_go_elsewhere(self):
+    def test_servers_without_lease_avoid_unavailable_host(self):
         fits = eligibility.Eligibility(
             self.database, self.clock, self.admission.index).for_unreserved(
                 {'VCPU': 1}, [self.uuid_of('one')])
         self.assertEqual(0, fits.by_host[self.uuid_of('one')])
 
-    def test_what_runs_there_may_end_and_be_shortened(self):
+    def test_lease_on_failed_host_can_be_shortened_and_deleted(self):
         self.see(one=None)
         self.clock.advance(BACK)
         self.see(one=None)

@@ -18,7 +18,7 @@ from tests.unit.blazar_core import whole_hosts_base
 State = cloud_api.ServerState
 
 
-class TestLodgers(whole_hosts_base.WholeHostsTestCase):
+class TestHostedServers(whole_hosts_base.WholeHostsTestCase):
     """A lease of two hosts, of which the one with two servers fails."""
 
     def setUp(self):
@@ -71,12 +71,12 @@ class TestLodgers(whole_hosts_base.WholeHostsTestCase):
         self.cloud.evacuations.clear()
         return sorted(asked)
 
-    def test_while_nothing_has_failed_they_stay(self):
+    def test_no_evacuation_if_hosts_of_lease_are_up(self):
         self.assertEqual([], self.evacuated())
         self.fail('three')
         self.assertEqual([], self.evacuated())
 
-    def test_they_leave_for_the_other_hosts_of_the_lease(self):
+    def test_hosted_servers_are_evacuated_to_other_hosts_of_lease(self):
         self.has('two', 'third')
         self.fail('one')
         self.assertEqual(['first', 'second'], self.evacuated())
@@ -93,14 +93,14 @@ class TestLodgers(whole_hosts_base.WholeHostsTestCase):
         self.clock.advance(2 * server_moves.AGAIN)
         self.assertEqual([], self.evacuated())
 
-    def test_nobody_leaves_while_nobody_is_certain(self):
+    def test_no_evacuation_until_host_is_certainly_down(self):
         self.says = False
         self.fail('one')
         self.assertEqual([], self.evacuated())
         self.says = True
         self.assertEqual(['first', 'second'], self.evacuated())
 
-    def test_those_with_leases_of_their_own_leave_by_those(self):
+    def test_servers_with_own_lease_are_not_evacuated_as_hosted(self):
         own, = self.scalars(models.Booking, models.Booking.host_id ==
                             self.host_id('two'))
         with self.database.writer() as session:
@@ -111,12 +111,12 @@ class TestLodgers(whole_hosts_base.WholeHostsTestCase):
         self.fail('one')
         self.assertEqual(['second'], self.evacuated())
 
-    def test_none_leaves_for_a_host_that_is_not_of_the_lease(self):
+    def test_no_evacuation_to_host_outside_the_lease(self):
         self.cloud.reach = {'first': frozenset([self.uuids['three']])}
         self.fail('one')
         self.assertEqual(['second'], self.evacuated())
 
-    def test_as_many_leave_as_there_is_room_for(self):
+    def test_only_as_many_servers_as_fit_are_evacuated(self):
         """The second server is requested when there is more capacity."""
         self.cloud.left[self.uuids['two']] = 0
         self.fail('one')
@@ -132,7 +132,7 @@ class TestLodgers(whole_hosts_base.WholeHostsTestCase):
         self.clock.advance(1)
         self.assertEqual([*{'first', 'second'} - {first}], self.evacuated())
 
-    def test_no_two_are_asked_to_go_where_one_can(self):
+    def test_target_capacity_is_used_by_one_evacuation(self):
         """Two hosts fail, and the cloud does not count the first move yet."""
         self.lease_ = self.hosts_of(['three'])
         driven.run_due(self.new_engine())
@@ -147,7 +147,7 @@ class TestLodgers(whole_hosts_base.WholeHostsTestCase):
         self.fail('one', 'three')
         self.assertEqual(1, len(self.evacuated()))
 
-    def test_another_process_knows_where_they_go(self):
+    def test_another_process_counts_evacuations_under_way(self):
         """Placement does not count the first move yet."""
         self.cloud.left[self.uuids['two']] = 1
         self.fail('one')
@@ -160,7 +160,7 @@ class TestLodgers(whole_hosts_base.WholeHostsTestCase):
         self.clock.advance(30)
         self.assertEqual(1, len(self.evacuated()))
 
-    def test_one_that_cannot_leave_is_not_asked_for_all_the_time(self):
+    def test_failed_evacuations_are_retried_with_pauses(self):
         """The second server is requested again only after a while, too."""
         self.cloud.servers['first'] = dataclasses.replace(
             self.cloud.servers['first'], busy=True)
@@ -173,7 +173,7 @@ class TestLodgers(whole_hosts_base.WholeHostsTestCase):
             self.clock.advance(1)
         self.assertEqual(3, asked)
 
-    def test_those_at_the_end_have_their_turn(self):
+    def test_slow_checks_do_not_starve_any_server(self):
         """The time is never enough for all servers."""
         self.fail('one')
         needs, seen = self.cloud.needs, set()
@@ -189,7 +189,7 @@ class TestLodgers(whole_hosts_base.WholeHostsTestCase):
             self.clock.advance(30)
         self.assertEqual({'first', 'second'}, seen)
 
-    def test_one_of_which_nothing_is_known_keeps_no_other_one(self):
+    def test_failing_lookup_does_not_block_other_servers(self):
         self.fail('one')
         look = self.cloud.look
 
@@ -201,7 +201,7 @@ class TestLodgers(whole_hosts_base.WholeHostsTestCase):
         self.cloud.look = looked
         self.assertEqual(['second'], self.evacuated())
 
-    def test_they_leave_for_one_that_it_got_instead(self):
+    def test_hosted_servers_are_evacuated_to_replacement_host(self):
         """The lease lacks no host after the replacement."""
         self.fail('one', 'two')
         self.overbooking_check().look()
@@ -210,19 +210,19 @@ class TestLodgers(whole_hosts_base.WholeHostsTestCase):
                 server_id).host)
         self.assertEqual(['first', 'second'], self.evacuated())
 
-    def test_where_the_lease_has_no_other_host_they_stay(self):
+    def test_no_evacuation_without_another_host_of_lease(self):
         self.fail('one', 'two')
         asked = mock.Mock(return_value=())
         self.evacuation.look(asked)
         asked.assert_not_called()
         self.assertEqual([], self.cloud.evacuations)
 
-    def test_one_that_fails_keeps_no_other_one(self):
+    def test_refused_evacuation_does_not_block_others(self):
         self.cloud.broken['first'] = 'It does not like that.'
         self.fail('one')
         self.assertEqual(['second'], self.evacuated())
 
-    def test_one_of_several_asks(self):
+    def test_concurrent_processes_request_evacuation_once(self):
         """Another process finds at the same time that they are due."""
         self.fail('one')
         others, go_on = self.new_relocating(), self.evacuation._go_on
@@ -236,7 +236,7 @@ class TestLodgers(whole_hosts_base.WholeHostsTestCase):
         with mock.patch.object(self.evacuation, '_go_on', first):
             self.assertEqual(['first', 'second'], self.evacuated())
 
-    def test_when_the_host_is_there_again_nobody_leaves(self):
+    def test_no_evacuation_if_host_recovers_meanwhile(self):
         self.fail('one')
         hosted_servers = self.machines.hosted_servers
 
@@ -249,7 +249,7 @@ class TestLodgers(whole_hosts_base.WholeHostsTestCase):
         self.machines.hosted_servers = late
         self.assertEqual([], self.evacuated())
 
-    def test_for_those_that_are_many_there_is_not_all_the_time(self):
+    def test_time_spent_on_evacuation_is_limited(self):
         self.fail('one')
         needs = self.cloud.needs
 
@@ -263,7 +263,7 @@ class TestLodgers(whole_hosts_base.WholeHostsTestCase):
         self.clock.advance(30)
         self.assertEqual(['first', 'second'], self.evacuated())
 
-    def test_when_their_lease_is_over_they_end_with_it(self):
+    def test_no_evacuation_if_lease_is_deleted(self):
         self.fail('one')
         self.lifecycle.lease_end.delete(self.lease_['id'])
         self.assertEqual([], self.evacuated())

@@ -20,7 +20,7 @@ load_tests = databases.load_tests
 BODY = {'name': 'lease', 'end_date': '2027-01-01 00:00'}
 
 
-class TestRepeats(base.LeaseTestCase):
+class TestIdempotency(base.LeaseTestCase):
 
     def setUp(self):
         super().setUp()
@@ -37,7 +37,7 @@ class TestRepeats(base.LeaseTestCase):
     def made(self, key):
         return idempotency.made_by(self.database, key)
 
-    def test_the_lease_that_was_made_first_is_found(self):
+    def test_repeated_request_finds_first_lease(self):
         self.assertIsNone(self.made(self.key()))
         lease = self.make(self.key())
         self.assertEqual(lease['id'], self.made(self.key())['id'])
@@ -49,7 +49,7 @@ class TestRepeats(base.LeaseTestCase):
                       self.key(user='other')):
             self.assertIsNone(self.made(other))
 
-    def test_a_key_is_for_one_lease(self):
+    def test_key_cannot_be_used_for_another_lease(self):
         lease = self.make(self.key())
         for body in ({}, {**BODY, 'name': 'other'}):
             refused = self.assertRaises(
@@ -58,13 +58,13 @@ class TestRepeats(base.LeaseTestCase):
         self.assertRaises(errors.Conflict, self.make, self.key())
         self.assertEqual(1, self.count_rows()['leases'])
 
-    def test_a_lease_that_was_deleted_is_not_made_again(self):
+    def test_deleted_lease_is_not_created_again(self):
         lease = self.make(self.key())
         driven.withdraw(self.leases, lease['id'])
         refused = self.assertRaises(errors.Conflict, self.made, self.key())
         self.assertIn('was deleted. Use a new key', str(refused))
 
-    def test_nor_is_one_that_is_being_deleted(self):
+    def test_lease_being_deleted_is_not_created_again(self):
         lease = self.running_lease(0, 100)
         key = self.key()
         with self.database.begin() as connection:
@@ -75,30 +75,30 @@ class TestRepeats(base.LeaseTestCase):
         self.assertEqual('DELETING', self.status(lease))
         self.assertRaises(errors.Conflict, self.made, key)
 
-    def test_what_is_nested_too_deeply_is_refused(self):
+    def test_deeply_nested_body_is_refused(self):
         body = []
         for _level in range(sys.getrecursionlimit()):
             body = [body]
         self.assertRaises(errors.InvalidLeaseParams, self.key, body=body)
 
-    def test_a_lease_that_was_refused_leaves_its_key_free(self):
+    def test_refused_lease_does_not_use_up_its_key(self):
         self.lease(100, 200, count=4)
         self.assertRaises(errors.Refused, self.make, self.key())
         self.assertEqual(0, self.count_rows()['request_keys'])
 
-    def test_keys_are_forgotten_after_a_day(self):
+    def test_keys_are_deleted_after_a_day(self):
         self.make(self.key())
         for seconds, left in ((idempotency.KEEP, 1), (1, 0)):
             self.clock.advance(seconds)
             idempotency.trim(self.database, self.clock.now())
             self.assertEqual(left, self.count_rows()['request_keys'])
 
-    def test_what_is_no_key(self):
+    def test_invalid_keys_are_refused(self):
         for text in ('', 'x' * 256, 'a\nb', 'ä', '\0'):
             self.assertRaises(errors.InvalidLeaseParams, self.key, text)
         self.key('x' * 255)
 
-    def test_of_many_at_once_one_makes_it(self):
+    def test_concurrent_requests_create_one_lease(self):
         """Each thread has a connection of its own, like a process."""
         together, answers = threading.Barrier(4), []
 

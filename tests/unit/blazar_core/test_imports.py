@@ -32,7 +32,7 @@ NOW = base.NOW
 load_tests = databases.load_tests
 
 
-class AdoptingTestCase(whole_hosts_base.WholeHostsTestCase):
+class ImportTestCase(whole_hosts_base.WholeHostsTestCase):
     """Two enrolled hosts, the first of them in use."""
 
     scenarios = databases.SCENARIOS
@@ -69,9 +69,9 @@ class AdoptingTestCase(whole_hosts_base.WholeHostsTestCase):
             host.usage = {'VCPU': len(server_ids)}
 
 
-class TestPending(AdoptingTestCase):
+class TestPending(ImportTestCase):
 
-    def test_all_of_it_stays_as_it_was(self):
+    def test_lease_is_imported_unchanged(self):
         events = tuple(imports.KnownEvent(
             uuidutils.generate_uuid(), event_type, NOW + time, status)
             for event_type, time, status in (
@@ -103,7 +103,7 @@ class TestPending(AdoptingTestCase):
         self.assertEqual({event.id for event in events}, {
             there[event.event_type]['id'] for event in events})
 
-    def test_it_begins_and_ends_as_any_other(self):
+    def test_imported_lease_starts_and_ends(self):
         known = self.known(10, 20, 'one')
         self.imports.adopt(known)
         worker = self.new_engine()
@@ -116,7 +116,7 @@ class TestPending(AdoptingTestCase):
         self.assertEqual('TERMINATED', self.status({'id': known.id}))
         self.assertEqual({}, self.held())
 
-    def test_once_is_enough(self):
+    def test_import_is_idempotent(self):
         known = self.known(10, 20, 'one')
         self.assertTrue(self.imports.adopt(known))
         before = self.everything()
@@ -125,7 +125,7 @@ class TestPending(AdoptingTestCase):
         self.assertEqual(before | {'projects': None},
                          self.everything() | {'projects': None})
 
-    def test_what_would_overbook_is_refused_and_nothing_is_left(self):
+    def test_overbooking_import_is_refused_and_changes_nothing(self):
         there = self.reserve_machines(10, 20)
         name, = self.bookings_of(there)
         before = self.everything()
@@ -136,14 +136,14 @@ class TestPending(AdoptingTestCase):
         self.assertEqual(before, self.everything())
         self.imports.adopt(self.known(20, 30, name))
 
-    def test_cleaning_takes_its_time(self):
+    def test_cleaning_time_is_reserved(self):
         self.imports.adopt(self.known(10, 20, 'one', cleaning_time=5))
         for start in (20, 24):
             self.assertRaises(errors.Conflict, self.imports.adopt,
                               self.known(start, 30, 'one'))
         self.imports.adopt(self.known(25, 30, 'one'))
 
-    def test_a_host_that_is_missing_is_looked_for(self):
+    def test_missing_host_is_replaced(self):
         known = self.known(10, 20, 'one', 'none')
         self.imports.adopt(known)
         reservation, = views.get(self.database, known.id)['reservations']
@@ -153,19 +153,19 @@ class TestPending(AdoptingTestCase):
         self.assertEqual({'one', 'two'}, self.bookings_of(
             {'id': known.id}).keys())
 
-    def test_only_on_hosts_that_serve_leases_alone(self):
+    def test_import_on_host_not_enrolled_is_refused(self):
         self.host('three', VCPU=4)
         self.ids['three'] = self.enrol('three', finish=False)
         exc = self.assertRaises(errors.Conflict, self.imports.adopt,
                                 self.known(10, 20, 'three'))
         self.assertEqual('Host three is not enrolled.', str(exc))
 
-    def test_of_a_host_of_which_no_more_is_reserved(self):
+    def test_import_on_host_not_reservable_is_allowed(self):
         with self.database.writer() as session:
             enrollment.change(session, NOW, self.ids['one'], {}, False)
         self.imports.adopt(self.known(10, 20, 'one'))
 
-    def test_who_counts_a_project_counts_again(self):
+    def test_import_advances_generation_of_project(self):
         self.imports.adopt(self.known(10, 20, 'one'))
         self.imports.adopt(self.known(20, 30, 'one'))
         self.assertEqual([2], self.scalars(
@@ -176,9 +176,9 @@ class TestPending(AdoptingTestCase):
             models.Project.generation, models.Project.id == 'other'))
 
 
-class TestActive(AdoptingTestCase):
+class TestActive(ImportTestCase):
 
-    def test_it_counts_from_its_import_on(self):
+    def test_usage_is_counted_from_import_on(self):
         known = self.known(-1000, 1000, 'one', active=True,
                            servers=frozenset(['server']))
         self.in_use('server')
@@ -198,7 +198,7 @@ class TestActive(AdoptingTestCase):
             found[1][0].amounts[kind].get('VCPU')
             for kind in usage_records.Kind])
 
-    def test_its_hosts_are_its_own_with_the_servers_there(self):
+    def test_hosts_are_assigned_with_their_servers(self):
         self.in_use('server')
         known = self.known(-10, 20, 'one', active=True,
                            servers=frozenset(['server']))
@@ -212,7 +212,7 @@ class TestActive(AdoptingTestCase):
             models.Host.usage, models.Host.name == 'one'))
         self.assertEqual([NOW], self.scalars(models.Booking.claimed_at))
 
-    def test_nobody_else_may_be_there(self):
+    def test_import_with_foreign_servers_on_host_is_refused(self):
         self.in_use('server', 'stranger')
         known = self.known(-10, 20, 'one', active=True,
                            servers=frozenset(['server']))
@@ -222,7 +222,7 @@ class TestActive(AdoptingTestCase):
                          'lease: stranger.', str(exc))
         self.assertEqual(before, self.everything())
 
-    def test_nor_anybody_of_whom_nothing_is_known(self):
+    def test_import_with_unknown_servers_on_host_is_refused(self):
         with self.database.writer() as session:
             host = session.get(models.Host, self.ids['one'])
             host.consumers, host.usage = None, {'VCPU': 1}
@@ -231,14 +231,14 @@ class TestActive(AdoptingTestCase):
             self.known(-10, 20, 'one', active=True))
         self.assertIn('The servers on host one are not known yet', str(exc))
 
-    def test_of_two_that_have_a_host_one_is_refused(self):
+    def test_second_import_of_assigned_host_is_refused(self):
         self.imports.adopt(self.known(-10, 20, 'one', active=True))
         exc = self.assertRaises(
             errors.Conflict, self.imports.adopt,
             self.known(-5, 10, 'one', active=True))
         self.assertIn('Host one has no capacity for it', str(exc))
 
-    def test_one_that_should_be_over_has_its_hosts_until_it_is(self):
+    def test_overdue_lease_keeps_hosts_until_ended(self):
         known = self.known(-20, -10, 'one', active=True)
         self.imports.adopt(known)
         self.assertEqual({'one': known.reservations[0].id}, self.held())
@@ -253,7 +253,7 @@ class TestActive(AdoptingTestCase):
         driven.run_due(worker)
         self.assertEqual('TERMINATED', self.status({'id': known.id}))
 
-    def test_the_state_is_one_that_is_known(self):
+    def test_active_lease_gets_completed_start_event(self):
         known = self.known(-10, 20, 'one', active=True)
         self.imports.adopt(dataclasses.replace(known, events=(
             imports.KnownEvent('e', 'end_lease', NOW + 20,
@@ -262,7 +262,7 @@ class TestActive(AdoptingTestCase):
                          self.events_of({'id': known.id}))
 
 
-class TestPlaces(AdoptingTestCase):
+class TestSlots(ImportTestCase):
     """Reservations of slots with 2 VCPU each, two for each host."""
 
     def places(self, start, end, *names, servers=(), amounts=(2,), **values):
@@ -287,7 +287,7 @@ class TestPlaces(AdoptingTestCase):
                     models.Host, models.Host.id == models.Booking.host_id)
             ).tuples(), key=str)
 
-    def test_each_is_booked_where_it_is(self):
+    def test_each_slot_is_booked_on_its_host(self):
         known = self.places(10, 20, 'one', 'two', 'one')
         self.imports.adopt(known)
         self.assertEqual([('one', None, False, None, None)] * 2 + [
@@ -298,7 +298,7 @@ class TestPlaces(AdoptingTestCase):
         self.assertEqual([{'kept': 'this'}], self.scalars(
             models.Reservation.spec))
 
-    def test_parts_of_a_host_until_it_is_full(self):
+    def test_host_is_filled_with_slots_up_to_its_capacity(self):
         self.imports.adopt(self.places(10, 20, 'one'))
         self.imports.adopt(self.places(10, 20, 'one'))
         before = self.everything()
@@ -311,7 +311,7 @@ class TestPlaces(AdoptingTestCase):
         self.assertRaises(errors.Conflict, self.imports.adopt, self.places(
             40, 50, 'one', amounts=(3, 2)))
 
-    def test_servers_have_their_places_and_are_counted_no_more(self):
+    def test_servers_take_their_slots_and_are_not_counted_as_usage(self):
         self.in_use('server', 'building')
         known = self.places(
             -10, 20, 'two', 'one', 'one', 'one', amounts=(1,), active=True,
@@ -328,7 +328,7 @@ class TestPlaces(AdoptingTestCase):
         self.assertEqual('ACTIVE', self.status({'id': known.id}))
         self.assertEqual({}, self.held())
 
-    def test_others_are_still_counted(self):
+    def test_other_servers_still_count_as_usage(self):
         self.in_use('server', 'other', 'third', 'fourth')
         known = self.places(-10, 20, 'one', active=True,
                             servers=(self.server('server'),))
@@ -341,7 +341,7 @@ class TestPlaces(AdoptingTestCase):
         self.assertEqual([{'VCPU': 1}], self.scalars(
             models.Host.usage, models.Host.name == 'one'))
 
-    def test_more_servers_than_places(self):
+    def test_more_servers_than_slots_are_refused(self):
         self.in_use('server', 'other')
         before = self.everything()
         exc = self.assertRaises(
@@ -351,7 +351,7 @@ class TestPlaces(AdoptingTestCase):
         self.assertIn('Server other has no slot', str(exc))
         self.assertEqual(before, self.everything())
 
-    def test_nobody_of_whom_nothing_is_known(self):
+    def test_unknown_servers_on_host_are_refused(self):
         with self.database.writer() as session:
             host = session.get(models.Host, self.ids['one'])
             host.consumers, host.usage = None, {'VCPU': 1}
@@ -362,7 +362,7 @@ class TestPlaces(AdoptingTestCase):
         self.assertIn('The servers on host one are not known yet', str(exc))
 
 
-class TestRaces(AdoptingTestCase):
+class TestRaces(ImportTestCase):
     """Two operators import at once, while other leases are created."""
 
     scenarios = databases.SERVERS
@@ -384,11 +384,11 @@ class TestRaces(AdoptingTestCase):
             return sum(pool.map(adopt, [
                 self.known(10, 20, 'one') for _number in range(count)]))
 
-    def test_a_host_is_promised_once(self):
+    def test_concurrent_imports_reserve_host_once(self):
         self.assertEqual(1, self.adopted())
         self.assertEqual(1, len(self.scalars(models.Booking.id)))
 
-    def test_this_test_fails_without_the_guard(self):
+    def test_host_is_overbooked_without_guard(self):
         """All processes read before the first of them writes."""
         real, read = ledger._check, threading.Barrier(4)
 
@@ -405,7 +405,7 @@ class TestRaces(AdoptingTestCase):
             'blazar_core.db.api.lock_project', lambda *args: None))
         self.assertEqual(4, self.adopted())
 
-    def test_a_lease_is_adopted_once(self):
+    def test_concurrent_imports_of_a_lease_import_it_once(self):
         known = self.known(10, 20, 'one')
         both = threading.Barrier(2)
 

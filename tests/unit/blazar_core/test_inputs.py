@@ -13,12 +13,12 @@ from tests.unit import base
 
 class TestJsonObject(base.RefusalTestCase):
 
-    def test_what_is_null_is_left_out(self):
+    def test_null_values_are_left_out(self):
         self.assertEqual({'a': 0, 'b': False, 'c': ''}, inputs.json_object(
             {'a': 0, 'b': False, 'c': '', 'd': None}, 'It'))
         self.assertEqual({}, inputs.json_object({}, 'It'))
 
-    def test_anything_else_is_refused_and_named(self):
+    def test_other_types_are_refused_and_named(self):
         for value, kind in ((None, 'null'), ([], 'a list'), ('{}', 'a string'),
                             (1, 'a number'), (1.5, 'a number'),
                             (True, 'a boolean')):
@@ -49,7 +49,7 @@ class TestInteger(base.RefusalTestCase):
             self.assertEqual(number, inputs.integer(value, 'amount', 1, 10))
         self.assertEqual(-2, inputs.integer('-2', 'amount', -5))
 
-    def test_anything_else_is_refused_with_what_was_given(self):
+    def test_other_values_are_refused_and_quoted(self):
         for value, given in (
                 (0, '0'), (11, '11'), ('0', '0'), ('11', '11'),
                 (-1, '-1'), (True, 'a boolean'), (1.0, 'a number'),
@@ -65,7 +65,7 @@ class TestInteger(base.RefusalTestCase):
                 f'"amount" is {given}. Write a whole number from 1 to 10.',
                 inputs.integer, value, 'amount', 1, 10)
 
-    def test_without_a_bound_it_is_what_a_column_holds(self):
+    def test_default_maximum_is_that_of_the_column(self):
         most = 2 ** 31 - 1
         self.assertEqual(most, inputs.integer(most, 'vcpus', 1))
         self.assert_refused(f'from 1 to {most}', inputs.integer, most + 1,
@@ -74,7 +74,7 @@ class TestInteger(base.RefusalTestCase):
 
 class TestAffinity(base.RefusalTestCase):
 
-    def test_the_three_as_clients_write_them(self):
+    def test_affinity_values_of_clients_are_parsed(self):
         for affinity, values in (
                 (True, (True, 'True', 'true', ' TRUE ', '1', 1, 'yes')),
                 (False, (False, 'False', 'false', '0', 0, 'no')),
@@ -82,7 +82,7 @@ class TestAffinity(base.RefusalTestCase):
             for value in values:
                 self.assertIs(affinity, inputs.affinity_of(value), value)
 
-    def test_anything_else_is_refused(self):
+    def test_other_values_are_refused(self):
         for value, kind in ((2, 'a number'), ('maybe', 'a string'),
                             (1.0, 'a number'), ([], 'a list'),
                             ({}, 'an object')):
@@ -101,11 +101,11 @@ anything = st.recursive(
         st.text(max_size=5), some, max_size=3), max_leaves=5)
 
 
-class TestAnything(base.RefusalTestCase):
+class TestArbitraryValues(base.RefusalTestCase):
 
     @repeatable
     @hypothesis.given(anything)
-    def test_is_a_number_or_refused(self, value):
+    def test_value_is_a_number_or_refused(self, value):
         try:
             number = inputs.integer(value, 'amount', 0, 100)
         except errors.InvalidLeaseParams as exc:
@@ -115,7 +115,7 @@ class TestAnything(base.RefusalTestCase):
 
     @repeatable
     @hypothesis.given(anything)
-    def test_is_an_affinity_or_refused(self, value):
+    def test_value_is_an_affinity_or_refused(self, value):
         try:
             affinity = inputs.affinity_of(value)
         except errors.InvalidLeaseParams as exc:

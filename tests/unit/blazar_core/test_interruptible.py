@@ -109,25 +109,25 @@ class InterruptibleTestCase(test_scheduler_claims.ClaimTestCase):
 class TestAdmission(InterruptibleTestCase):
     """One rule for leased, open-ended and interruptible servers."""
 
-    def test_it_may_use_what_is_reserved_for_later(self):
+    def test_interruptible_server_may_use_capacity_reserved_for_later(self):
         self.host('one', VCPU=4)
         self.lease(LEAD + 200, LEAD + 1000, resources={'VCPU': 4})
         self.assertFalse(self.fits('one'))
         self.assertTrue(self.fits('one', self.register()))
 
-    def test_it_may_not_use_what_is_reserved_for_soon(self):
+    def test_interruptible_server_may_not_use_capacity_reserved_soon(self):
         self.host('one', VCPU=4)
         self.lease(LEAD - 1, LEAD + 1000, resources={'VCPU': 4})
         self.assertFalse(self.fits('one', self.register()))
 
-    def test_it_may_not_use_what_others_use(self):
+    def test_interruptible_server_may_not_use_capacity_in_use(self):
         self.host('one', VCPU=4)
         self.lease(LEAD + 200, LEAD + 1000)
         self.boot(vcpus=3)
         self.assertTrue(self.fits('one', self.register()))
         self.assertFalse(self.fits('one', self.register()))
 
-    def test_a_lease_for_later_can_have_its_capacity(self):
+    def test_future_lease_may_reserve_interruptible_capacity(self):
         self.host('one', VCPU=4)
         self.boot(vcpus=3)
         for start, fits in ((0, False), (LEAD - 1, False),
@@ -170,7 +170,7 @@ class TestAdmission(InterruptibleTestCase):
         self.assertEqual([lease['start_date'] - 300], self.scalars(
             models.ServerMove.next_at))
 
-    def test_a_lease_is_not_late_for_other_reasons(self):
+    def test_start_is_not_delayed_for_other_reasons(self):
         self.host('one', VCPU=4)
         self.boot(vcpus=1)
         self.evict_now()
@@ -178,14 +178,14 @@ class TestAdmission(InterruptibleTestCase):
         self.assertRaises(errors.Refused, self.lease, 10, 5000,
                           resources={'VCPU': 4})
 
-    def test_a_lease_that_ends_before_that_is_refused(self):
+    def test_lease_ending_before_eviction_is_refused(self):
         self.host('one', VCPU=4)
         self.boot(vcpus=3)
         self.evict_now()
         self.assertRaises(errors.Refused, self.lease, 10, LEAD,
                           resources={'VCPU': 4})
 
-    def test_the_database_decides_by_the_same_rule(self):
+    def test_ledger_decides_by_the_same_rule(self):
         """The decision does not depend on what is found in memory."""
         self.host('one', VCPU=4)
         self.boot(vcpus=3)
@@ -200,14 +200,14 @@ class TestAdmission(InterruptibleTestCase):
         self.assertRaises(ledger.OverCapacity, book, LEAD - 1)
         book(LEAD)
 
-    def test_an_open_ended_server_may_use_what_is_free_of_both(self):
+    def test_open_ended_server_counts_leases_and_interruptible_servers(self):
         self.host('one', VCPU=4)
         self.lease(5000, 6000, resources={'VCPU': 2})
         self.boot(vcpus=2)
         self.assertTrue(self.fits('one', VCPU=2))
         self.assertFalse(self.fits('one', VCPU=1))
 
-    def test_its_capacity_stays_its_own_as_time_passes(self):
+    def test_capacity_of_interruptible_server_is_kept_over_time(self):
         self.host('one', VCPU=4)
         self.boot(vcpus=3)
         for _hour in range(30):
@@ -217,7 +217,7 @@ class TestAdmission(InterruptibleTestCase):
             self.assertTrue(self.quote(
                 self.clock.now() - NOW + LEAD + 60))
 
-    def test_another_process_sees_the_same(self):
+    def test_another_process_sees_interruptible_servers(self):
         self.host('one', VCPU=4)
         server_id = self.boot(vcpus=3)
         for index in (self.admission.index, booking_index.Index(
@@ -231,7 +231,7 @@ class TestAdmission(InterruptibleTestCase):
         self.leave(server_id)
         self.assertTrue(self.quote(self.clock.now() - NOW + 1))
 
-    def test_one_that_nobody_has_told_of_is_found(self):
+    def test_unreported_interruptible_server_is_found_by_sync(self):
         """The periodic sync finds it: nova-scheduler had no database."""
         self.host('one', VCPU=4)
         server_id = self.register()
@@ -246,7 +246,7 @@ class TestAdmission(InterruptibleTestCase):
         self.asked(other={'VCPU': 2})
         self.assertIsNone(self.row('one').interruptible)
 
-    def test_a_server_that_is_resized_counts_as_it_is(self):
+    def test_resized_server_counts_with_its_new_size(self):
         self.host('one', VCPU=4)
         server_id = self.boot(vcpus=1)
         self.asked(**{server_id: {'VCPU': 2}})
@@ -254,7 +254,7 @@ class TestAdmission(InterruptibleTestCase):
                          [*self.row('one').interruptible.values()])
         self.assertEqual({}, self.row('one').usage)
 
-    def test_the_filter_lets_it_go_where_the_claim_does(self):
+    def test_filter_and_claim_agree(self):
         self.host('one', VCPU=4)
         self.host('two', VCPU=4)
         self.lease(LEAD - 1, LEAD + 1000, resources={'VCPU': 4})
@@ -285,7 +285,7 @@ class TestAdmission(InterruptibleTestCase):
                 self.register(safe_for=safe_for), {'VCPU': 1}, [uuid]
             ).by_host[uuid])
 
-    def test_what_is_reserved_for_later_is_explained(self):
+    def test_later_reservations_are_explained(self):
         self.host('one', VCPU=4)
         self.host('two', VCPU=4)
         uuids = [*map(self.uuid_of, ('one', 'two'))]
@@ -313,7 +313,7 @@ class TestAdmission(InterruptibleTestCase):
         self.assertFalse(self.fits('one', self.register(safe_for=7200)))
         self.assertTrue(self.fits('one', self.register(safe_for=3600)))
 
-    def test_safe_for_does_not_count_what_overstays_for_longer(self):
+    def test_safe_for_counts_overdue_server_only_for_a_while(self):
         self.host('one', VCPU=4)
         self.running_lease(0, 1000, resources={'VCPU': 2})
         self.boot(vcpus=1)
@@ -328,7 +328,7 @@ class TestAdmission(InterruptibleTestCase):
                     host_id, model.Window(now + at, now + at + 1)).get('VCPU')
                     for at in (0, 4000)])
 
-    def test_one_that_came_back_unnoticed_is_found(self):
+    def test_returned_interruptible_server_is_found_by_sync(self):
         """nova-scheduler had no database when the server came back."""
         self.host('one', VCPU=4)
         server_id = self.boot(vcpus=1)
@@ -338,7 +338,7 @@ class TestAdmission(InterruptibleTestCase):
         self.assertEqual({}, self.row('one').usage)
         self.assertEqual([server_id], [*self.row('one').interruptible])
 
-    def test_one_that_becomes_ordinary_meanwhile_is_not_let_in(self):
+    def test_server_made_ordinary_during_claim_is_denied(self):
         """The server changes between the choice of its host and its claim."""
         self.host('one', VCPU=4)
         self.lease(LEAD + 200, LEAD + 1000, resources={'VCPU': 4})
@@ -356,7 +356,7 @@ class TestAdmission(InterruptibleTestCase):
         self.assertFalse(self.fits('one', server_id))
         self.assertEqual({}, self.row('one').usage)
 
-    def test_one_that_comes_into_a_lease_meanwhile_is_not_made_so(self):
+    def test_leased_server_cannot_be_made_interruptible(self):
         self.host('one', VCPU=4)
         self.running_lease(0, 1000, resources={'VCPU': 1})
         server_id, = self.scalars(models.Booking.server_id)
@@ -371,7 +371,7 @@ class TestAdmission(InterruptibleTestCase):
                     'on_evict': 'shelve', 'created_at': NOW,
                     'checked_at': NOW})
 
-    def test_one_in_a_lease_is_refused(self):
+    def test_interruptible_server_cannot_be_added_to_lease(self):
         self.host('one', VCPU=4)
         server_id = self.boot()
         lease = self.running_lease(0, 100, resources={'VCPU': 1})
@@ -404,19 +404,19 @@ class TestSelection(InterruptibleTestCase):
             ).join(models.Reservation).where(
                 models.Reservation.lease_id == lease['id']))]
 
-    def test_one_without_interruptible_servers(self):
+    def test_host_without_interruptible_servers_is_preferred(self):
         self.assertEqual(['two'], self.host_of(4))
 
-    def test_one_where_they_need_not_leave(self):
+    def test_host_without_need_for_eviction_is_preferred(self):
         self.boot('two', vcpus=3)
         self.assertEqual(['one'], self.host_of(2))
 
-    def test_before_one_that_has_reservations(self):
+    def test_avoiding_evictions_outranks_existing_reservations(self):
         self.lease(9000, 9100, resources={'VCPU': 1},
                    hosts=frozenset([self.uuid_of('one')]))
         self.assertEqual(['two'], self.host_of(4))
 
-    def test_of_others_one_that_has_reservations(self):
+    def test_interruptible_servers_do_not_count_as_reservations(self):
         """Not one that has only interruptible servers."""
         self.lease(9000, 9100, resources={'VCPU': 1},
                    hosts=frozenset([self.uuid_of('two')]))
@@ -425,7 +425,7 @@ class TestSelection(InterruptibleTestCase):
             self.assertEqual([False, True], [
                 *self.admission.selector._reserved(timeline)])
 
-    def test_any_where_no_other_will_do(self):
+    def test_any_host_is_used_if_necessary(self):
         self.assertEqual(['one', 'two'], sorted(self.host_of(4, 2)))
 
 
@@ -454,7 +454,7 @@ class EvictionTestCase(InterruptibleTestCase):
 
 class TestEvictions(EvictionTestCase):
 
-    def test_the_owner_is_notified_and_the_server_is_gone_in_time(self):
+    def test_owner_is_notified_and_server_is_evicted_in_time(self):
         self.host('one', VCPU=4)
         server_id = self.boot(vcpus=3)
         self.evictions.plan()
@@ -494,7 +494,7 @@ class TestEvictions(EvictionTestCase):
         self.assertEqual([(server_id, cloud_api.RestingState.SHELVED)],
                          self.cloud.rests)
 
-    def test_its_own_times_count_after_a_change_of_the_options(self):
+    def test_changed_options_do_not_affect_existing_servers(self):
         """The owner gets the notice that the server was created with."""
         self.host('one', VCPU=4)
         self.boot(vcpus=3, lead_time=400)
@@ -505,7 +505,7 @@ class TestEvictions(EvictionTestCase):
         self.assertEqual([start - 300], self.scalars(
             models.ServerMove.next_at))
 
-    def test_evictions_of_one_instant_are_carried_out_at_once(self):
+    def test_simultaneous_evictions_run_in_parallel(self):
         for name in 'one', 'two', 'three':
             self.host(name, VCPU=4)
             self.boot(name, vcpus=3)
@@ -551,7 +551,7 @@ class TestEvictions(EvictionTestCase):
         self.assertEqual([(server_id, cloud_api.RestingState.SHELVED)],
                          self.cloud.rests)
 
-    def test_a_lease_that_ends_before_it_began_needs_nothing(self):
+    def test_lease_ending_before_start_cancels_eviction(self):
         """The end of the lease may take longer."""
         self.host('one', VCPU=4)
         self.boot(vcpus=3)
@@ -563,7 +563,7 @@ class TestEvictions(EvictionTestCase):
         self.assertEqual(['evict_cancelled'], [
             event for event, *_rest in self.events()])
 
-    def test_what_hangs_is_deleted_in_time(self):
+    def test_server_stuck_in_shelving_is_deleted_in_time(self):
         self.host('one', VCPU=4)
         server_id = self.boot(vcpus=3)
         self.cloud.slow.add(server_id)
@@ -576,7 +576,7 @@ class TestEvictions(EvictionTestCase):
         self.run_until(start - 60)
         self.assertEqual([server_id], self.cloud.deleted)
 
-    def test_what_is_busy_for_a_moment_is_shelved_then(self):
+    def test_busy_server_is_shelved_later(self):
         self.host('one', VCPU=4)
         server_id = self.boot(vcpus=3)
         _lease, start = self.needed()
@@ -588,7 +588,7 @@ class TestEvictions(EvictionTestCase):
         self.assertEqual(([(server_id, cloud_api.RestingState.SHELVED)], []),
                          (self.cloud.rests, self.cloud.deleted))
 
-    def test_one_that_has_left_for_another_host_is_evicted_there(self):
+    def test_server_moved_to_another_host_is_evicted_there(self):
         self.host('one', VCPU=4)
         server_id = self.boot(vcpus=3)
         _lease, start = self.needed(vcpus=4)
@@ -609,7 +609,7 @@ class TestEvictions(EvictionTestCase):
             ['evict_cancelled', 'evict_scheduled', 'evicted'],
             [event for event, *_rest in self.events()])
 
-    def test_a_process_that_stood_still_evicts_nobody(self):
+    def test_stalled_process_evicts_no_server(self):
         self.host('one', VCPU=4)
         self.boot(vcpus=3)
         _lease, start = self.needed()
@@ -618,7 +618,7 @@ class TestEvictions(EvictionTestCase):
         self.evictions.carry_out()
         self.assertEqual(([], []), (self.cloud.rests, self.cloud.deleted))
 
-    def test_what_stood_still_in_the_cloud_evicts_nobody(self):
+    def test_request_stalled_in_cloud_evicts_no_server(self):
         self.host('one', VCPU=4)
         self.boot(vcpus=3)
         _lease, start = self.needed()
@@ -634,7 +634,7 @@ class TestEvictions(EvictionTestCase):
         self.run_until(start)
         self.assertEqual(([], []), (self.cloud.rests, self.cloud.deleted))
 
-    def test_what_cannot_be_shelved_is_deleted_in_time(self):
+    def test_server_that_cannot_be_shelved_is_deleted_in_time(self):
         self.host('one', VCPU=4)
         server_id = self.boot(vcpus=3)
         self.cloud.slow.add(server_id)
@@ -645,7 +645,7 @@ class TestEvictions(EvictionTestCase):
         self.assertEqual([server_id], self.cloud.deleted)
         self.assertEqual({server_id: states.Move.MOVED}, self.moves())
 
-    def test_without_a_trust_it_is_deleted(self):
+    def test_server_without_trust_is_deleted(self):
         self.host('one', VCPU=4)
         server_id = self.boot(vcpus=3)
         self.cloud.broken['set_resting_state'] = errors.TrustUnavailable(
@@ -656,7 +656,7 @@ class TestEvictions(EvictionTestCase):
             self.evictions.carry_out()
         self.assertEqual([server_id], self.cloud.deleted)
 
-    def test_the_user_chooses_what_is_done_first(self):
+    def test_user_chooses_eviction_action(self):
         self.host('one', VCPU=4)
         server_id = self.boot(vcpus=3, on_evict='delete')
         _lease, start = self.needed()
@@ -688,7 +688,7 @@ class TestEvictions(EvictionTestCase):
         self.assertIsNone(self.row('one').interruptible)
         self.assertEqual([server_id], self.cloud.deleted)
 
-    def test_a_lease_that_is_given_up_evicts_nobody(self):
+    def test_deleted_lease_cancels_eviction(self):
         self.host('one', VCPU=4)
         server_id = self.boot(vcpus=3)
         lease, start = self.needed()
@@ -701,7 +701,7 @@ class TestEvictions(EvictionTestCase):
         self.assertEqual(([], []), (self.cloud.rests, self.cloud.deleted))
         self.assertEqual({server_id: states.Move.CANCELLED}, self.moves())
 
-    def test_the_fewest_go_and_of_equal_ones_the_youngest(self):
+    def test_fewest_and_youngest_servers_are_evicted(self):
         self.host('one', VCPU=8)
         old, young = self.boot(vcpus=2), self.boot(vcpus=2)
         self.boot(vcpus=1)
@@ -709,7 +709,7 @@ class TestEvictions(EvictionTestCase):
         self.assertEqual({young: states.Move.PLANNED}, self.moves())
         self.assertIn(old, self.cloud.servers)
 
-    def test_who_evicts_and_dies_repeats_no_eviction(self):
+    def test_eviction_is_not_repeated_after_process_death(self):
         self.host('one', VCPU=4)
         server_id = self.boot(vcpus=3)
         _lease, start = self.needed()
@@ -722,7 +722,7 @@ class TestEvictions(EvictionTestCase):
         self.assertEqual([(server_id, cloud_api.RestingState.SHELVED)],
                          self.cloud.rests)
 
-    def test_one_process_at_a_time_plans(self):
+    def test_only_one_process_plans_evictions(self):
         self.host('one', VCPU=4)
         self.boot(vcpus=3)
         start = self.clock.now() - NOW + LEAD + 60
@@ -734,7 +734,7 @@ class TestEvictions(EvictionTestCase):
                 eviction.PAUSE, 60))
         self.assertEqual(1, len(self.scalars(models.ServerMove)))
 
-    def test_servers_that_are_deleted_are_forgotten(self):
+    def test_deleted_servers_are_unregistered(self):
         self.host('one', VCPU=4)
         there, gone = self.boot(), self.boot()
         self.cloud.servers.pop(gone)
@@ -743,7 +743,7 @@ class TestEvictions(EvictionTestCase):
         self.assertEqual([there], self.scalars(
             models.InterruptibleServer.server_id))
 
-    def test_servers_that_do_not_answer_keep_no_others_waiting(self):
+    def test_unreachable_servers_do_not_block_others(self):
         self.host('one', VCPU=4)
         self.useFixture(fixtures.MockPatchObject(
             eviction, '_UNCHECKED', eviction._UNCHECKED.limit(1)))
@@ -758,7 +758,7 @@ class TestEvictions(EvictionTestCase):
         self.assertEqual([silent], self.scalars(
             models.InterruptibleServer.server_id))
 
-    def test_a_credential_is_revoked_with_the_last_that_share_it(self):
+    def test_shared_credential_is_revoked_with_last_server(self):
         self.host('one', VCPU=4)
         server_id, other = self.boot(), self.boot()
         with self.database.writer() as session:
@@ -793,7 +793,7 @@ class TestMigrations(EvictionTestCase):
         return tuple(map(len, (
             self.cloud.moves, self.cloud.rests, self.cloud.deleted)))
 
-    def test_to_a_host_that_is_safe_for_longer(self):
+    def test_server_migrates_to_host_that_is_safe_for_longer(self):
         self.run_until(self.start - 300)
         self.assertEqual([(self.server_id, None)], self.cloud.moves)
         self.assertTrue(self.fits('two', self.server_id))
@@ -805,32 +805,32 @@ class TestMigrations(EvictionTestCase):
         self.assertIsNone(row.evicted_at)
         self.assertEqual({self.server_id: states.Move.MOVED}, self.moves())
 
-    def test_where_none_is_safe_it_is_shelved_at_once(self):
+    def test_server_is_shelved_at_once_if_no_host_is_safe(self):
         later = self.start - NOW + LEAD
         self.lease(later, later + 1000, resources={'VCPU': 4},
                    hosts=frozenset([self.uuid_of('two')]))
         self.run_until(self.start - 300)
         self.assertEqual((0, 1, 0), self.actions())
 
-    def test_where_that_is_not_known_it_is_shelved_at_once(self):
+    def test_server_is_shelved_at_once_if_targets_are_unknown(self):
         self.cloud.broken['needs'] = errors.CloudUnavailable('none')
         self.run_until(self.start - 300)
         self.assertEqual((0, 1, 0), self.actions())
 
-    def test_what_cannot_be_migrated_is_shelved_at_once(self):
+    def test_server_that_cannot_be_migrated_is_shelved_at_once(self):
         self.cloud.broken[self.server_id] = Exception('It is pinned.')
         self.cloud.set_resting_state = (
             lambda *_of, **_more: self.cloud.rests.append(None))
         self.run_until(self.start - 300)
         self.assertEqual((0, 1, 0), self.actions())
 
-    def test_what_comes_back_is_shelved(self):
+    def test_server_is_shelved_after_failed_migration(self):
         self.run_until(self.start - 300)
         self.cloud.arrive(self.server_id)
         self.run_until(self.start - 200)
         self.assertEqual((1, 1, 0), self.actions())
 
-    def test_what_hangs_is_deleted_in_time(self):
+    def test_stuck_migration_ends_in_deletion_in_time(self):
         self.cloud.slow.add(self.server_id)
         self.run_until(self.start - 165)
         self.assertEqual((1, 0, 0), self.actions())
@@ -839,7 +839,7 @@ class TestMigrations(EvictionTestCase):
         self.run_until(self.start - 60)
         self.assertEqual((1, 1, 1), self.actions())
 
-    def test_one_process_migrates_it(self):
+    def test_only_one_process_migrates_server(self):
         self.until(self.start - 300)
         needs = self.cloud.needs
 
@@ -853,7 +853,7 @@ class TestMigrations(EvictionTestCase):
         self.assertEqual((1, 0, 0), self.actions())
 
 
-class TestResized(EvictionTestCase):
+class TestUnconfirmedResize(EvictionTestCase):
     """A server whose resize is not confirmed has capacity of two hosts."""
 
     def setUp(self):
@@ -872,14 +872,14 @@ class TestResized(EvictionTestCase):
         self.evictions.plan()
         return NOW + LEAD + 60
 
-    def test_both_count_until_they_can_be_evicted(self):
+    def test_both_hosts_count_until_eviction(self):
         index = self.admission.index
         with index.fresh():
             self.assertEqual(2, len(index.interruptible_servers()[
                 self.server_id]))
         self.assertEqual({}, self.row('one').usage)
 
-    def test_it_is_confirmed_where_its_old_host_is_needed(self):
+    def test_resize_is_confirmed_if_old_host_is_needed(self):
         start = self.need('one', 'two')
         self.run_until(start - 285)
         self.assertEqual([self.server_id], [*{*self.cloud.unblocked}])
@@ -890,7 +890,7 @@ class TestResized(EvictionTestCase):
         self.assertEqual([(self.server_id, cloud_api.RestingState.SHELVED)],
                          self.cloud.rests)
 
-    def test_what_stood_still_in_the_cloud_confirms_nothing(self):
+    def test_request_stalled_in_cloud_confirms_nothing(self):
         self.until(self.need('one') - 300)
         real, late = self.cloud.unblock, []
 
@@ -907,14 +907,14 @@ class TestResized(EvictionTestCase):
         self.evictions.carry_out()
         self.assertEqual([self.server_id], self.cloud.unblocked)
 
-    def test_what_is_being_resized_has_left_neither_host(self):
+    def test_server_being_resized_still_counts_on_old_host(self):
         start = self.need('one', 'two')
         self.cloud.servers[self.server_id] = dataclasses.replace(
             self.cloud.servers[self.server_id], busy=True, resized=False)
         self.run_until(start - 270)
         self.assertIn(self.server_id, self.row('one').interruptible or {})
 
-    def test_what_is_not_confirmed_is_deleted_in_time(self):
+    def test_server_is_deleted_in_time_if_not_confirmed(self):
         self.cloud.broken['unblock'] = errors.CloudUnavailable('none')
         start = self.need('one', 'two')
         self.cloud.broken['set_resting_state'] = (
@@ -922,7 +922,7 @@ class TestResized(EvictionTestCase):
         self.run_until(start)
         self.assertEqual([self.server_id], [*{*self.cloud.deleted}])
 
-    def test_it_stays_interruptible_until_then(self):
+    def test_server_cannot_become_ordinary_until_confirmed(self):
         self.assertIn('is not confirmed', str(self.assertRaises(
             errors.Conflict, interruptible.make_ordinary,
             self.admission.index, self.database, self.clock.now(),
@@ -972,7 +972,7 @@ class TestResumption(InterruptibleTestCase):
         self.claim(server_id, 'one', VCPU=1)
         self.tell(server_id, 'one', VCPU=1)
 
-    def test_where_it_is_safe_for_the_default(self):
+    def test_server_is_resumed_once_safe_for_default_time(self):
         server_id, end = self.evicted(resume=True)
         later = end + 3600 + LEAD - 60
         self.lease(later - NOW, later - NOW + 1000, resources={'VCPU': 4})
@@ -985,19 +985,19 @@ class TestResumption(InterruptibleTestCase):
         self.assertGreater(self.row_of(server_id).safe_by,
                            self.clock.now() + 3500)
 
-    def test_as_long_as_its_owner_wants(self):
+    def test_server_is_resumed_once_safe_for_requested_time(self):
         server_id, end = self.evicted(resume=True, safe_for=60)
         later = end + LEAD + 200
         self.lease(later - NOW, later - NOW + 1000, resources={'VCPU': 4})
         self.look_until_woken(server_id, end)
 
-    def test_its_owner_has_to_otherwise(self):
+    def test_server_is_not_resumed_without_request(self):
         server_id, end = self.evicted()
         self.look_until(end + 300)
         self.assertEqual([], self.cloud.unshelved)
         self.assertIsNotNone(self.row_of(server_id).evicted_at)
 
-    def test_once_it_is_back_it_is_left_alone(self):
+    def test_resumed_server_is_not_resumed_again(self):
         """Its owner may shelve it then."""
         server_id, end = self.evicted(resume=True)
         self.look_until_woken(server_id, end)
@@ -1011,7 +1011,7 @@ class TestResumption(InterruptibleTestCase):
         self.look_until(self.clock.now() + 300)
         self.assertEqual([server_id], self.cloud.unshelved)
 
-    def test_one_that_does_not_come_back_is_tried_again(self):
+    def test_failed_resumption_is_retried(self):
         server_id, end = self.evicted(resume=True)
         self.look_until_woken(server_id, end)
         self.come_back(server_id)
@@ -1024,7 +1024,7 @@ class TestResumption(InterruptibleTestCase):
         self.look_until(self.clock.now() + 120)
         self.assertIn(len(self.cloud.unshelved), (2, 3))
 
-    def test_one_that_comes_back_slowly_is_left_alone_then(self):
+    def test_eviction_ends_only_when_unshelve_is_complete(self):
         server_id, end = self.evicted()
         self.look_until(end)
         self.come_back(server_id)
@@ -1036,14 +1036,14 @@ class TestResumption(InterruptibleTestCase):
         self.look_until(end + 60)
         self.assertIsNone(self.row_of(server_id).evicted_at)
 
-    def test_the_owner_may_be_faster(self):
+    def test_unshelve_by_owner_ends_eviction(self):
         server_id, end = self.evicted()
         self.look_until(end)
         self.come_back(server_id)
         self.look_until(end + 15)
         self.assertIsNone(self.row_of(server_id).evicted_at)
 
-    def test_what_fails_is_tried_again(self):
+    def test_unavailable_cloud_delays_resumption(self):
         server_id, end = self.evicted(resume=True)
         self.cloud.broken['unshelve'] = errors.CloudUnavailable('none')
         self.look_until(end + 75)
@@ -1051,13 +1051,13 @@ class TestResumption(InterruptibleTestCase):
         self.look_until(end + 150)
         self.assertEqual([server_id], self.cloud.unshelved)
 
-    def test_without_its_trust_its_owner_has_to(self):
+    def test_server_without_trust_is_not_resumed(self):
         server_id, end = self.evicted(resume=True)
         self.cloud.broken['unshelve'] = errors.TrustUnavailable('none')
         self.look_until(end + 75)
         self.assertIsNone(self.row_of(server_id).resume_at)
 
-    def test_what_was_deleted_is_not_resumed(self):
+    def test_deleted_server_is_not_resumed(self):
         self.boot(vcpus=1, on_evict='delete', resume=True)
         start = self.clock.now() + LEAD + 60
         self.lease(start - NOW, start - NOW + 100, resources={'VCPU': 4})
@@ -1065,7 +1065,7 @@ class TestResumption(InterruptibleTestCase):
         self.assertEqual([None], self.scalars(
             models.InterruptibleServer.resume_at))
 
-    def test_as_many_as_fit_are_resumed_at_once(self):
+    def test_as_many_servers_as_fit_are_resumed(self):
         for _number in range(5):
             server_id = self.register(resume=True)
             self.cloud.servers[server_id] = cloud_api.ObservedServer(
@@ -1077,7 +1077,7 @@ class TestResumption(InterruptibleTestCase):
         self.look_until(self.clock.now() + 15)
         self.assertEqual(4, len(self.cloud.unshelved))
 
-    def test_one_process_resumes_a_server(self):
+    def test_only_one_process_resumes_server(self):
         server_id, end = self.evicted(resume=True)
         self.clock.advance(end + 60 - self.clock.now())
         needs = self.cloud.needs
@@ -1092,12 +1092,12 @@ class TestResumption(InterruptibleTestCase):
         self.assertEqual([server_id], self.cloud.unshelved)
 
 
-class TestStories(InterruptibleTestCase):
+class TestRandomWorkload(InterruptibleTestCase):
     """An hour of leases, ordinary and interruptible servers at random."""
 
     scenarios = databases.EACH
 
-    def test_nothing_is_late_and_everybody_has_notice(self):
+    def test_leases_start_in_time_and_evictions_are_notified(self):
         evicted = 0
         for seed in range(3):
             rng = random.Random(seed)
@@ -1229,7 +1229,7 @@ class TestClouds(InterruptibleTestCase):
         """Create a host with interruptible servers; return by its uuid its
         capacity, and what each of them takes.
         """
-        capacity, servers, _booked = TestOrder.some(rng)
+        capacity, servers, _booked = TestEvictionOrder.some(rng)
         name = uuidutils.generate_uuid()
         uuid = self.host(name, **capacity)
         ids = {self.register(): dict(one.resources) for one in servers}
@@ -1276,7 +1276,7 @@ class TestClouds(InterruptibleTestCase):
             model.FOREVER)) for host in found)
 
 
-class TestOrder(base.TestCase):
+class TestEvictionOrder(base.TestCase):
     """The order of eviction, compared with all possible choices."""
 
     @classmethod
@@ -1303,7 +1303,7 @@ class TestOrder(base.TestCase):
             rc: sum(one.resources[rc] for one in servers) + levels.get(rc, 0)
             for rc in capacity})
 
-    def test_few_are_evicted(self):
+    def test_nearly_minimal_number_of_servers_is_evicted(self):
         rng = random.Random(1)
         counts = []
         for _number in range(1000):
@@ -1323,7 +1323,7 @@ class TestOrder(base.TestCase):
         self.assertLessEqual(max(counts), 1)
         self.assertGreaterEqual(counts.count(0), 950)
 
-    def test_who_is_evicted_was_shown_no_later_instant(self):
+    def test_eviction_times_match_announced_ones(self):
         rng = random.Random(2)
         for _number in range(1000):
             capacity, servers, booked = self.some(rng)
@@ -1336,7 +1336,7 @@ class TestOrder(base.TestCase):
             instants = [found.get(one.id, 10_000) for one in servers]
             self.assertEqual(sorted(instants), instants)
 
-    def test_conflicts_against_every_second(self):
+    def test_conflicts_match_check_of_every_second(self):
         rng = random.Random(3)
         for _number in range(300):
             capacity, servers, booked = self.some(rng)

@@ -20,7 +20,7 @@ load_tests = databases.load_tests
 NOW = base.NOW
 
 
-class TurnsTest(base.DatabaseTestCase):
+class LeaderTest(base.DatabaseTestCase):
 
     scenarios = databases.SQL
 
@@ -36,7 +36,7 @@ class TurnsTest(base.DatabaseTestCase):
     def worker(self):
         return self.scalars(models.TaskLeader.worker)
 
-    def test_it_is_done_once_in_an_interval_altogether(self):
+    def test_task_runs_once_per_interval(self):
         self.assertIsNone(self.one.take())
         self.assertEqual(NOW + 60, self.other.take())
         self.clock.advance(30)
@@ -48,14 +48,14 @@ class TurnsTest(base.DatabaseTestCase):
         self.assertEqual(NOW + 360, self.other.take())
         self.assertIsNone(self.one.take())
 
-    def test_who_is_slow_keeps_it(self):
+    def test_slow_leader_keeps_leadership(self):
         self.one.take()
         for _time in range(5):
             self.clock.advance(59)
             self.assertTrue(self.one.extend())
             self.assertIsNotNone(self.other.take())
 
-    def test_who_dies_at_work_is_replaced_soon(self):
+    def test_leader_that_dies_while_working_is_replaced_soon(self):
         self.one.take()
         self.clock.advance(59)
         self.assertEqual(NOW + 60, self.other.take())
@@ -68,7 +68,7 @@ class TurnsTest(base.DatabaseTestCase):
         self.assertEqual(['other'], self.worker())
         self.assertEqual(NOW + 120, self.one.take())
 
-    def test_who_dies_in_between_is_replaced(self):
+    def test_leader_that_dies_between_runs_is_replaced(self):
         self.one.take()
         self.one.done()
         self.clock.advance(359)
@@ -76,7 +76,7 @@ class TurnsTest(base.DatabaseTestCase):
         self.clock.advance(1)
         self.assertIsNone(self.other.take())
 
-    def test_who_ends_leaves_it_to_the_others(self):
+    def test_stopped_leader_releases_leadership(self):
         self.one.take()
         self.one.leave(done=False)
         self.assertIsNone(self.other.take())
@@ -86,7 +86,7 @@ class TurnsTest(base.DatabaseTestCase):
         self.clock.advance(300)
         self.assertIsNone(self.one.take())
 
-    def test_it_is_done_at_once_when_somebody_asks(self):
+    def test_triggered_task_runs_at_once(self):
         self.one.take()
         self.one.done()
         self.other.trigger()
@@ -100,7 +100,7 @@ class TurnsTest(base.DatabaseTestCase):
         self.one.done()
         self.assertEqual(NOW + 300, self.one.take())
 
-    def test_who_is_dead_when_somebody_asks_is_not_waited_for(self):
+    def test_trigger_does_not_wait_for_dead_leader(self):
         self.one.take()
         self.one.done()
         self.other.trigger()
@@ -112,7 +112,7 @@ class WrongClockTest(base.DatabaseTestCase):
 
     scenarios = databases.SERVERS
 
-    def test_a_clock_that_was_ahead_keeps_nobody_from_it(self):
+    def test_clock_that_was_ahead_does_not_block_leadership(self):
         def leader(worker, clock):
             return leader_election.Leader(self.database, clock, 'it', worker,
                                           300, 60)
@@ -166,7 +166,7 @@ print('left', flush=True)
         return leader_election.Leader(
             self.database, self.clock, 'it', 'other', 300, 60).take()
 
-    def test_who_is_killed_is_replaced(self):
+    def test_killed_leader_is_replaced(self):
         process = self.process()
         process.kill()
         process.wait(20)
@@ -174,7 +174,7 @@ print('left', flush=True)
         self.clock.advance(60)
         self.assertIsNone(self.take())
 
-    def test_who_stood_still_takes_nothing_away(self):
+    def test_frozen_leader_does_not_take_back_leadership(self):
         process = self.process()
         process.send_signal(signal.SIGSTOP)
         self.clock.advance(60)
@@ -211,7 +211,7 @@ class RaceTest(base.DatabaseTestCase):
 
     scenarios = databases.SERVERS
 
-    def test_of_many_one_has_it(self):
+    def test_only_one_of_many_becomes_leader(self):
         # The first time there is no row.
         for _time in range(3):
             together = threading.Barrier(4)

@@ -24,7 +24,7 @@ State = base.State
 
 class TestEnd(lifecycle_base.LifecycleTestCase):
 
-    def test_the_servers_are_deleted_and_the_lease_is_over(self):
+    def test_end_deletes_servers_and_terminates_lease(self):
         lease = self.running_lease(count=2)
         self.assertIsNone(self.lifecycle.lease_end.end(lease['id']))
         self.assertEqual(sorted(base.servers_of(lease)),
@@ -40,7 +40,7 @@ class TestEnd(lifecycle_base.LifecycleTestCase):
                          self.notified)
         self.assertEqual(2, self.room())
 
-    def test_room_comes_back_only_when_a_server_is_gone(self):
+    def test_capacity_is_freed_only_when_server_is_deleted(self):
         lease = self.running_lease(0, 10_000, count=2)
         first, second = base.servers_of(lease)
         self.cloud.stubborn.update([first, second])
@@ -59,14 +59,14 @@ class TestEnd(lifecycle_base.LifecycleTestCase):
         self.assertEqual('TERMINATED', self.status(lease))
         self.assertEqual(2, self.room())
 
-    def test_an_end_may_come_twice(self):
+    def test_end_is_idempotent(self):
         lease = self.running_lease()
         for _time in range(2):
             self.assertIsNone(self.lifecycle.lease_end.end(lease['id']))
         self.assertEqual(1, len(self.cloud.deleted))
         self.assertEqual(['lease.event.end_lease'], self.events_told())
 
-    def test_the_end_of_a_held_lease_forgets_its_secrets(self):
+    def test_end_of_pending_lease_deletes_its_encrypted_call(self):
         lease = self.lease(50, 100)
         self.cloud.servers[base.servers_of(lease)[0]] = Seen(State.HELD)
         self.assertIsNone(self.lifecycle.lease_end.end(lease['id']))
@@ -74,7 +74,7 @@ class TestEnd(lifecycle_base.LifecycleTestCase):
         self.assertEqual('TERMINATED', self.status(lease))
         self.assertEqual([], self.cloud.sent)
 
-    def test_one_server_that_cannot_be_deleted_does_not_keep_the_others(self):
+    def test_undeletable_server_does_not_block_others(self):
         for number in range(3):
             lease = self.running_lease(0, 10_000, count=2)
             broken = base.servers_of(lease)[number % 2]
@@ -87,7 +87,7 @@ class TestEnd(lifecycle_base.LifecycleTestCase):
             self.assertIsNone(self.lifecycle.lease_end.end(lease['id']))
             self.assertEqual('TERMINATED', self.status(lease))
 
-    def test_a_lease_ends_with_the_last_server_that_the_user_deletes(self):
+    def test_lease_ends_when_user_deletes_last_server(self):
         lease = self.running_lease(0, 10_000, count=2)
         first, second = base.servers_of(lease)
         self.see(first, State.GONE)
@@ -99,7 +99,7 @@ class TestEnd(lifecycle_base.LifecycleTestCase):
         self.assertEqual([], self.cloud.deleted)
         self.assertEqual(['lease.event.end_lease'], self.events_told())
 
-    def test_a_held_lease_ends_with_its_servers_too(self):
+    def test_pending_lease_ends_when_its_servers_are_deleted(self):
         lease = self.lease(50, 100)
         self.see(*base.servers_of(lease), State.GONE)
         self.assertEqual('TERMINATED', self.status(lease))
@@ -111,7 +111,7 @@ class TestEnd(lifecycle_base.LifecycleTestCase):
             described['start_date'], described['end_date'],
             described['events'][0]['time']))
 
-    def test_one_that_is_over_early_says_when_it_was(self):
+    def test_lease_ended_early_shows_its_actual_end(self):
         lease = self.running_lease(request=self.request(
             0, 10_000, before_end=NOW + 9000))
         self.clock.advance(100)
@@ -125,7 +125,7 @@ class TestEnd(lifecycle_base.LifecycleTestCase):
             [(event['event_type'], event['time'], event['status'])
              for event in described['events']])
 
-    def test_what_was_told_before_that_stays_told(self):
+    def test_sent_before_end_event_is_kept_after_early_end(self):
         lease = self.running_lease(request=self.request(
             0, 10_000, before_end=NOW + 50))
         self.clock.advance(100)
@@ -137,7 +137,7 @@ class TestEnd(lifecycle_base.LifecycleTestCase):
             (described['before_end_date'], [
                 event['event_type'] for event in described['events']]))
 
-    def test_one_of_whose_servers_some_began_did_start(self):
+    def test_partly_started_lease_has_completed_start_event(self):
         lease = self.lease(50, 10_000, count=2)
         first, second = base.servers_of(lease)
         self.clock.advance(50)
@@ -152,7 +152,7 @@ class TestEnd(lifecycle_base.LifecycleTestCase):
         self.assertEqual({'start_lease': 'DONE', 'end_lease': 'DONE'},
                          self.events_of(lease))
 
-    def test_one_that_is_over_late_says_when_it_was_to_end(self):
+    def test_lease_ended_late_shows_its_planned_end(self):
         lease = self.running_lease(request=self.request(
             0, 100, before_end=NOW + 50))
         self.clock.advance(150)
@@ -163,7 +163,7 @@ class TestEnd(lifecycle_base.LifecycleTestCase):
             described['before_end_date']))
         self.assertEqual(3, len(described['events']))
 
-    def test_a_server_that_is_gone_is_gone_only_once(self):
+    def test_deleted_server_is_processed_once(self):
         lease = self.running_lease(count=2)
         server_id = base.servers_of(lease)[0]
         self.see(server_id, State.GONE)
@@ -172,13 +172,13 @@ class TestEnd(lifecycle_base.LifecycleTestCase):
         self.assertEqual(generation, self.generation('one'))
         self.assertEqual('ACTIVE', self.status(lease))
 
-    def test_who_decides_sees_the_room_of_a_server_that_went(self):
+    def test_deleted_server_advances_host_generation(self):
         lease = self.running_lease()
         generation = self.generation('one')
         self.see(*base.servers_of(lease), State.GONE)
         self.assertEqual(generation + 1, self.generation('one'))
 
-    def test_a_server_that_still_runs_does_not_make_an_ending_lease_active(
+    def test_running_server_does_not_reactivate_ending_lease(
             self):
         lease = self.running_lease()
         self.cloud.stubborn.update(base.servers_of(lease))
@@ -186,7 +186,7 @@ class TestEnd(lifecycle_base.LifecycleTestCase):
         self.see(*base.servers_of(lease), State.RUNNING, self.one)
         self.assertEqual('TERMINATING', self.status(lease))
 
-    def test_a_server_whose_build_fails_at_the_end_does_not_stop_it(self):
+    def test_failed_build_does_not_stop_end(self):
         lease = self.lease(0, 100)
         server_id, = base.servers_of(lease)
         self.cloud.servers[server_id] = Seen(State.ERROR)
@@ -197,7 +197,7 @@ class TestEnd(lifecycle_base.LifecycleTestCase):
         self.lifecycle.lease_end.end(lease['id'])
         self.assertEqual('TERMINATED', self.status(lease))
 
-    def test_an_overstaying_server_keeps_others_from_its_room(self):
+    def test_overstaying_server_keeps_its_capacity(self):
         lease = self.running_lease(0, 100, count=2)
         self.cloud.stubborn.update(base.servers_of(lease))
         self.clock.advance(200)
@@ -208,7 +208,7 @@ class TestEnd(lifecycle_base.LifecycleTestCase):
             refused.refusal)
 
 
-class TestWhatIsLeftOfThem(lifecycle_base.LifecycleTestCase):
+class TestServerRecords(lifecycle_base.LifecycleTestCase):
     """The cloud keeps records of a server whose build was never sent."""
 
     def gone(self, *server_ids):
@@ -216,7 +216,7 @@ class TestWhatIsLeftOfThem(lifecycle_base.LifecycleTestCase):
             self.cloud.servers.pop(server_id, None)
             self.lifecycle.reconciliation.check(server_id)
 
-    def test_an_end_that_comes_late_leaves_the_next_lease_its_server(self):
+    def test_late_end_does_not_affect_server_of_next_lease(self):
         """A frozen worker continues after the next occurrence has started.
 
         Another worker has ended the occurrence that it was ending.
@@ -232,12 +232,12 @@ class TestWhatIsLeftOfThem(lifecycle_base.LifecycleTestCase):
         self.assertEqual(before['bookings'], after['bookings'])
         self.assertEqual(before['hosts'], after['hosts'])
 
-    def test_nothing_is_left_of_held_servers_that_were_deleted(self):
+    def test_records_of_deleted_reserved_servers_are_removed(self):
         held, = base.servers_of(self.lease(50, 100))
         self.gone(held)
         self.assertEqual([held], self.cloud.forgotten)
 
-    def test_nor_when_their_lease_ends(self):
+    def test_records_of_reserved_servers_are_removed_at_end(self):
         lease = self.lease(50, 100, count=2)
         held = base.servers_of(lease)
         for server_id in held:
@@ -245,7 +245,7 @@ class TestWhatIsLeftOfThem(lifecycle_base.LifecycleTestCase):
         self.lifecycle.lease_end.end(lease['id'])
         self.assertEqual(sorted(held), sorted(self.cloud.forgotten))
 
-    def test_what_was_sent_is_let_be(self):
+    def test_records_of_sent_builds_are_kept(self):
         """A conductor may be building the server."""
         sent = self.lease(50, 100)
         self.lifecycle.lease_start.start(sent['id'])
@@ -254,7 +254,7 @@ class TestWhatIsLeftOfThem(lifecycle_base.LifecycleTestCase):
         self.gone(*self.take_slots(self.reserve(active=True)))
         self.assertEqual([], self.cloud.forgotten)
 
-    def test_what_could_not_be_forgotten_is_forgotten_later(self):
+    def test_failed_removal_of_records_is_retried(self):
         lease = self.lease(50, 100)
         held, = base.servers_of(lease)
         self.cloud.broken['forget'] = RuntimeError('the database is away')
@@ -268,7 +268,7 @@ class TestWhatIsLeftOfThem(lifecycle_base.LifecycleTestCase):
         self.assertEqual([held], self.cloud.forgotten)
         self.assertEqual('TERMINATED', self.status(lease))
 
-    def test_a_place_that_was_left_is_as_new(self):
+    def test_freed_slot_is_reset(self):
         lease = self.reserve(active=True)
         self.gone(*self.take_slots(lease))
         self.assertEqual([(None, None)], [
@@ -359,7 +359,7 @@ class TestDelete(lifecycle_base.LifecycleTestCase):
             models.Event.status, models.Event.lease_id == lease['id'])))
         self.assertEqual(2, self.room())
 
-    def test_it_works_in_every_state(self):
+    def test_lease_can_be_deleted_in_every_state(self):
         for name, status, has_servers in self.STATES:
             lease = getattr(self, name)()
             self.assertEqual(status, self.status(lease), name)
@@ -374,7 +374,7 @@ class TestDelete(lifecycle_base.LifecycleTestCase):
                              name)
             self.assert_over(lease)
 
-    def test_it_works_twice_and_is_told_once(self):
+    def test_repeated_deletion_is_notified_once(self):
         for name, _status, has_servers in self.STATES:
             lease = getattr(self, name)()
             self.notified.clear()
@@ -386,11 +386,11 @@ class TestDelete(lifecycle_base.LifecycleTestCase):
                              name)
             self.assert_over(lease)
 
-    def test_what_is_not_there_is_not_found(self):
+    def test_unknown_lease_is_not_found(self):
         self.assertRaises(
             errors.NotFound, self.lifecycle.lease_end.delete, 'unheard-of')
 
-    def test_servers_that_stay_are_tried_again(self):
+    def test_deletion_of_remaining_servers_is_retried(self):
         lease = self.active()
         self.cloud.stubborn.update(base.servers_of(lease))
         self.lifecycle.lease_end.delete(lease['id'])
@@ -401,7 +401,7 @@ class TestDelete(lifecycle_base.LifecycleTestCase):
         driven.run_due(self.worker)
         self.assert_over(lease)
 
-    def test_what_cannot_be_closed_yet_is_closed_later(self):
+    def test_failed_end_of_resource_type_is_retried(self):
         lease = self.with_free_places()
         self.places_type.broken['end'] = RuntimeError('the database is away')
         self.lifecycle.lease_end.delete(lease['id'])
@@ -435,16 +435,16 @@ class TestDelete(lifecycle_base.LifecycleTestCase):
         driven.run_due(self.worker)
         self.assert_over(lease)
 
-    def test_while_its_end_waits_for_servers(self):
+    def test_delete_while_end_waits_for_servers(self):
         self.while_its_end_is_carried_out(self.active())
 
-    def test_while_its_end_waits_for_servers_in_places(self):
+    def test_delete_while_end_waits_for_servers_in_slots(self):
         self.while_its_end_is_carried_out(self.with_places())
 
-    def test_while_its_end_has_just_come(self):
+    def test_delete_while_end_is_being_completed(self):
         self.while_its_end_is_carried_out(self.with_free_places())
 
-    def test_an_end_that_somebody_has_claimed_is_carried_out_at_once(self):
+    def test_delete_overrides_existing_claim_of_end_event(self):
         lease = self.active()
         with self.database.writer() as session:
             session.query(models.Event).filter_by(
@@ -455,7 +455,7 @@ class TestDelete(lifecycle_base.LifecycleTestCase):
         self.assertEqual(1, driven.run_due(self.worker))
         self.assert_over(lease)
 
-    def test_it_is_not_announced_any_more(self):
+    def test_deleting_lease_sends_no_before_end_notification(self):
         lease = self.active()
         self.lifecycle.lease_end.delete(lease['id'])
         self.notified.clear()
@@ -463,9 +463,9 @@ class TestDelete(lifecycle_base.LifecycleTestCase):
         self.assertEqual([], self.notified)
 
 
-class TestAnnounce(lifecycle_base.LifecycleTestCase):
+class TestBeforeEndNotification(lifecycle_base.LifecycleTestCase):
 
-    def test_an_end_that_is_put_off_while_it_is_told_is_told_again(self):
+    def test_end_moved_during_notification_is_notified_again(self):
         lease = self.running_lease(request=self.request(
             0, 100, before_end=NOW + 50))
         self.clock.advance(50)
@@ -486,14 +486,14 @@ class TestAnnounce(lifecycle_base.LifecycleTestCase):
         driven.run_due(worker)
         self.assertEqual(2 * ['lease.event.before_end_lease'], told)
 
-    def test_the_world_is_told_of_an_event(self):
+    def test_notification_is_sent(self):
         lease = self.running_lease()
         self.assertIsNone(
             self.lifecycle.notices.announce(lease['id'], 'before_end_lease'))
         self.assertEqual([('lease.event.before_end_lease', lease['id'])],
                          self.notified)
 
-    def test_of_a_lease_that_is_over_nothing_is_told(self):
+    def test_ended_lease_sends_no_notification(self):
         lease = self.running_lease()
         self.lifecycle.lease_end.end(lease['id'])
         self.notified.clear()
@@ -502,7 +502,7 @@ class TestAnnounce(lifecycle_base.LifecycleTestCase):
         self.assertEqual([], self.notified)
 
 
-class TestSilentCell(lifecycle_base.LifecycleTestCase):
+class TestUnresponsiveCell(lifecycle_base.LifecycleTestCase):
     """A cell that does not answer, attempt after attempt."""
 
     scenarios = [databases.SCENARIOS[0]]
@@ -541,7 +541,7 @@ class TestSilentCell(lifecycle_base.LifecycleTestCase):
         driven.run_due(self.engine)
         self.assertEqual('TERMINATED', self.status(lease))
 
-    def test_so_does_a_start(self):
+    def test_start_takes_few_statements(self):
         lease = self.lease(50, 1000)
         self.clock.advance(50)
         self.cloud.broken['send'] = errors.CloudUnavailable(

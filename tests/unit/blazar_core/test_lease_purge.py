@@ -71,7 +71,7 @@ class TestPurging(Purging, base.LeaseTestCase):
         super().setUp()
         self.host('host', VCPU=64)
 
-    def test_what_was_over_goes_with_all_that_it_has_left(self):
+    def test_ended_lease_is_purged_with_all_its_rows(self):
         before = self.everything()
         lease = self.over()
         with self.database.writer() as session:
@@ -92,7 +92,7 @@ class TestPurging(Purging, base.LeaseTestCase):
             del before[name], after[name]
         self.assertEqual(before, after)
 
-    def test_what_is_not_over_or_was_not_then_stays(self):
+    def test_recent_and_unended_leases_are_kept(self):
         self.later()
         ages = {name: self.over() for name in ('long ago', 'after it')}
         self.set(ages['long ago'], end_date=NOW, updated_at=NOW)
@@ -106,7 +106,7 @@ class TestPurging(Purging, base.LeaseTestCase):
         self.assertEqual({one['id'] for one in kept},
                          set(self.scalars(models.Lease.id)))
 
-    def test_what_leases_need_that_are_there_stays(self):
+    def test_recurrences_of_existing_leases_are_kept(self):
         self.set(self.lease(100, 200), recurrence_id='recurrence')
         self.over()
         for name in 'recurrence', 'no more':
@@ -122,7 +122,7 @@ class TestPurging(Purging, base.LeaseTestCase):
         self.assertEqual({'recurrence', 'new'}, set(
             self.scalars(models.Recurrence.id)))
 
-    def test_what_comes_to_be_unfinished_before_it_is_deleted_stays(self):
+    def test_lease_that_becomes_unfinished_during_purge_is_kept(self):
         lease = self.over()
         self.later()
         remember = lease_purge.LeasePurge._remember
@@ -140,7 +140,7 @@ class TestPurging(Purging, base.LeaseTestCase):
         self.purge()
         self.assertEqual([lease['id']], self.scalars(models.Lease.id))
 
-    def test_what_is_to_be_finished_stays(self):
+    def test_leases_with_unfinished_rows_are_kept(self):
         trust, booking, event, holder = (self.over() for _one in range(4))
         self.add(
             models.Credential(
@@ -167,7 +167,7 @@ class TestPurging(Purging, base.LeaseTestCase):
             session.execute(sa.update(models.Host).values(assigned_to=None))
         self.assertEqual((4, 0), self.purge())
 
-    def test_what_limits_and_quotas_count_is_the_same(self):
+    def test_purge_does_not_change_counted_usage(self):
         self.over()
         self.running_lease(0, 10 * DAY, count=2)
         self.lease(5 * DAY, 6 * DAY)
@@ -183,7 +183,7 @@ class TestPurging(Purging, base.LeaseTestCase):
         self.assertEqual((1, 0), self.purge())
         self.assertEqual(before, counted())
 
-    def test_a_follower_has_nothing_to_read(self):
+    def test_purge_causes_no_reload_of_index(self):
         self.over()
         kept = self.running_lease(0, 10 * DAY)
         self.later()
@@ -203,27 +203,27 @@ class TestPurging(Purging, base.LeaseTestCase):
         self.assertEqual(generation, self.generation('host'))
         self.assertEqual('ACTIVE', self.status(kept))
 
-    def test_a_date_too_near_is_refused(self):
+    def test_recent_date_is_refused(self):
         self.over()
         self.assertIn('24 hours', str(self.assertRaises(
             errors.InvalidLeaseParams, self.purge, DAY - 1)))
         self.assertEqual(1, len(self.scalars(models.Lease.id)))
 
-    def test_where_no_listener_runs_changes_are_bounded_by_it(self):
+    def test_purge_trims_changes(self):
         self.over()
         self.assertGreater(len(self.scalars(models.Change.id)), 1)
         self.later()
         self.purge()
         self.assertEqual(1, len(self.scalars(models.Change.id)))
 
-    def test_it_can_be_only_counted(self):
+    def test_dry_run_only_counts(self):
         self.over()
         self.later()
         before = self.everything()
         self.assertEqual((1, 0), self.purge(dry_run=True))
         self.assertEqual(before, self.everything())
 
-    def test_up_to_when_leases_may_be_gone_is_known(self):
+    def test_latest_purge_limit_is_recorded(self):
         known = lease_purge.purged_before
         self.later()
         self.assertEqual((0, 0), self.purge())
@@ -234,7 +234,7 @@ class TestPurging(Purging, base.LeaseTestCase):
             self.purge(days * DAY)
             self.assertEqual(NOW, known(self.database))
 
-    def test_one_that_is_deleted_meanwhile_stays(self):
+    def test_lease_deleted_during_purge_is_kept(self):
         lease = self.over()
         self.later()
         real = lease_purge.LeasePurge._delete
@@ -265,7 +265,7 @@ class TestBatches(Purging, base.LeaseTestCase):
         of_two.start()
         self.addCleanup(of_two.stop)
 
-    def test_many_are_deleted_in_several_transactions(self):
+    def test_leases_are_purged_in_batches(self):
         batches = []
         real = lease_purge.LeasePurge._delete
 
@@ -279,7 +279,7 @@ class TestBatches(Purging, base.LeaseTestCase):
         self.assertEqual(4, len(self.told))
         self.assertEqual((0, 0), self.purge())
 
-    def test_what_an_interruption_leaves_goes_the_next_time(self):
+    def test_interrupted_purge_can_be_continued(self):
         with mock.patch.object(self, 'told') as told:
             told.append.side_effect = [None, KeyboardInterrupt]
             self.assertRaises(KeyboardInterrupt, self.purge)
@@ -287,12 +287,12 @@ class TestBatches(Purging, base.LeaseTestCase):
         self.assertEqual((3, 0), self.purge())
 
 
-class TestTwoAtOnce(Purging, base.LeaseTestCase):
+class TestConcurrentPurges(Purging, base.LeaseTestCase):
 
     scenarios = databases.SERVERS
     options = {'admission_retries': 1000}
 
-    def test_each_lease_is_deleted_by_one(self):
+    def test_concurrent_purges_delete_each_lease_once(self):
         self.host('host', VCPU=64)
         for _one in range(12):
             self.over()
@@ -321,7 +321,7 @@ class TestRecurring(Purging, test_series.RecurringTestCase):
         self.lifecycle.lease_end.delete(lease_id)
         self.lifecycle.lease_end.end(lease_id)
 
-    def test_occurrences_stay_until_all_may_go(self):
+    def test_occurrences_are_kept_until_all_can_be_purged(self):
         first, second = (one['id'] for one in self.make(
             100, 3 * DAY)['occurrences'])
         self.end(first)

@@ -50,23 +50,23 @@ class TestLockedAsRead(lifecycle_base.LifecycleTestCase):
         with self.database.begin() as connection:
             api.lock_as_read(connection, self.read)
 
-    def test_all_of_it_is_there_when_its_session_is_closed(self):
+    def test_whole_lease_is_usable_without_session(self):
         self.assertEqual(1, len(lease_status.waiting(self.read)))
         self.assertEqual({'start_lease', 'end_lease'}, {
             event.event_type for event in self.read.events})
 
-    def test_nobody_else_has_what_was_read_before(self):
+    def test_state_as_read_can_be_locked_only_once(self):
         self.lock()
         self.assertRaises(api.Outdated, self.lock)
         self.read = self.whole()
         self.lock()
 
-    def test_one_that_somebody_has_locked_since_is_outdated(self):
+    def test_lease_locked_since_is_outdated(self):
         with self.database.writer() as session:
             api.locked(session, self.lease_id)
         self.assertRaises(api.Outdated, self.lock)
 
-    def test_one_that_is_gone_is_outdated(self):
+    def test_deleted_lease_is_outdated(self):
         driven.withdraw(self.leases, self.lease_id)
         self.assertRaises(api.Outdated, self.lock)
 
@@ -78,12 +78,12 @@ class TestLockedAsRead(lifecycle_base.LifecycleTestCase):
                 self.read, dispatch.EncryptedCall(
                     self.encryption.encrypt('call'), None), False, ''))
 
-    def test_it_starts_as_it_was_read(self):
+    def test_unchanged_lease_starts_as_read(self):
         self.assertIsNone(self.start())
         self.assertEqual(1, len(self.cloud.sent))
         self.assertEqual('STARTING', self.whole().status)
 
-    def test_one_that_was_changed_since_starts_as_it_is(self):
+    def test_changed_lease_starts_with_its_current_state(self):
         with self.database.writer() as session:
             api.locked(session, self.lease_id).name = 'another'
         self.assertIsNone(self.start())
@@ -91,7 +91,7 @@ class TestLockedAsRead(lifecycle_base.LifecycleTestCase):
         lease = self.whole()
         self.assertEqual(('another', 'STARTING'), (lease.name, lease.status))
 
-    def test_who_locks_it_whenever_it_is_read_is_not_in_its_way(self):
+    def test_lease_starts_despite_repeated_concurrent_locks(self):
         whole = api.whole
 
         def read_and_lock(session, lease_ids):
@@ -105,7 +105,7 @@ class TestLockedAsRead(lifecycle_base.LifecycleTestCase):
             self.assertIsNone(self.lifecycle.lease_start.start(self.lease_id))
         self.assertEqual(1, len(self.cloud.sent))
 
-    def test_what_it_has_waited_for_its_lock_does_not_count(self):
+    def test_time_waiting_for_lock_does_not_count_for_permit(self):
         """The permit is valid from the time after the wait."""
         lock = api.lock
 
@@ -119,13 +119,13 @@ class TestLockedAsRead(lifecycle_base.LifecycleTestCase):
             self.assertIsNone(self.start())
         self.assertEqual(1, len(self.cloud.sent))
 
-    def test_one_that_was_sent_since_is_not_sent_again(self):
+    def test_lease_sent_since_is_not_sent_again(self):
         self.clock.advance(50)
         self.assertIsNone(self.lifecycle.lease_start.start(self.lease_id))
         self.assertIsNone(self.start())
         self.assertEqual(1, len(self.cloud.sent))
 
-    def test_one_that_has_gone_since_does_not_start(self):
+    def test_deleted_lease_does_not_start(self):
         driven.withdraw(self.leases, self.lease_id)
         self.assertRaises(errors.NotFound, self.start)
         self.assertEqual([], self.cloud.sent)
@@ -133,7 +133,7 @@ class TestLockedAsRead(lifecycle_base.LifecycleTestCase):
 
 class TestStart(lifecycle_base.LifecycleTestCase):
 
-    def test_the_held_call_is_sent_opened_with_its_servers(self):
+    def test_deferred_call_is_decrypted_and_sent_with_its_servers(self):
         lease = self.lease(50, 100, count=2, call='the call')
         self.clock.advance(50)
         self.assertIsNone(self.lifecycle.lease_start.start(lease['id']))
@@ -146,14 +146,14 @@ class TestStart(lifecycle_base.LifecycleTestCase):
         self.assertEqual(
             [NOW + 50] * 2, self.scalars(models.Booking.dispatched_at))
 
-    def test_it_is_sent_once_however_often_it_is_started(self):
+    def test_repeated_start_sends_build_once(self):
         lease = self.lease(50, 100)
         for _time in range(3):
             self.assertIsNone(self.lifecycle.lease_start.start(lease['id']))
         self.assertEqual(1, len(self.cloud.sent))
         self.assertEqual(1, len(self.notified))
 
-    def test_two_who_are_at_it_together_send_it_once(self):
+    def test_concurrent_starts_get_one_permit(self):
         """Both find the build deferred; only one of them gets the permit."""
         lease = self.lease(50, 100)
         servers, gates = base.servers_of(lease), self.gates()
@@ -162,7 +162,7 @@ class TestStart(lifecycle_base.LifecycleTestCase):
         self.assertEqual([True, False, False], [
             gates[number](servers) is not None for number in (0, 1, 0)])
 
-    def test_who_wants_one_that_was_sent_sends_none(self):
+    def test_permit_for_already_sent_servers_is_denied(self):
         lease = self.lease(50, 100, count=2)
         first, second = base.servers_of(lease)
         gates = self.gates()
@@ -185,7 +185,7 @@ class TestStart(lifecycle_base.LifecycleTestCase):
         self.cloud.send = send
         return gates
 
-    def test_nothing_is_told_between_the_gate_and_the_cast(self):
+    def test_no_notification_between_permit_and_cast(self):
         lease = self.lease(50, 100)
         told_before = []
         send = self.cloud.send
@@ -203,7 +203,7 @@ class TestStart(lifecycle_base.LifecycleTestCase):
         self.assertEqual(1, len(self.cloud.sent))
         self.assertEqual(['lease.event.start_lease'], self.events_told())
 
-    def test_who_stood_still_after_the_gate_does_not_send(self):
+    def test_process_stalled_after_permit_does_not_send(self):
         lease = self.lease(50, 1000)
         stop = [dispatch.SECONDS + 1]
 
@@ -224,7 +224,7 @@ class TestStart(lifecycle_base.LifecycleTestCase):
         self.lifecycle.lost_builds.send()
         self.assertEqual(1, len(self.cloud.sent))
 
-    def test_one_of_two_clocks_is_enough_to_be_too_late(self):
+    def test_deadline_passes_by_either_clock(self):
         for name in ('now', 'elapsed'):
             deadline = cloud_api.Deadline(self.clock, 10)
             self.clock.advance(10)
@@ -235,7 +235,7 @@ class TestStart(lifecycle_base.LifecycleTestCase):
                     lambda _clock, late=late: late):
                 self.assertTrue(deadline.passed())
 
-    def test_the_gate_is_closed_when_the_lease_was_moved_meanwhile(self):
+    def test_no_permit_if_lease_was_moved_meanwhile(self):
         lease = self.lease(50, 100)
         self.clock.advance(50)
         send = self.cloud.send
@@ -256,7 +256,7 @@ class TestStart(lifecycle_base.LifecycleTestCase):
             self.lifecycle.lease_start.start(lease['id'], when_due=True))
         self.assertEqual(1, len(self.cloud.sent))
 
-    def test_a_worker_that_died_before_the_gate_has_sent_nothing(self):
+    def test_worker_death_before_permit_sends_nothing(self):
         lease = self.lease(50, 100)
         self.cloud.broken['send'] = RuntimeError('died')
         self.assertRaises(
@@ -266,7 +266,7 @@ class TestStart(lifecycle_base.LifecycleTestCase):
         self.lifecycle.lease_start.start(lease['id'])
         self.assertEqual(1, len(self.cloud.sent))
 
-    def test_a_cloud_that_is_away_is_waited_for(self):
+    def test_start_waits_for_unavailable_cloud(self):
         lease = self.lease(50, 100)
         self.clock.advance(50)
         log = self.useFixture(fixtures.FakeLogger(level=logging.WARNING))
@@ -287,7 +287,7 @@ class TestStart(lifecycle_base.LifecycleTestCase):
         self.assertEqual(1, len(self.cloud.sent))
         self.assertEqual('', self.reason(lease))
 
-    def test_the_gate_is_closed_once_the_lease_was_ended(self):
+    def test_no_permit_for_ended_lease(self):
         lease = self.lease(50, 100)
         gates = self.gates()
         self.lifecycle.lease_start.start(lease['id'])
@@ -298,7 +298,7 @@ class TestStart(lifecycle_base.LifecycleTestCase):
         self.assertIsNone(gates[0](base.servers_of(lease)))
         self.assertEqual('TERMINATING', self.status(lease))
 
-    def test_the_gate_is_closed_once_the_lease_was_given_up(self):
+    def test_no_permit_for_given_up_lease(self):
         lease = self.lease(50, 100)
         gates = self.gates()
         self.lifecycle.lease_start.start(lease['id'])
@@ -312,7 +312,7 @@ class TestStart(lifecycle_base.LifecycleTestCase):
         self.assertIsNone(self.lifecycle.lease_start.start(lease['id']))
         self.assertEqual([], self.cloud.sent)
 
-    def test_a_lease_whose_time_is_over_is_not_started_any_more(self):
+    def test_lease_past_its_end_is_not_started(self):
         lease = self.lease(50, 100)
         self.clock.advance(100)
         self.assertIsNone(self.lifecycle.lease_start.start(lease['id']))
@@ -341,7 +341,7 @@ class TestWaitingForTheHost(lifecycle_base.LifecycleTestCase):
             self.after['id']), retries.RetryAfter)
         self.assertEqual([], self.cloud.sent)
 
-    def test_a_start_is_put_off_while_its_host_is_not_empty(self):
+    def test_start_waits_for_overstaying_servers_on_host(self):
         self.assert_put_off()
         first, second = base.servers_of(self.before)
         self.see(first, State.GONE)
@@ -350,14 +350,14 @@ class TestWaitingForTheHost(lifecycle_base.LifecycleTestCase):
         self.assertIsNone(self.lifecycle.lease_start.start(self.after['id']))
         self.assertEqual(1, len(self.cloud.sent))
 
-    def test_its_patience_ends(self):
+    def test_start_waits_no_longer_than_start_timeout(self):
         self.clock.advance(29)
         self.assert_put_off()
         self.clock.advance(1)
         self.assertIsNone(self.lifecycle.lease_start.start(self.after['id']))
         self.assertEqual(1, len(self.cloud.sent))
 
-    def test_each_of_those_that_are_read_together_waits_for_its_own(self):
+    def test_leases_read_together_wait_for_their_own_hosts(self):
         late = self.lease(165, 200)
         self.host('two', VCPU=1)
         elsewhere = self.lease(165, 200)
@@ -376,7 +376,7 @@ class TestWaitingForTheHost(lifecycle_base.LifecycleTestCase):
         (_call, server_ids), = self.cloud.sent
         self.assertEqual(base.servers_of(elsewhere), server_ids)
 
-    def test_a_full_host_of_others_is_not_waited_for(self):
+    def test_start_does_not_wait_for_other_hosts(self):
         self.host('two', VCPU=1)
         elsewhere = self.lease(0, 50)
         self.assertEqual('two', self.host_of(*base.servers_of(elsewhere)))
@@ -384,7 +384,7 @@ class TestWaitingForTheHost(lifecycle_base.LifecycleTestCase):
         self.assertEqual('two', self.host_of(*base.servers_of(later)))
         self.assertIsNone(self.lifecycle.lease_start.start(later['id']))
 
-    def test_servers_whose_time_is_not_over_are_not_waited_for(self):
+    def test_start_does_not_wait_for_servers_before_their_end(self):
         for server_id in base.servers_of(self.before):
             self.see(server_id, State.GONE)
         self.running_lease(0, 300)
@@ -403,14 +403,14 @@ class TestObserve(lifecycle_base.LifecycleTestCase):
         reservation, = views.get(self.database, lease['id'])['reservations']
         self.assertEqual('active', reservation['status'])
 
-    def test_seeing_the_same_again_changes_nothing(self):
+    def test_repeated_observation_changes_nothing(self):
         lease = self.running_lease()
         generation = self.generation('one')
         self.see(*base.servers_of(lease), State.RUNNING, self.one)
         self.assertEqual('ACTIVE', self.status(lease))
         self.assertEqual(generation, self.generation('one'))
 
-    def test_a_held_server_or_one_without_a_host_says_nothing(self):
+    def test_reserved_or_unplaced_server_changes_nothing(self):
         lease = self.lease(50, 100)
         server_id, = base.servers_of(lease)
         before = views.get(self.database, lease['id'])
@@ -419,7 +419,7 @@ class TestObserve(lifecycle_base.LifecycleTestCase):
         self.assertEqual(before, views.get(self.database, lease['id']))
         self.assertEqual('one', self.host_of(server_id))
 
-    def test_a_server_without_a_lease_is_nobodys_business(self):
+    def test_server_without_lease_is_ignored(self):
         for state in State:
             self.assertEqual([], self.see('unheard of', state, self.one))
         self.assertEqual({'hosts': 1}, self.count_rows('changes'))
@@ -435,7 +435,7 @@ class TestObserve(lifecycle_base.LifecycleTestCase):
         self.assertEqual([], self.see(server_id, State.RUNNING, two))
         self.assertEqual('ACTIVE', self.status(lease))
 
-    def test_a_booking_follows_even_where_there_is_no_room(self):
+    def test_booking_follows_server_even_without_free_capacity(self):
         two = self.host('two', usage={'VCPU': 1}, VCPU=1)
         server_id, = base.servers_of(self.lease(0, 100))
         self.see(server_id, State.RUNNING, two)
@@ -462,24 +462,24 @@ class TestObserve(lifecycle_base.LifecycleTestCase):
             models.Host.name, models.Host.id == models.Booking.host_id,
             models.Booking.reservation_id == reservation_id))
 
-    def test_free_places_go_along_with_the_one_that_is_alone(self):
+    def test_free_slots_follow_the_only_server(self):
         reservation_id, (server_id,), two = self.together(3, 1, VCPU=3)
         self.see(server_id, State.RUNNING, two)
         self.assertEqual(['two'] * 3, self.hosts_of(reservation_id))
 
-    def test_free_places_go_along_with_the_last_one(self):
+    def test_free_slots_follow_the_last_server(self):
         reservation_id, server_ids, two = self.together(3, 2, VCPU=3)
         self.see(server_ids[0], State.RUNNING, two)
         self.assertEqual(['big', 'big', 'two'], self.hosts_of(reservation_id))
         self.see(server_ids[1], State.RUNNING, two)
         self.assertEqual(['two'] * 3, self.hosts_of(reservation_id))
 
-    def test_free_places_without_room_stay_where_they_are_promised(self):
+    def test_free_slots_that_do_not_fit_on_target_stay(self):
         reservation_id, (server_id,), two = self.together(3, 1, VCPU=2)
         self.see(server_id, State.RUNNING, two)
         self.assertEqual(['big', 'two', 'two'], self.hosts_of(reservation_id))
 
-    def test_free_places_that_are_to_be_apart_stay(self):
+    def test_free_slots_with_anti_affinity_stay(self):
         self.host('two', VCPU=2)
         lease = self.reserve(
             0, 100, self.places(2, affinity=False), active=True)
@@ -491,14 +491,14 @@ class TestObserve(lifecycle_base.LifecycleTestCase):
             sorted({'one', 'two', 'three'} - {before}),
             self.hosts_of(lease['reservations'][0]['id']))
 
-    def test_a_booking_stays_where_it_is_if_the_host_is_not_known(self):
+    def test_booking_stays_if_host_is_unknown(self):
         server_id, = base.servers_of(self.lease(0, 100))
         self.assertEqual(
             [], self.see(server_id, State.RUNNING, 'unheard of'))
         self.assertEqual('one', self.host_of(server_id))
         self.assertTrue(self.booking(server_id).running)
 
-    def test_check_looks_and_makes_the_books_true(self):
+    def test_check_looks_up_server_and_updates_lease(self):
         lease = self.lease(0, 100)
         server_id, = base.servers_of(lease)
         seen = self.cloud.servers[server_id] = Seen(State.RUNNING, self.one)
@@ -506,7 +506,7 @@ class TestObserve(lifecycle_base.LifecycleTestCase):
             (seen, []), self.lifecycle.reconciliation.check(server_id))
         self.assertEqual('ACTIVE', self.status(lease))
 
-    def test_the_servers_of_leases_that_are_not_over_are_unfinished(self):
+    def test_servers_of_unended_leases_are_unfinished(self):
         over = self.running_lease()
         running = self.running_lease()
         self.see(*base.servers_of(over), State.GONE)
@@ -518,7 +518,7 @@ class TestObserve(lifecycle_base.LifecycleTestCase):
             self.lifecycle.reconciliation.unfinished())
 
 
-class TestLeftBehind(lifecycle_base.LifecycleTestCase):
+class TestFailedServerUsage(lifecycle_base.LifecycleTestCase):
     """The lease changes while the usage of its failed server is found."""
 
     scenarios = databases.SERVERS
@@ -552,7 +552,7 @@ class TestLeftBehind(lifecycle_base.LifecycleTestCase):
             return True
         return False
 
-    def test_it_is_looked_at_again(self):
+    def test_sync_is_repeated_if_lease_changes_concurrently(self):
         lease = self.lease(0, 100, count=2)
         failed, other = base.servers_of(lease)
         # It would be detected by a decision about the same host.
@@ -574,7 +574,7 @@ class TestLeftBehind(lifecycle_base.LifecycleTestCase):
         self.compare()
         self.assertEqual((None, 3), (self.host_of(failed), self.room()))
 
-    def test_it_waits_for_whoever_has_its_lease(self):
+    def test_sync_waits_for_lock_of_lease(self):
         """The holder of the lock relies on a booking without a host."""
         lease = self.lease(0, 100)
         failed, = base.servers_of(lease)

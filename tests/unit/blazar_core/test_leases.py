@@ -30,7 +30,7 @@ NOW = base.NOW
 
 class TestCreate(base.LeaseTestCase):
 
-    def test_a_lease_that_starts_now_is_starting_and_keeps_its_call(self):
+    def test_immediate_lease_is_starting_and_keeps_its_call(self):
         self.host('one', VCPU=2)
         lease = self.lease(0, 100, count=2)
         self.assertEqual(lease, views.get(self.database, lease['id']))
@@ -43,7 +43,7 @@ class TestCreate(base.LeaseTestCase):
         self.assertEqual({'start_lease': 'DONE', 'end_lease': 'UNDONE'},
                          self.events_of(lease))
 
-    def test_a_lease_that_starts_later_is_pending_and_holds_its_call(self):
+    def test_future_lease_is_pending_and_stores_its_call(self):
         self.host('one', VCPU=2)
         lease = self.lease(50, 100, call='the call')
         self.assertEqual('PENDING', lease['status'])
@@ -56,7 +56,7 @@ class TestCreate(base.LeaseTestCase):
         self.assertEqual('the call', self.encryption.decrypt(build.encrypted))
         self.assertNotIn('the call', build.encrypted)
 
-    def test_a_held_call_may_be_large(self):
+    def test_deferred_call_may_be_large(self):
         self.host('one', VCPU=1)
         call = 'ä' * 1_000_000
         self.lease(50, 100, call=call)
@@ -78,7 +78,7 @@ class TestCreate(base.LeaseTestCase):
                          sorted(base.servers_of(lease)))
         self.assertEqual(2, self.generation('one'))
 
-    def test_every_event_of_the_request_has_a_row_that_is_due_then(self):
+    def test_each_requested_event_has_a_row_due_at_its_time(self):
         self.host('one', VCPU=1)
         self.lease(request=self.request(
             50, 100, before_end=NOW + 90,
@@ -93,7 +93,7 @@ class TestCreate(base.LeaseTestCase):
         self.assertEqual([row.time for row in rows],
                          [row.run_at for row in rows])
 
-    def test_the_answer_is_the_lease_in_the_words_of_the_api(self):
+    def test_create_returns_lease_as_in_api(self):
         self.host('one', VCPU=1)
         new = self.new_lease(request=self.request(50, 100, name='mine'))
         answer = self.leases.creation.create(new, 'secret')
@@ -119,7 +119,7 @@ class TestCreate(base.LeaseTestCase):
                 'servers')))
         self.assertNotIn('secret', json.dumps(answer))
 
-    def test_a_lease_without_a_name_is_called_by_its_id(self):
+    def test_unnamed_lease_is_named_after_its_id(self):
         self.host('one', VCPU=1)
         lease = self.lease(request=self.request(name=None))
         self.assertEqual(f'lease-{lease["id"][:8]}', lease['name'])
@@ -130,7 +130,7 @@ class TestCreate(base.LeaseTestCase):
         lease = self.lease(request=self.request(name=name))
         self.assertEqual(name, views.get(self.database, lease['id'])['name'])
 
-    def test_when_not_all_servers_fit_nothing_is_left(self):
+    def test_refused_lease_leaves_nothing(self):
         self.host('one', VCPU=2)
         self.lease(0, 100)
         before = self.count_rows('changes')
@@ -143,14 +143,14 @@ class TestCreate(base.LeaseTestCase):
         self.assertEqual(before, self.count_rows('changes'))
         self.assertEqual(generation, self.generation('one'))
 
-    def test_a_lease_is_admitted_at_the_start_that_a_refusal_names(self):
+    def test_lease_is_admitted_at_next_start_of_refusal(self):
         self.host('one', VCPU=1)
         self.lease(0, 100)
         refused = self.assertRaises(errors.Refused, self.lease, 50, 70)
         start = refused.refusal.next_start - NOW
         self.assertEqual('PENDING', self.lease(start, start + 20)['status'])
 
-    def test_one_who_loses_a_race_looks_elsewhere(self):
+    def test_lost_race_leads_to_another_host(self):
         """The chosen host has changed, and another one is free."""
         self.host('one', VCPU=1)
         self.host('two', VCPU=1)
@@ -158,7 +158,7 @@ class TestCreate(base.LeaseTestCase):
         lease = self.lease(0, 100)
         self.assertEqual('two', self.host_of(*base.servers_of(lease)))
 
-    def test_one_who_loses_a_race_comes_back_where_nothing_else_is(self):
+    def test_lost_race_returns_to_host_if_no_other_fits(self):
         self.host('one', VCPU=1)
         self.lose_first_race()
         lease = self.lease(0, 100)
@@ -167,7 +167,7 @@ class TestCreate(base.LeaseTestCase):
                           'hosts': 1, 'bookings': 1, 'deferred_builds': 1},
                          self.count_rows('changes'))
 
-    def test_one_who_has_lost_a_race_stays_elsewhere_for_a_while(self):
+    def test_contended_host_is_avoided_for_a_while(self):
         """Another conflict on that host would be likely."""
         self.host('one', VCPU=9)
         self.host('two', VCPU=9)
@@ -183,7 +183,7 @@ class TestCreate(base.LeaseTestCase):
         self.clock.advance(admissions.CROWDED + 1)
         self.assertEqual('one', where())
 
-    def test_but_not_where_nothing_is_reserved_until_that_goes_on(self):
+    def test_unreserved_host_is_used_only_after_repeated_lost_races(self):
         """Hosts without reservations are kept for open-ended servers."""
         self.host('one', VCPU=9)
         self.host('two', VCPU=9)
@@ -202,7 +202,7 @@ class TestCreate(base.LeaseTestCase):
             self.scalars(models.Host.name, models.Host.id == one)[0]
             for one in found])
 
-    def test_what_others_did_just_now_is_seen_before_anything_is_refused(
+    def test_index_is_refreshed_before_refusal(
             self):
         """The first search may use a slightly old index; a refusal may not."""
         self.useFixture(fixtures.MonkeyPatch(
@@ -233,7 +233,7 @@ class TestCreate(base.LeaseTestCase):
 
         self.patch_take(racing)
 
-    def test_after_too_many_lost_races_the_books_are_busy(self):
+    def test_concurrent_update_is_raised_after_many_lost_races(self):
         self.books.conf.set_override('admission_retries', 3, 'blazar')
         self.host('one', VCPU=1)
         tries = []
@@ -275,7 +275,7 @@ class TestUpdate(base.LeaseTestCase):
         self.assertRegex(str(refused), r'^[A-Z](?s:.*)\.$')
         self.assertEqual(before, self.everything())
 
-    def test_its_description_and_its_tags(self):
+    def test_description_and_tags_can_be_updated(self):
         self.host('one', VCPU=1)
         lease = self.lease(10, 20)
         for change, found in (
@@ -287,7 +287,7 @@ class TestUpdate(base.LeaseTestCase):
             self.assertEqual(found, (
                 changed['description'], changed['tags']))
 
-    def test_its_servers_go_while_other_hosts_are_looked_for(self):
+    def test_update_succeeds_if_servers_are_deleted_meanwhile(self):
         self.host('one', VCPU=1)
         lease = self.lease(10, 20)
         self.lease(30, 40)
@@ -327,7 +327,7 @@ class TestUpdate(base.LeaseTestCase):
                  if row.run_at not in (row.time, model.FOREVER)])
         return {row.event_type: row.time - NOW for row in rows}
 
-    def test_a_lease_may_be_prolonged_where_nobody_follows(self):
+    def test_lease_can_be_extended_if_capacity_is_free(self):
         self.host('one', VCPU=1)
         for lease in (self.running_lease(0, 100), self.lease(200, 300)):
             start, end = self.window(lease)
@@ -341,7 +341,7 @@ class TestUpdate(base.LeaseTestCase):
                             views.listed(self.database, True)[0],
                             end=201)
 
-    def test_a_refusal_says_until_when_it_could_last(self):
+    def test_refusal_names_latest_possible_end(self):
         self.host('one', VCPU=2)
         self.host('two', VCPU=1)
         lease = self.running_lease(0, 600, count=3)
@@ -359,7 +359,7 @@ class TestUpdate(base.LeaseTestCase):
         self.assertIsNone(self.assertRaises(
             errors.Refused, self.update, lease, end=1320).refusal.latest_end)
 
-    def test_on_two_hosts_of_which_one_has_nothing_left(self):
+    def test_no_latest_end_if_a_host_is_reserved_right_after(self):
         for name in 'one', 'two':
             self.host(name, VCPU=1)
         lease = self.running_lease(0, 600, count=2)
@@ -368,7 +368,7 @@ class TestUpdate(base.LeaseTestCase):
         self.assertIsNone(self.assertRaises(
             errors.Refused, self.update, lease, end=1200).refusal.latest_end)
 
-    def test_of_what_it_does_not_take_nothing_has_to_be_left(self):
+    def test_latest_end_ignores_classes_lease_does_not_use(self):
         uuid = self.host('one', VCPU=2, DISK_GB=10)
         lease = self.running_lease(0, 600, resources={
             'VCPU': 1, 'DISK_GB': 0})
@@ -380,7 +380,7 @@ class TestUpdate(base.LeaseTestCase):
             errors.Refused, self.update, lease, end=3000).refusal.latest_end)
         self.update(lease, end=1800)
 
-    def test_what_goes_by_the_same_change_is_not_in_the_way(self):
+    def test_latest_end_considers_slots_removed_by_update(self):
         self.host('one', VCPU=2)
         lease = self.reserve(0, 600, self.places(2), active=True)
         self.lease(900, 1800)
@@ -393,7 +393,7 @@ class TestUpdate(base.LeaseTestCase):
             refusal.wanted, refusal.latest_end))
         self.update(lease, end=1800, reservations=fewer)
 
-    def test_one_that_has_not_begun_can_last_until_then(self):
+    def test_refusal_for_future_lease_names_latest_end(self):
         self.host('one', VCPU=2)
         lease = self.lease(600, 1200, count=2)
         self.lease(1830, 2400)
@@ -414,7 +414,7 @@ class TestUpdate(base.LeaseTestCase):
         self.assertIsNone(self.assertRaises(
             errors.Refused, self.update, lease, end=1860).refusal.latest_end)
 
-    def test_a_refusal_says_that_its_host_is_away(self):
+    def test_refusal_states_that_host_is_unavailable(self):
         self.host('one', VCPU=1)
         lease = self.running_lease(0, 600)
         self.new_maintenance().announce(
@@ -424,7 +424,7 @@ class TestUpdate(base.LeaseTestCase):
         self.assertEqual((refusals.Reason.HOST_AWAY, None), (
             refusal.reason, refusal.latest_end))
 
-    def test_a_refusal_says_from_when_it_would_do(self):
+    def test_refusal_names_next_start(self):
         self.host('one', VCPU=1)
         lease = self.lease(50, 100)
         self.lease(200, 300)
@@ -434,7 +434,7 @@ class TestUpdate(base.LeaseTestCase):
             refusals.Refusal(refusals.Reason.NO_ROOM, 1, 0, NOW + 300),
             refused.refusal)
 
-    def test_an_end_that_was_announced_is_announced_again_if_it_moves(self):
+    def test_before_end_event_is_repeated_if_end_moves(self):
         self.host('one', VCPU=1)
         request = self.request(50, 100, before_end=NOW + 90)
         lease = self.lease(50, 100, request=request)
@@ -446,7 +446,7 @@ class TestUpdate(base.LeaseTestCase):
             (row.time - NOW, row.status) for row in self.scalars(
                 models.Event, models.Event.event_type == 'before_end_lease')))
 
-    def test_an_end_that_was_announced_moves_and_so_does_its_announcement(
+    def test_before_end_event_is_repeated_at_requested_time(
             self):
         self.host('one', VCPU=1)
         lease = self.lease(50, 100, request=self.request(
@@ -459,7 +459,7 @@ class TestUpdate(base.LeaseTestCase):
             (row.time - NOW, row.status) for row in self.scalars(
                 models.Event, models.Event.event_type == 'before_end_lease')))
 
-    def test_a_lease_may_be_shortened_on_a_host_that_is_too_full(self):
+    def test_lease_on_overbooked_host_can_be_shortened(self):
         uuid = self.host('one', VCPU=2)
         lease = self.running_lease(0, 100, count=2)
         self.report(uuid, 'one', {'VCPU': 1}, {'VCPU': 1})
@@ -467,13 +467,13 @@ class TestUpdate(base.LeaseTestCase):
         self.assertEqual((0, 50), self.window(lease))
         self.assert_refused(errors.Refused, 'reserved by', lease, end=51)
 
-    def test_what_is_given_back_can_be_had_by_others(self):
+    def test_capacity_freed_by_shortening_can_be_reserved(self):
         self.host('one', VCPU=1)
         lease = self.running_lease(0, 100)
         self.update(lease, end=50)
         self.assertEqual((50, 100), self.window(self.lease(50, 100)))
 
-    def test_its_events_move_with_it(self):
+    def test_events_move_with_lease(self):
         self.host('one', VCPU=1)
         lease = self.lease(50, request=self.request(
             50, 100, before_end=NOW + 90,
@@ -487,7 +487,7 @@ class TestUpdate(base.LeaseTestCase):
         self.assertEqual({'start_lease': 70, 'before_end_lease': 110,
                           'end_lease': 120, 'mine': 60}, self.times(lease))
 
-    def test_what_is_done_stays_where_it_was(self):
+    def test_completed_events_do_not_move(self):
         self.host('one', VCPU=1)
         lease = self.running_lease(0, 100)
         self.update(lease, end=200)
@@ -507,14 +507,14 @@ class TestUpdate(base.LeaseTestCase):
         self.assert_refused(errors.Refused, 'no capacity', other, start=199)
         self.assertEqual((20, 200), self.window(lease))
 
-    def test_it_keeps_its_hosts_if_there_is_room(self):
+    def test_updated_lease_keeps_its_hosts_if_possible(self):
         self.host('one', VCPU=2)
         lease = self.lease(50, 100)
         self.host('two', VCPU=2)
         self.update(lease, end=200)
         self.assertEqual('one', self.host_of(*base.servers_of(lease)))
 
-    def test_of_a_lease_that_has_started_only_the_end_may_change(self):
+    def test_started_lease_can_change_only_its_end(self):
         self.host('one', VCPU=4)
         for lease in (self.lease(0, 100), self.running_lease(0, 100)):
             for changed in ({'start': 10}, {'start': 10, 'end': 200}):
@@ -531,7 +531,7 @@ class TestUpdate(base.LeaseTestCase):
         self.host('two', VCPU=1)
         self.assert_refused(errors.Refused, 'reserved by', lease, end=150)
 
-    def test_a_lease_that_is_over_cannot_be_changed(self):
+    def test_ended_lease_cannot_be_updated(self):
         self.host('one', VCPU=1)
         lease = self.running_lease(0, 100)
         server_id, = base.servers_of(lease)
@@ -543,7 +543,7 @@ class TestUpdate(base.LeaseTestCase):
                                 end=200)
             self.cloud.stubborn.clear()
 
-    def test_one_whose_end_has_come_is_not_prolonged(self):
+    def test_lease_past_its_end_cannot_be_extended(self):
         """A lease whose end is due is not extended, even before its end event.
 
         Other leases rely on its capacity, and an overdue server keeps it for a
@@ -558,7 +558,7 @@ class TestUpdate(base.LeaseTestCase):
                                 lease, end=end)
         self.update(lease, name='another')
 
-    def test_times_that_cannot_be_are_refused(self):
+    def test_invalid_dates_are_refused(self):
         self.host('one', VCPU=2)
         later, running = self.lease(50, 100), self.running_lease(0, 100)
         self.clock.advance(30)
@@ -572,17 +572,17 @@ class TestUpdate(base.LeaseTestCase):
         self.update(running, end=30)
         self.update(later, start=30)
 
-    def test_what_is_not_there_is_not_found(self):
+    def test_unknown_lease_is_not_found(self):
         self.assertIn('unheard-of', str(self.assertRaises(
             errors.NotFound, self.leases.updates.update, 'unheard-of',
             updates.LeaseChange(end=NOW + 9))))
 
-    def test_a_change_that_changes_nothing_is_allowed(self):
+    def test_empty_update_is_allowed(self):
         self.host('one', VCPU=1)
         lease = self.lease(50, 100)
         self.assertEqual(lease, self.update(lease))
 
-    def test_an_offer_may_be_changed_too(self):
+    def test_offer_can_be_updated(self):
         self.host('one', VCPU=1)
         offer = self.leases.creation.offer(self.new_lease(50, 100), 60)
         self.leases.updates.update(
@@ -595,7 +595,7 @@ class TestUpdate(base.LeaseTestCase):
         self.assertEqual([NOW + 150], self.scalars(models.Booking.end_date))
 
 
-class TestUpdateMeanwhile(base.LeaseTestCase):
+class TestConcurrentUpdate(base.LeaseTestCase):
 
     scenarios = databases.SERVERS
 
@@ -621,7 +621,7 @@ class TestUpdateMeanwhile(base.LeaseTestCase):
         return leases.Leases(database, self.clock, admissions.Admission(
             database, self.clock), self.types)
 
-    def test_of_a_change_and_an_admission_one_gets_the_room(self):
+    def test_update_is_refused_after_concurrent_admission(self):
         self.host('one', VCPU=1)
         lease = self.lease(50, 100)
         done = self.before_writing(lambda: self.elsewhere().creation.create(
@@ -633,7 +633,7 @@ class TestUpdateMeanwhile(base.LeaseTestCase):
         self.assertEqual([NOW + 100, NOW + 200],
                          sorted(self.scalars(models.Booking.end_date)))
 
-    def test_of_an_admission_and_a_change_one_gets_the_room(self):
+    def test_admission_is_refused_after_concurrent_update(self):
         self.host('one', VCPU=1)
         lease = self.lease(50, 100)
         self.before_writing(lambda: self.elsewhere().updates.update(
@@ -643,7 +643,7 @@ class TestUpdateMeanwhile(base.LeaseTestCase):
         self.assertEqual([NOW + 101], self.scalars(models.Booking.end_date))
 
 
-class TestUpdateOfALeaseThatChanged(base.LeaseTestCase):
+class TestUpdateOfChangedLease(base.LeaseTestCase):
     """The lease changes between the search for hosts and the update."""
 
     def setUp(self):
@@ -676,7 +676,7 @@ class TestUpdateOfALeaseThatChanged(base.LeaseTestCase):
         self.admission.pick_all = late
         return found
 
-    def test_one_that_has_started_is_not_moved(self):
+    def test_lease_started_meanwhile_is_not_moved(self):
         found = self.meanwhile(
             lambda: self.lifecycle.lease_start.start(self.mine['id']))
         refused = self.assertRaises(
@@ -687,13 +687,13 @@ class TestUpdateOfALeaseThatChanged(base.LeaseTestCase):
         self.assertEqual([{'VCPU': 1}],
                          self.scalars(models.Booking.resources))
 
-    def test_one_that_has_ended_is_not_moved(self):
+    def test_lease_ended_meanwhile_is_not_moved(self):
         self.meanwhile(lambda: self.lifecycle.lease_end.end(self.mine['id']))
         refused = self.assertRaises(errors.InvalidLeaseParams, self.resize)
         self.assertIn('TERMINATED', str(refused))
         self.assertEqual([], self.scalars(models.Booking))
 
-    def test_hosts_that_were_taken_meanwhile_are_looked_for_again(self):
+    def test_search_is_repeated_if_host_is_taken_meanwhile(self):
         self.host('three', VCPU=2)
         found = self.meanwhile(lambda: self.lease(50, 100, hosts=frozenset(
             [self.uuid_of('two')])))
@@ -704,7 +704,7 @@ class TestUpdateOfALeaseThatChanged(base.LeaseTestCase):
 
 class TestWithdraw(base.LeaseTestCase):
 
-    def test_nothing_is_left_of_a_lease_that_is_withdrawn(self):
+    def test_withdrawn_lease_leaves_nothing(self):
         self.host('one', VCPU=4)
         kept = self.lease(50, 100)
         before = self.count_rows('changes')
@@ -716,26 +716,26 @@ class TestWithdraw(base.LeaseTestCase):
             self.assertEqual(generation + 1, self.generation('one'))
         self.assertEqual('PENDING', self.status(kept))
 
-    def test_it_may_be_withdrawn_twice(self):
+    def test_withdraw_is_idempotent(self):
         self.host('one', VCPU=1)
         lease = self.lease(50, 100)
         driven.withdraw(self.leases, lease['id'])
         driven.withdraw(self.leases, lease['id'])
         self.assertEqual({'hosts': 1}, self.count_rows('changes'))
 
-    def test_its_room_is_free_again(self):
+    def test_withdraw_frees_capacity(self):
         self.host('one', VCPU=1)
         driven.withdraw(self.leases, self.lease(0, 100)['id'])
         self.assertEqual('STARTING', self.lease(0, 100)['status'])
 
 
-class TestQuestions(base.LeaseTestCase):
+class TestLookup(base.LeaseTestCase):
 
     def setUp(self):
         super().setUp()
         self.one = self.host('one', VCPU=4)
 
-    def test_a_held_server_is_held_by_its_lease(self):
+    def test_reserved_server_is_found_with_its_lease(self):
         lease = self.lease(65, 200, count=2, project='mine')
         for server_id in base.servers_of(lease):
             self.assertEqual(
@@ -747,7 +747,7 @@ class TestQuestions(base.LeaseTestCase):
                     'failed_at': None, 'status_reason': ''}},
                 self.leases.lookup.held([server_id, 'unheard of']))
 
-    def test_a_server_whose_lease_has_started_is_not_held(self):
+    def test_server_of_started_lease_is_not_reserved(self):
         server_id, = base.servers_of(self.lease(0, 100))
         self.assertEqual({}, self.leases.lookup.held([server_id]))
         later = self.lease(50, 100)
@@ -755,10 +755,10 @@ class TestQuestions(base.LeaseTestCase):
         self.assertEqual({}, self.leases.lookup.held(
             base.servers_of(later)))
 
-    def test_a_server_without_a_lease_is_not_held(self):
+    def test_server_without_lease_is_not_reserved(self):
         self.assertEqual({}, self.leases.lookup.held(['unheard of']))
 
-    def test_a_server_is_leased_until_it_is_gone(self):
+    def test_server_is_leased_until_deleted(self):
         server_id, = base.servers_of(self.lease(0, 100))
         self.assertTrue(self.leases.lookup.is_leased(server_id))
         self.assertFalse(self.leases.lookup.is_leased('unheard of'))
@@ -780,13 +780,13 @@ class TestQuestions(base.LeaseTestCase):
         self.assertIsNone(
             self.leases.lookup.reservation('unheard of', 'mine'))
 
-    def test_a_reservation_that_is_over_is_known_no_more(self):
+    def test_reservation_of_ended_lease_is_not_found(self):
         lease = self.lease(0, 100, project='mine')
         self.lifecycle.lease_end.end(lease['id'])
         self.assertIsNone(self.leases.lookup.reservation(
             lease['reservations'][0]['id'], 'mine'))
 
-    def test_the_hosts_on_which_servers_are_booked(self):
+    def test_booked_hosts_of_servers_are_returned(self):
         self.host('two', VCPU=1)
         server_ids = base.servers_of(self.lease(0, 100, count=2))
         self.assertEqual(
@@ -796,7 +796,7 @@ class TestQuestions(base.LeaseTestCase):
             self.leases.lookup.bookings([*server_ids, 'unheard of']))
         self.assertEqual({}, self.leases.lookup.bookings([]))
 
-    def test_servers_that_stay_are_booked_without_an_end(self):
+    def test_servers_kept_by_end_policy_are_booked_without_end(self):
         leaves = self.running_lease(0, 100)
         stays = self.running_lease(0, 100)
         with self.database.writer() as session:
@@ -812,13 +812,13 @@ class TestQuestions(base.LeaseTestCase):
         self.clock.advance(100)
         self.assertEqual(model.FOREVER, ends(leaves))
 
-    def test_the_hosts_that_services_run(self):
+    def test_hosts_are_looked_up_by_service(self):
         self.assertEqual(
             {self.one: 'one'}, self.leases.lookup.hosts_of_services(
                 ['one', 'unheard of']))
         self.assertEqual({}, self.leases.lookup.hosts_of_services([]))
 
-    def test_a_lease_that_is_not_there_is_not_found(self):
+    def test_unknown_lease_is_not_found(self):
         self.assertIn('unheard-of', str(self.assertRaises(
             errors.NotFound, views.get, self.database, 'unheard-of')))
 
@@ -836,7 +836,7 @@ class TestQuestions(base.LeaseTestCase):
 
 class TestReencrypt(base.LeaseTestCase):
 
-    def test_after_a_rotation_the_old_key_is_needed_no_more(self):
+    def test_old_key_is_not_needed_after_reencryption(self):
         self.host('one', VCPU=4)
         old, new = encryption.new_key(), encryption.new_key()
         self.encryption = encryption.Encryption([old])
@@ -883,10 +883,10 @@ class TestReencrypt(base.LeaseTestCase):
             own.pop(resource_types.SECRET)))
         self.assertCountEqual([{'name': 'stack'}, *each[1:]], kept)
 
-    def test_with_nothing_held_nothing_is_reencrypted(self):
+    def test_nothing_is_reencrypted_without_deferred_builds(self):
         self.assertEqual(0, credentials.reencrypt(self.database, self.fail))
 
-    def test_a_lease_that_ends_meanwhile_does_not_disturb(self):
+    def test_lease_ending_during_reencryption_is_skipped(self):
         self.host('one', VCPU=2)
         for _number in range(2):
             self.lease(50, 100)
@@ -909,7 +909,7 @@ class TestReencrypt(base.LeaseTestCase):
         credentials.reencrypt(another, again)
         self.assertEqual(1, len(reencrypted))
 
-    def test_with_a_wrong_key_what_is_held_stays_as_it_is(self):
+    def test_wrong_key_leaves_encrypted_calls_unchanged(self):
         self.host('one', VCPU=1)
         self.lease(50, 100)
         before = self.scalars(models.DeferredBuild.encrypted)

@@ -123,7 +123,7 @@ class TestAmendAgainstBruteForce(AmendTestCase):
     And then it is made completely.
     """
 
-    def test_it_is_made_when_the_rule_holds_where_more_is_booked(self):
+    def test_decision_is_made_exactly_if_rule_holds(self):
         answers = collections.Counter()
 
         def check(decision):
@@ -177,7 +177,7 @@ class TestAmendAgainstBruteForce(AmendTestCase):
         difference.subtract(levels(raw(world.rows)))
         self.assertEqual(nonzero(difference), self.changes(session))
 
-    def test_less_is_never_asked_about_even_on_a_host_that_is_too_full(self):
+    def test_reduction_is_always_allowed_even_on_overbooked_host(self):
         over = []
 
         def check(world, index, cut, goes):
@@ -201,7 +201,7 @@ class TestAmendAgainstBruteForce(AmendTestCase):
                      st.integers(0, 9), st.booleans(), count=120)
         self.assertGreater(len(over), 20)
 
-    def test_what_is_a_fact_is_never_refused(self):
+    def test_forced_decision_is_never_refused(self):
         refused = []
 
         def check(decision):
@@ -218,7 +218,7 @@ class TestAmendAgainstBruteForce(AmendTestCase):
 
 class TestManyDecisions(AmendTestCase):
 
-    def test_no_row_of_decisions_ever_breaks_the_rule(self):
+    def test_no_sequence_of_decisions_breaks_the_rule(self):
         answers = collections.Counter()
 
         def check(data):
@@ -287,7 +287,7 @@ class TestAmend(worlds.BooksTestCase):
             return server_id, ledger.new_of(
                 self.row(session, server_id), **changed)
 
-    def test_a_booking_comes_where_there_is_room(self):
+    def test_booking_is_added_only_if_capacity_is_free(self):
         self.host('one', VCPU=2)
         self.amend((None, self.new('one')), (None, self.new('one')))
         full = self.assertRaises(
@@ -296,7 +296,7 @@ class TestAmend(worlds.BooksTestCase):
         self.amend((None, self.new('one', 10, 20)))
         self.assertEqual(3, len(self.scalars(models.Booking)))
 
-    def test_two_bookings_may_change_places(self):
+    def test_two_bookings_may_swap_hosts(self):
         self.host('one', VCPU=1)
         self.host('two', VCPU=1)
         first = self.book('one', 0, 10, VCPU=1)
@@ -307,7 +307,7 @@ class TestAmend(worlds.BooksTestCase):
         self.assertEqual(('two', 'one'), (
             self.host_of(first), self.host_of(second)))
 
-    def test_it_is_all_or_nothing(self):
+    def test_amend_is_all_or_nothing(self):
         self.host('one', VCPU=1)
         self.host('two', VCPU=1)
         self.book('two', 0, 10, VCPU=1)
@@ -316,7 +316,7 @@ class TestAmend(worlds.BooksTestCase):
                           (None, self.new('one')), (None, self.new('two')))
         self.assertEqual(before, (self.count_rows(), self.generation('one')))
 
-    def test_a_host_that_has_become_too_small_still_gives_room_back(self):
+    def test_bookings_on_overbooked_host_can_be_reduced(self):
         uuid = self.host('one', VCPU=2)
         mine = self.book('one', 0, 100, VCPU=2)
         self.report(uuid, 'one', {'VCPU': 1}, {'VCPU': 1})
@@ -327,34 +327,34 @@ class TestAmend(worlds.BooksTestCase):
         self.amend((mine, None))
         self.assertEqual([], self.scalars(models.Booking))
 
-    def test_classes_of_which_no_more_is_booked_are_not_asked_about(self):
+    def test_only_increased_resource_classes_are_checked(self):
         self.host('one', VCPU=1, MEMORY_MB=4)
         mine = self.book('one', 0, 10, VCPU=2, MEMORY_MB=1)
         self.amend(self.changed(mine, resources={'VCPU': 2, 'MEMORY_MB': 4}))
         self.assertRaises(ledger.OverCapacity, self.amend, self.changed(
             mine, resources={'VCPU': 2, 'MEMORY_MB': 5}))
 
-    def test_a_server_that_overstays_is_in_the_way_for_a_minute(self):
+    def test_overstaying_server_keeps_its_capacity_for_a_minute(self):
         self.host('one', VCPU=1)
         self.book('one', -100, -50, running=True, VCPU=1)
         self.assertRaises(ledger.OverCapacity, self.amend,
                           (None, self.new('one', 59, 70)))
         self.amend((None, self.new('one', 60, 70)))
 
-    def test_a_class_that_a_host_lacks_has_no_room_but_a_shared_one(self):
+    def test_missing_resource_class_has_no_capacity_unless_shared(self):
         self.host('one', VCPU=1)
         self.assertRaises(ledger.OverCapacity, self.amend, (
             None, self.new('one', VCPU=1, CUSTOM_GPU=1)))
         self.amend((None, self.new('one', VCPU=1, DISK_GB=999)))
 
-    def test_nothing_to_do_is_nothing_done(self):
+    def test_empty_amend_changes_nothing(self):
         self.host('one', VCPU=1)
         nowhere = self.book(None, 0, 10, VCPU=1)
         self.amend()
         self.amend((nowhere, None))
         self.assertEqual(1, self.generation('one'))
 
-    def test_each_decision_moves_a_generation_by_one_and_says_why(self):
+    def test_decision_advances_generation_and_records_changes(self):
         self.host('one', VCPU=2)
         self.amend((None, self.new('one', 0, 10)),
                    (None, self.new('one', 20, 30)))
@@ -366,7 +366,7 @@ class TestAmend(worlds.BooksTestCase):
              for row in self.scalars(models.Change)])
 
 
-class TestTheGuard(worlds.BooksTestCase):
+class TestHostGenerations(worlds.BooksTestCase):
 
     scenarios = databases.EACH
 
@@ -380,12 +380,12 @@ class TestTheGuard(worlds.BooksTestCase):
         with self.database.writer() as session:
             host_generations.advance(session.connection(), NOW, hosts, {})
 
-    def test_a_host_that_was_read_and_not_changed_can_be_taken(self):
+    def test_unchanged_host_can_be_advanced(self):
         self.host('one', VCPU=1)
         self.take(self.hosts())
         self.assertEqual(2, self.generation('one'))
 
-    def test_who_comes_later_loses_and_leaves_nothing(self):
+    def test_later_decision_loses_race_and_changes_nothing(self):
         self.host('one', VCPU=1)
         self.host('two', VCPU=1)
         both = self.hosts()
@@ -397,7 +397,7 @@ class TestTheGuard(worlds.BooksTestCase):
         self.assertEqual(2, self.generation('two'))
         self.assertEqual(before, self.count_rows())
 
-    def test_hosts_are_taken_in_the_order_of_their_ids(self):
+    def test_hosts_are_advanced_in_order_of_id(self):
         for name in ('one', 'two', 'three'):
             self.host(name, VCPU=4)
         taken = []
@@ -417,7 +417,7 @@ class TestTheGuard(worlds.BooksTestCase):
             'one', 'two', 'three')], taken)
 
 
-class TestMany(worlds.BooksTestCase):
+class TestManyHosts(worlds.BooksTestCase):
     """The number of statements does not depend on the number of hosts."""
 
     def statements(self, count):
@@ -439,7 +439,7 @@ class TestMany(worlds.BooksTestCase):
             sa.event.remove(engine, 'before_cursor_execute', note)
         return len(noted)
 
-    def test_who_comes_later_loses_all_of_them(self):
+    def test_later_decision_loses_race_for_all_hosts(self):
         self.useFixture(fixtures.MonkeyPatch(
             'blazar_core.capacity.host_generations.MANY', 1))
         for number in range(3):
@@ -458,7 +458,7 @@ class TestMany(worlds.BooksTestCase):
         self.assertEqual([1, 2, 1], [
             self.generation(host.name) for host in hosts])
 
-    def test_it(self):
+    def test_number_of_statements_does_not_depend_on_hosts(self):
         for number in range(3 * host_generations.MANY):
             self.host(str(number), VCPU=4)
         self.ids = sorted(self.scalars(models.Host.id))
@@ -471,12 +471,12 @@ class TestMany(worlds.BooksTestCase):
                     self.scalars(models.Host), key=lambda host: host.id)])
 
 
-class TestDecisionsThatMeet(worlds.BooksTestCase):
+class TestConcurrentDecisions(worlds.BooksTestCase):
 
     scenarios = databases.SERVERS
     options = {'admission_retries': 2}
 
-    def test_what_was_decided_after_the_reading_is_never_overlooked(self):
+    def test_decision_made_after_reading_is_not_overlooked(self):
         self.host('one', VCPU=1)
         host_id = self.host_id('one')
         edit = ledger.Edit(None, ledger.NewBooking(
@@ -504,7 +504,7 @@ class TestDecisionsThatMeet(worlds.BooksTestCase):
         self.assertEqual(3, len(runs) - 1)
         self.assertEqual(1, len(self.scalars(models.Booking)))
 
-    def test_of_many_hosts_nobody_else_decides_from_the_reading_on(self):
+    def test_many_hosts_are_locked_while_deciding(self):
         self.useFixture(fixtures.MonkeyPatch(
             'blazar_core.capacity.host_generations.MANY', 2))
         names = ['one', 'two', 'three']
@@ -536,7 +536,7 @@ class TestDecisionsThatMeet(worlds.BooksTestCase):
         self.assertEqual(3, self.scalars(
             models.Host.generation, models.Host.name == 'two')[0])
 
-    def test_many_hosts_are_locked_before_what_is_booked_is_read(self):
+    def test_many_hosts_are_locked_before_bookings_are_read(self):
         """Rows read after the lock are at least as new as the lock."""
         self.useFixture(fixtures.MonkeyPatch(
             'blazar_core.capacity.host_generations.MANY', 1))
@@ -573,12 +573,12 @@ class TestDecisionsThatMeet(worlds.BooksTestCase):
         self.assertEqual(3, len(self.scalars(models.Booking)))
 
 
-class TestRebinding(base.LeaseTestCase):
+class TestReassignment(base.LeaseTestCase):
     """A booking may change its host before its server runs, and after."""
 
     scenarios = databases.SQL
 
-    def test_room_moves_with_the_booking(self):
+    def test_capacity_moves_with_booking(self):
         self.host('one', VCPU=1)
         lease = self.running_lease(0, 100)
         other = self.host('two', VCPU=1)
@@ -593,11 +593,11 @@ class TestRebinding(base.LeaseTestCase):
         self.assertRaises(errors.Refused, self.lease, 0, 100)
 
 
-class TestRebindingMeanwhile(base.LeaseTestCase):
+class TestConcurrentReassignment(base.LeaseTestCase):
 
     scenarios = databases.SERVERS
 
-    def test_who_decided_with_the_old_picture_has_to_look_again(self):
+    def test_decision_on_outdated_host_is_repeated(self):
         """The server arrives between the read and the write."""
         self.host('one', VCPU=1)
         lease = self.running_lease(0, 100)

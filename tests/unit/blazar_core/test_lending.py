@@ -58,36 +58,36 @@ class LendingTestCase(test_interruptible.EvictionTestCase,
                 self.fits('one', server_id))
 
 
-class TestWhere(LendingTestCase):
+class TestLentHosts(LendingTestCase):
 
     def test_interruptible_servers_are_admitted(self):
         self.assertEqual((True, True), self.admitted(self.register()))
         self.assertEqual({}, self.row('one').usage)
 
-    def test_ordinary_servers_are_not(self):
+    def test_ordinary_servers_are_not_admitted(self):
         self.assertEqual((False, False), self.admitted())
         self.assertEqual(0, self.eligibility.for_unreserved(
             {'VCPU': 1}, self.uuids).by_host[self.uuids[0]])
         self.assertRaises(scheduler_claims.Denied, self.claim, 'ordinary',
                           'one', forced=True)
 
-    def test_no_host_is_lent_unless_the_operator_wants_it(self):
+    def test_no_host_is_lent_if_lending_is_disabled(self):
         self.claims, self.eligibility = self.scheduler(lends=False)
         self.assertEqual((False, False), self.admitted(self.register()))
 
-    def test_forcing_ignores_no_lease_there(self):
+    def test_forced_claim_still_respects_leases(self):
         self.reserve_machines(LEAD + 60, 5000)
         self.claim(self.register(), 'one', forced=True)
         self.clock.advance(120)
         self.assertRaises(scheduler_claims.Denied, self.claim,
                           self.register(), 'one', forced=True)
 
-    def test_a_host_that_may_not_be_reserved_is_not_lent(self):
+    def test_host_not_reservable_is_not_lent(self):
         with self.database.writer() as session:
             enrollment.change(session, NOW, self.row('one').id, {}, False)
         self.assertEqual((False, False), self.admitted(self.register()))
 
-    def test_a_host_that_a_lease_has_is_not_lent(self):
+    def test_host_assigned_to_lease_is_not_lent(self):
         lease = self.reserve_machines(0, 5000)
         self.lifecycle.lease_start.start(lease['id'])
         self.assertEqual(['one'], [*self.held()])
@@ -97,7 +97,7 @@ class TestWhere(LendingTestCase):
         with index.fresh():
             self.assertEqual(frozenset(), index.apart().lendable)
 
-    def test_a_host_whose_servers_are_not_known_is_not_lent(self):
+    def test_host_with_unknown_servers_is_not_lent(self):
         with self.database.begin() as connection:
             connection.execute(sa.update(models.Host).where(
                 models.Host.name == 'one').values(consumers=sa.null()))
@@ -105,7 +105,7 @@ class TestWhere(LendingTestCase):
         self.assertFalse(self.fits('one', server_id))
         self.assertTrue(self.fits('two', server_id))
 
-    def test_one_that_a_lease_gets_meanwhile_is_not_lent(self):
+    def test_host_assigned_to_lease_during_claim_is_not_lent(self):
         """The lease starts between the choice of the host and its claim."""
         lease = self.reserve_machines(LEAD + 60, 5000)
         window_of, server_id = interruptible.window_of, self.register()
@@ -121,7 +121,7 @@ class TestWhere(LendingTestCase):
         self.assertFalse(self.fits('one', server_id))
         self.assertEqual(['one'], [*self.held()])
 
-    def test_who_may_be_lent_a_host(self):
+    def test_lending_depends_on_servers_and_their_pool(self):
         there = [self.register(), self.register()]
         self.assertTrue(self.eligibility.may_be_lent(there))
         self.assertFalse(self.eligibility.may_be_lent(['ordinary']))
@@ -131,7 +131,7 @@ class TestWhere(LendingTestCase):
             server_id, = base.servers_of(self.lease(0, 1000, among=among))
             self.assertEqual(lent, self.eligibility.may_be_lent([server_id]))
 
-    def test_for_many_servers_it_costs_as_much_as_for_one(self):
+    def test_lending_check_costs_same_for_many_servers(self):
         """Other requests of the scheduler wait for the index meanwhile."""
         there = [self.register() for _number in range(20)]
         self.assertTrue(self.eligibility.may_be_lent(there))
@@ -150,14 +150,14 @@ class TestWhere(LendingTestCase):
         self.assertTrue(self.eligibility.may_be_lent(there))
         self.assertEqual(for_one, len(sent) - for_one)
 
-    def test_none_is_where_no_host_is_enrolled(self):
+    def test_nothing_is_lent_if_no_host_is_enrolled(self):
         with self.database.writer() as session:
             enrollment.remove(session, NOW, self.row('one').id)
         with self.database.writer() as session:
             enrollment.retire(session, NOW, self.row('one').id)
         self.assertFalse(self.eligibility.may_be_lent([self.register()]))
 
-    def test_it_stays_interruptible_there(self):
+    def test_server_on_lent_host_stays_interruptible(self):
         server_id = self.boot()
         self.assertFalse(interruptible.make_ordinary(
             self.admission.index, self.database, self.clock.now(), server_id))
@@ -185,20 +185,20 @@ class TestLeasesOfHosts(LendingTestCase):
         self.assertEqual((LEAD + CLEANING, LEAD), (
             self.lead_of(first), self.lead_of(second, 'two')))
 
-    def test_it_counts_also_if_it_was_not_reported(self):
+    def test_cleaning_time_counts_for_unreported_servers(self):
         server_id = self.register(cleaning_time=CLEANING)
         for host, lead in (('one', LEAD + CLEANING), ('two', LEAD)):
             self.asked(host, **{server_id: {'VCPU': 1}})
             self.assertEqual(lead, self.lead_of(server_id, host))
 
-    def test_the_scheduler_minds_it(self):
+    def test_scheduler_respects_cleaning_time(self):
         self.reserve_machines(LEAD + CLEANING + 60, 9000)
         for admits in (True, False):
             self.assertEqual((admits, admits), self.admitted(
                 self.register(cleaning_time=CLEANING)))
             self.clock.advance(120)
 
-    def test_a_lease_that_starts_sooner_is_refused(self):
+    def test_lease_starting_before_hosts_are_clean_is_refused(self):
         self.boot()
         soon = self.clock.now() - NOW + LEAD
         refused = self.assertRaises(
@@ -207,7 +207,7 @@ class TestLeasesOfHosts(LendingTestCase):
         self.assertTrue(CLEANING <= start <= CLEANING + 60, start)
         self.reserve_machines(start + soon, 9000)
 
-    def test_with_evict_now_it_starts_when_the_host_is_clean(self):
+    def test_lease_starts_after_immediate_eviction_and_cleaning(self):
         self.boot()
         self.leases.creation._eviction_time = LEAD
         now = self.clock.now()
@@ -215,7 +215,7 @@ class TestLeasesOfHosts(LendingTestCase):
         late = lease['start_date'] - now - LEAD - CLEANING
         self.assertTrue(0 <= late <= 60, late)
 
-    def test_the_server_leaves_in_time_for_the_cleaning(self):
+    def test_server_is_evicted_in_time_for_cleaning(self):
         server_id = self.boot()
         start = self.clock.now() - NOW + 5000
         self.reserve_machines(start, start + 1000)
@@ -237,7 +237,7 @@ class TestLeasesOfHosts(LendingTestCase):
         self.run_until(clean - 60)
         self.assertEqual([server_id], self.cloud.deleted)
 
-    def test_safe_for_minds_it(self):
+    def test_safe_for_respects_cleaning_time(self):
         self.reserve_machines(LEAD + CLEANING + 1000, 9000)
         for among, most in ((model.HostPool.ENROLLED, 1000),
                             (model.HostPool.ALL, 5000)):
@@ -245,7 +245,7 @@ class TestLeasesOfHosts(LendingTestCase):
                 model.Demand({'VCPU': 1}, among=among), LEAD, 5000,
                 CLEANING))
 
-    def test_it_is_not_assigned_while_a_server_is_there(self):
+    def test_host_is_not_assigned_while_server_remains(self):
         server_id = self.boot()
         start = self.clock.now() - NOW + 5000
         lease = self.reserve_machines(start, start + 1000)

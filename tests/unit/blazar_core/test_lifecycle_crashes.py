@@ -50,7 +50,7 @@ class TestCrashes(lifecycle_base.LifecycleTestCase):
                 return False
             return True
 
-    def test_an_end_that_was_cut_off_anywhere_is_finished(self):
+    def test_end_interrupted_at_any_commit_is_completed(self):
         cuts = 0
         finished = False
         while not finished:
@@ -63,7 +63,7 @@ class TestCrashes(lifecycle_base.LifecycleTestCase):
             cuts += 1
         self.assertGreater(cuts, 4)
 
-    def test_a_start_that_was_cut_off_anywhere_is_sent_once(self):
+    def test_start_interrupted_at_any_commit_sends_once(self):
         cuts = 0
         finished = False
         while not finished:
@@ -77,7 +77,7 @@ class TestCrashes(lifecycle_base.LifecycleTestCase):
             cuts += 1
         self.assertGreater(cuts, 1)
 
-    def test_a_lease_whose_last_server_went_unfinished_still_ends(self):
+    def test_lease_ends_after_crash_at_last_server_deletion(self):
         """The process dies between the last server and the lease."""
         lease = self.running_lease()
         self.assertFalse(self.cut_off(
@@ -87,7 +87,7 @@ class TestCrashes(lifecycle_base.LifecycleTestCase):
         self.assertEqual('TERMINATED', self.status(lease))
 
 
-class TestStepsThatMeet(lifecycle_base.LifecycleTestCase):
+class TestConcurrentSteps(lifecycle_base.LifecycleTestCase):
 
     scenarios = databases.SERVERS
     #: The number of transactions of a database that wait for a lock.
@@ -108,7 +108,7 @@ class TestStepsThatMeet(lifecycle_base.LifecycleTestCase):
             return connection.exec_driver_sql(
                 self.WAITING[engine.dialect.name]).scalar_one()
 
-    def test_a_lease_that_is_being_ended_does_not_become_active(self):
+    def test_ending_lease_does_not_become_active(self):
         """The last server is observed running in the middle of the end."""
         lease = self.lease(0, 100)
         with self.books.connect().writer() as ending:
@@ -122,7 +122,7 @@ class TestStepsThatMeet(lifecycle_base.LifecycleTestCase):
         self.assertEqual('TERMINATING', self.status(lease))
         self.assertTrue(self.booking(*base.servers_of(lease)).running)
 
-    def test_a_lease_is_not_sent_while_it_is_being_ended(self):
+    def test_build_is_not_sent_while_lease_is_ending(self):
         lease = self.lease(50, 100)
         with self.books.connect().writer() as ending:
             row = api.locked(ending, lease['id'])
@@ -160,7 +160,7 @@ class TestStepsThatMeet(lifecycle_base.LifecycleTestCase):
         """Return the lifecycle of another process."""
         return self.new_handlers(self.books.connect())
 
-    def test_a_server_that_comes_while_the_end_waits_goes_as_well(self):
+    def test_server_added_while_end_waits_is_deleted(self):
         lease = self.reserve(0, 100, active=True)
         other = slots.Slots(self.books.connect(), self.clock)
         self.cloud.servers['late'] = Seen(State.RUNNING, self.one)
@@ -178,7 +178,7 @@ class TestStepsThatMeet(lifecycle_base.LifecycleTestCase):
         self.assertEqual((['late'], [None]), (self.cloud.deleted, ends))
         self.assertEqual('TERMINATED', self.status(lease))
 
-    def test_the_last_two_servers_may_be_seen_to_run_together(self):
+    def test_concurrent_observation_of_last_servers_activates_lease(self):
         lease = self.lease(0, 100, count=2)
         first, second = base.servers_of(lease)
         other = self.other_lifecycle()

@@ -92,12 +92,12 @@ class LimitsTestCase(base.LeaseTestCase):
 
 class TestDuration(LimitsTestCase):
 
-    def test_as_long_as_the_limit_and_no_longer(self):
+    def test_duration_is_limited(self):
         self.limit(max_lease_duration=50)
         self.allowed(start=50, end=100)
         self.refused(DURATION, 50, 51, start=50, end=101)
 
-    def test_it_takes_no_look_into_the_books(self):
+    def test_duration_check_issues_no_query(self):
         self.limit(max_lease_duration=50)
         self.assertEqual([], self.queries(self.asked(end=100)))
         self.assertEqual([], self.queries(self.asked(end=1000)))
@@ -108,7 +108,7 @@ class TestDuration(LimitsTestCase):
         self.allowed(end=1000, project_id='other')
         self.refused(DURATION, end=1000, project_id='another')
 
-    def test_one_that_was_longer_may_be_shortened_but_not_prolonged(self):
+    def test_longer_lease_can_be_shortened_but_not_extended(self):
         lease = self.have(50, 150)
         self.limit(max_lease_duration=50)
         self.allowed(end=149, lease_id=lease['id'])
@@ -118,13 +118,13 @@ class TestDuration(LimitsTestCase):
 
 class TestAhead(LimitsTestCase):
 
-    def test_as_far_ahead_as_the_limit_and_no_further(self):
+    def test_start_ahead_is_limited(self):
         self.limit(max_lease_ahead=50)
         self.allowed(start=50, end=1000)
         self.refused('max_lease_ahead', 50, 51, start=51, end=1000)
         self.assertEqual([], self.queries(self.asked(start=51, end=1000)))
 
-    def test_one_that_starts_later_than_it_may_can_still_be_changed(self):
+    def test_lease_beyond_limit_can_still_be_updated(self):
         lease = self.have(60, 150)
         self.limit(max_lease_ahead=50)
         self.allowed(start=60, end=149, lease_id=lease['id'])
@@ -135,7 +135,7 @@ class TestAhead(LimitsTestCase):
 
 class TestDefaults(LimitsTestCase):
 
-    def test_nobody_takes_everything_for_ever(self):
+    def test_default_limits_restrict_duration_and_servers(self):
         year = 365 * 86400
         for name in ('max_lease_duration', 'max_lease_ahead', LEASES, HELD):
             self.books.conf.clear_override(name, 'blazar_enforcement')
@@ -188,7 +188,7 @@ class TestQuota(LimitsTestCase):
             sentence).groups()
         return int(wanted) + int(in_use)
 
-    def test_the_peak_of_its_time_counts(self):
+    def test_peak_within_window_counts(self):
         self.have(0, 60, count=3)
         self.have(70, 90, count=2)
         self.have(100, 200, count=9)
@@ -197,14 +197,14 @@ class TestQuota(LimitsTestCase):
         self.quota.used = 7
         self.assertEqual(17, self.peak(servers=2))
 
-    def test_up_to_the_limit(self):
+    def test_quota_can_be_used_up_to_its_limit(self):
         self.have(0, 60, count=3)
         self.quota.limit, self.quota.used = 15, 5
         self.allowed(servers=2)
         self.quota.used = 6
         self.assertRaises(errors.LimitExceeded, self.allowed, servers=2)
 
-    def test_the_servers_are_named_that_may_count_already(self):
+    def test_servers_that_may_already_count_are_passed(self):
         running = base.servers_of(self.running_lease(
             0, 100, resources=SIZE))
         held = base.servers_of(self.have(50, 100))
@@ -215,7 +215,7 @@ class TestQuota(LimitsTestCase):
              {running[0]: True, held[0]: False, 'new': False}),
             self.asks(server_ids=('new',)))
 
-    def test_those_of_the_user_are_asked_about_by_themselves(self):
+    def test_quota_of_user_is_checked_separately(self):
         held = base.servers_of(self.have(50, 100, count=2))
         self.asks(user_id='another')
         self.assertEqual(
@@ -231,7 +231,7 @@ class TestQuota(LimitsTestCase):
             self.assertEqual(2, self.peak(user_id='another'))
             self.assertEqual(6, self.peak())
 
-    def test_a_change_that_takes_no_more_is_not_asked_about(self):
+    def test_update_without_additional_usage_is_not_checked(self):
         lease = self.have(50, 100, count=2)
         self.quota.limit = 0
         for values in ({}, {'end': 90}, {'start': 60}, {'servers': 1}):
@@ -241,7 +241,7 @@ class TestQuota(LimitsTestCase):
             errors.LimitExceeded, self.asks, servers=2, end=101,
             lease_id=lease['id'])
 
-    def test_it_holds_for_projects_that_are_exempt_too(self):
+    def test_quota_applies_to_exempt_projects(self):
         self.limit(exempt_project_ids=['project'])
         self.quota.limit = 1
         self.assertRaises(errors.LimitExceeded, self.asks)
@@ -261,7 +261,7 @@ class TestGranted(LimitsTestCase):
             self.new_lease(50, 100, count=servers, resources=SIZE),
             granted=self.limits.check(asked))
 
-    def test_others_may_have_been_faster(self):
+    def test_limit_is_rechecked_when_lease_is_created(self):
         first, second = self.wanted(), self.wanted(servers=2)
         third = self.wanted()
         self.leases.creation.create(first, 'call')
@@ -271,7 +271,7 @@ class TestGranted(LimitsTestCase):
         self.leases.creation.create(third, 'call')
         self.assertRaises(errors.LimitExceeded, self.wanted)
 
-    def test_so_may_they_with_a_change(self):
+    def test_limit_is_rechecked_when_lease_is_updated(self):
         lease = self.reserve(50, 100, self.places())
 
         def larger(vcpus):
@@ -297,7 +297,7 @@ class TestGranted(LimitsTestCase):
             errors.LimitExceeded, self.leases.updates.update, lease[
                 'id'], most)
 
-    def test_what_was_judged_is_what_is_changed(self):
+    def test_update_conflicts_if_lease_changed_since_check(self):
         self.limit(**{VCPUS: -1, DURATION: 100})
         lease = self.have(50, 100, count=2)
 
@@ -320,13 +320,13 @@ class TestGranted(LimitsTestCase):
         self.leases.creation.create(self.wanted(), 'call')
         self.leases.updates.update(lease['id'], later)
 
-    def test_an_offer_counts_too(self):
+    def test_offer_counts(self):
         first, second = self.wanted(servers=2), self.wanted()
         self.leases.creation.offer(first, 60)
         self.assertRaises(
             errors.LimitExceeded, self.leases.creation.offer, second, 60)
 
-    def test_it_is_counted_again_only_if_others_have_decided(self):
+    def test_recount_happens_only_after_other_decisions(self):
         self.have(50, 100, project='other')
         new = self.wanted()
         del self.statements[:]
@@ -340,7 +340,7 @@ class TestLocks(LimitsTestCase):
 
     scenarios = databases.SERVERS
 
-    def test_waiting_takes_no_retries(self):
+    def test_waiting_for_locks_uses_up_no_retries(self):
         lease = self.have(50, 100)
         # A project of which nothing was locked before has no row.
         with self.database.begin() as connection:
@@ -374,7 +374,7 @@ class TestLocks(LimitsTestCase):
 
 class TestLeases(LimitsTestCase):
 
-    def test_those_that_are_not_over_count(self):
+    def test_unended_leases_count(self):
         self.limit(max_leases_per_project=2)
         first = self.have(0, 50)
         self.allowed()
@@ -385,22 +385,22 @@ class TestLeases(LimitsTestCase):
         self.assertEqual('TERMINATED', self.status(first))
         self.allowed()
 
-    def test_so_do_offers(self):
+    def test_offers_count(self):
         self.limit(max_leases_per_project=1)
         self.leases.creation.offer(self.new_lease(50, 100), 60)
         self.refused(LEASES, 1)
 
-    def test_those_of_other_projects_do_not(self):
+    def test_leases_of_other_projects_do_not_count(self):
         self.limit(max_leases_per_project=1)
         self.have(50, 100, project='other')
         self.allowed()
         self.refused(LEASES, project_id='other')
 
-    def test_none_at_all(self):
+    def test_limit_of_zero_refuses_any_lease(self):
         self.limit(max_leases_per_project=0)
         self.refused(LEASES, 0)
 
-    def test_one_without_reservations_counts(self):
+    def test_lease_without_reservations_counts(self):
         self.limit(max_leases_per_project=1)
         with self.database.writer() as session:
             session.add(models.Lease(
@@ -410,7 +410,7 @@ class TestLeases(LimitsTestCase):
                 status='ACTIVE', created_at=NOW, updated_at=NOW))
         self.refused(LEASES)
 
-    def test_a_lease_with_several_reservations_is_one(self):
+    def test_lease_with_several_reservations_counts_once(self):
         self.limit(max_leases_per_project=2, **{VCPUS: 10})
         lease = self.have(50, 100)
         with self.database.writer() as session:
@@ -428,7 +428,7 @@ class TestLeases(LimitsTestCase):
         self.limit(**{VCPUS: 6})
         self.refused(VCPUS, 6, 5, 2)
 
-    def test_to_change_one_makes_no_more_of_them(self):
+    def test_update_does_not_count_as_new_lease(self):
         lease = self.have(50, 100)
         self.limit(max_leases_per_project=1)
         self.allowed(lease_id=lease['id'])
@@ -443,7 +443,7 @@ class TestSeries(LimitsTestCase):
         return [self.asked(100 * number, 100 * number + 50, **values)
                 for number in range(1, count + 1)]
 
-    def test_each_counts_as_a_lease(self):
+    def test_each_occurrence_counts_as_a_lease(self):
         self.have(50, 100)
         self.limit(**{LEASES: 4})
         self.limits.check_all(self.series(3))
@@ -451,26 +451,26 @@ class TestSeries(LimitsTestCase):
             self.assertRaises(errors.LimitExceeded, self.limits.check_all,
                               self.series(4))))
 
-    def test_so_do_servers_that_wait(self):
+    def test_held_servers_of_all_occurrences_count(self):
         self.limit(**{HELD: 6})
         self.limits.check_all(self.series(3, servers=2))
         self.assertRaises(errors.LimitExceeded, self.limits.check_all,
                           self.series(4, servers=2))
 
-    def test_what_they_hold_does_not_add_up(self):
+    def test_capacity_of_occurrences_is_not_summed(self):
         self.limit(**{VCPUS: 4})
         self.limits.check_all(self.series(3, servers=2))
         self.have(300, 310)
         self.assertRaises(errors.LimitExceeded, self.limits.check_all,
                           self.series(3, servers=2))
 
-    def test_the_last_one_may_be_too_late(self):
+    def test_last_occurrence_may_exceed_start_limit(self):
         self.limit(max_lease_ahead=300)
         self.limits.check_all(self.series(3))
         self.assertRaises(errors.LimitExceeded, self.limits.check_all,
                           self.series(4))
 
-    def test_they_are_counted_by_as_many_statements_as_one(self):
+    def test_series_takes_as_many_queries_as_one_lease(self):
         self.limit(**{LEASES: 50})
         one = self.queries(self.asked())
         del self.statements[:]
@@ -480,10 +480,10 @@ class TestSeries(LimitsTestCase):
         self.assertEqual(31, len(self.asked_others))
 
 
-class TestMovedTogether(LimitsTestCase):
+class TestLeasesUpdatedTogether(LimitsTestCase):
     """Usage of leases that are changed in one transaction."""
 
-    def test_they_are_not_in_each_others_way(self):
+    def test_leases_updated_together_do_not_count_against_each_other(self):
         self.limit(**{VCPUS: 2, LEASES: 2})
         one, two = self.have(50, 100), self.have(150, 200)
         moved = {'start': 150, 'end': 200, 'lease_id': one['id'],
@@ -493,7 +493,7 @@ class TestMovedTogether(LimitsTestCase):
         self.have(150, 200)
         self.refused(VCPUS, **moved, beside=frozenset([two['id']]))
 
-    def test_the_hosts_of_both_are_left(self):
+    def test_hosts_of_leases_updated_together_do_not_count(self):
         one, two = self.have(50, 100), self.have(150, 200)
         bound = usage.bound(self.database, 'project', (
             one['id'], two['id'], None), 2, [1])
@@ -502,13 +502,13 @@ class TestMovedTogether(LimitsTestCase):
 
 class TestHeld(LimitsTestCase):
 
-    def test_servers_that_wait_for_their_lease_count(self):
+    def test_servers_waiting_for_start_of_lease_count(self):
         self.have(50, 100, count=2)
         self.limit(max_held_servers_per_project=3)
         self.allowed(servers=1)
         self.refused(HELD, 3, 2, servers=2)
 
-    def test_those_that_do_not_wait_do_not(self):
+    def test_servers_that_do_not_wait_do_not_count(self):
         self.have(0, 100, count=3)
         self.leases.creation.offer(self.new_lease(50, 100, count=3), 60)
         self.limit(max_held_servers_per_project=3)
@@ -517,14 +517,14 @@ class TestHeld(LimitsTestCase):
         self.refused(HELD)
         self.allowed(servers=3, held=False)
 
-    def test_nor_do_those_of_an_offer_that_was_accepted(self):
+    def test_servers_of_accepted_offer_do_not_count(self):
         offer = self.leases.creation.offer(self.new_lease(50, 100, count=3),
                                            60)
         self.leases.creation.accept(offer['id'])
         self.limit(max_held_servers_per_project=3)
         self.allowed(servers=3)
 
-    def test_nor_do_those_whose_lease_will_not_start(self):
+    def test_servers_of_failed_or_sent_lease_do_not_count(self):
         lease = self.have(50, 100, count=3)
         self.limit(max_held_servers_per_project=3)
         self.change(models.Lease, status='ERROR')
@@ -539,7 +539,7 @@ class TestHeld(LimitsTestCase):
         with self.database.writer() as session:
             session.execute(sa.update(table).values(**values))
 
-    def test_when_they_are_built_they_wait_no_more(self):
+    def test_servers_do_not_count_once_lease_starts(self):
         lease = self.have(50, 100, count=3)
         self.limit(max_held_servers_per_project=3)
         self.refused(HELD)
@@ -551,7 +551,7 @@ class TestHeld(LimitsTestCase):
 
 class TestReserved(LimitsTestCase):
 
-    def test_what_leases_hold_at_the_same_time_is_added_up(self):
+    def test_capacity_of_overlapping_leases_is_summed(self):
         self.have(0, 80, count=2)
         self.have(60, 100, count=3)
         for name, each in (('vcpus', 2), ('ram_mb', 512), ('disk_gb', 10)):
@@ -561,7 +561,7 @@ class TestReserved(LimitsTestCase):
             self.refused(name, 7 * each, 5 * each, 3 * each, servers=3)
             self.limit(**{name: -1})
 
-    def test_what_they_hold_at_other_times_is_not(self):
+    def test_capacity_of_other_times_is_not_summed(self):
         self.have(0, 50, count=3)
         self.have(100, 200, count=4)
         self.have(60, 70, count=2)
@@ -571,7 +571,7 @@ class TestReserved(LimitsTestCase):
         self.refused(VCPUS, 8, 8, 2, start=50, end=101)
         self.refused(VCPUS, 8, 6, 4, start=49, end=100, servers=2)
 
-    def test_to_change_one_only_the_time_counts_that_it_gains(self):
+    def test_update_is_checked_only_for_added_time(self):
         lease = self.have(50, 100, count=2)
         self.have(0, 90, count=2)
         self.have(100, 200, count=1)
@@ -583,7 +583,7 @@ class TestReserved(LimitsTestCase):
         self.refused(VCPUS, end=150, servers=2, lease_id=lease['id'])
         self.refused(VCPUS, start=49, servers=2, lease_id=lease['id'])
 
-    def test_one_of_whose_servers_some_have_gone_is_what_is_left(self):
+    def test_lease_counts_with_its_remaining_servers(self):
         lease = self.have(50, 100, count=3)
         gone = base.servers_of(lease)[0]
         self.lifecycle.reconciliation.check(gone)
@@ -592,26 +592,26 @@ class TestReserved(LimitsTestCase):
         self.allowed(end=150, servers=3, lease_id=lease['id'], resized=False)
         self.refused(VCPUS, servers=3, lease_id=lease['id'])
 
-    def test_what_other_projects_hold_is_not(self):
+    def test_capacity_of_other_projects_is_not_counted(self):
         self.have(50, 100, count=3, project='other')
         self.limit(max_held_servers_per_project=1, **{VCPUS: 2})
         self.allowed()
         self.refused(VCPUS, 2, 6, project_id='other', held=False)
         self.refused(HELD, 1, 3, project_id='other')
 
-    def test_dedicated_cpus_are_cpus(self):
+    def test_dedicated_cpus_count_as_vcpus(self):
         self.have(50, 100, resources={'PCPU': 3})
         self.limit(**{VCPUS: 6})
         self.allowed(resources={'VCPU': 1, 'PCPU': 2})
         self.refused(VCPUS, 6, 3, 4, resources={'VCPU': 1, 'PCPU': 3})
 
-    def test_who_wants_nothing_of_it_is_not_limited_by_it(self):
+    def test_limit_does_not_apply_to_unrequested_resources(self):
         self.limit(max_reserved_disk_gb_per_project=0)
         asked = self.asked(resources={'VCPU': 1})
         self.limits.check(asked)
         self.assertEqual([], self.queries(asked))
 
-    def test_what_could_not_be_built_is_not_reserved(self):
+    def test_failed_server_does_not_count_as_reserved(self):
         lease = self.have(0, 100, count=2)
         self.limit(**{VCPUS: 4})
         self.refused(VCPUS, 4, 4, 2)
@@ -621,7 +621,7 @@ class TestReserved(LimitsTestCase):
         self.assertEqual('STARTING', self.status(lease))
         self.allowed(servers=1)
 
-    def test_of_the_lease_that_is_changed_only_what_it_gets_counts(self):
+    def test_updated_lease_counts_only_with_its_new_size(self):
         lease = self.have(50, 100, count=3)
         self.have(50, 100, count=1)
         self.limit(**{VCPUS: 10})
@@ -639,12 +639,12 @@ class TestReserved(LimitsTestCase):
 
 class TestCheck(LimitsTestCase):
 
-    def test_without_limits_the_books_are_not_asked(self):
+    def test_check_without_limits_issues_no_query(self):
         asked = self.asked(servers=1000, end=10 ** 9)
         self.assertEqual([], self.queries(asked))
         self.assertEqual([asked], self.asked_others)
 
-    def test_all_limits_take_two_statements_however_many_leases(self):
+    def test_all_limits_take_two_queries_for_any_number_of_leases(self):
         self.limit(max_host_spread=2)
         self.limit(max_leases_per_project=9, max_lease_duration=60,
                    max_held_servers_per_project=9,
@@ -659,7 +659,7 @@ class TestCheck(LimitsTestCase):
             self.asked(lease_id=lease['id']))))
         self.assertEqual(2, len(self.asked_others))
 
-    def test_exempt_projects_have_no_limits_but_others_are_asked(self):
+    def test_exempt_projects_are_checked_only_externally(self):
         self.limit(max_leases_per_project=0, max_lease_duration=1,
                    exempt_project_ids=['project'])
         asked = self.asked()
@@ -667,7 +667,7 @@ class TestCheck(LimitsTestCase):
         self.assertEqual([asked], self.asked_others)
         self.refused(DURATION, project_id='other')
 
-    def test_others_may_refuse(self):
+    def test_external_check_can_refuse(self):
         def never(asked):
             raise errors.LimitExceeded(f'Not {asked.user_id}.')
 

@@ -15,11 +15,11 @@ from tests.unit.blazar_core import test_members
 load_tests = databases.load_tests
 
 
-class TestSeveral(base.LeaseTestCase):
+class TestSeveralLeases(base.LeaseTestCase):
 
     scenarios = databases.SERVERS
 
-    def test_they_do_not_wait_for_others(self):
+    def test_locking_some_leases_does_not_wait_for_others(self):
         self.host('one', VCPU=64)
         leases = sorted(self.lease(50, 100)['id'] for _number in range(60))
 
@@ -57,24 +57,24 @@ class Waiting:
         return found.pop()
 
 
-class TestJoining(Waiting, test_members.JoiningTestCase):
+class TestAddServers(Waiting, test_members.AddServersTestCase):
 
-    def test_no_server_joins(self):
+    def test_no_server_is_added_after_lease_end(self):
         lease = self.adopt(self.runs(1))
         self.assertIsInstance(
             self.decide(lease, self.join, lease, self.runs(2)),
             errors.Conflict)
 
 
-class TestCapacity(Waiting, test_admission_queue.RetryingTestCase):
+class TestCapacity(Waiting, test_admission_queue.AdmissionQueueTestCase):
 
-    def test_no_slot_is_taken(self):
+    def test_no_slot_is_taken_after_lease_end(self):
         lease = self.fill(end=100)
         self.assertIsInstance(self.decide(
             lease, self.leases.slots.take, lease['reservations'][0]['id'],
             'project', ['one']), errors.Conflict)
 
-    def test_no_lease_is_admitted_that_has_waited(self):
+    def test_waiting_lease_is_not_admitted_after_its_end(self):
         first = self.fill(end=1000)
         lease = self.asked(amount=2, end=100)
         self.assertEqual('WAITING', lease['status'])

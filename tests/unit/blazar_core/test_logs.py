@@ -32,13 +32,13 @@ LOG = logging.getLogger(__name__)
 PROJECT = uuidutils.generate_uuid(dashed=False)
 
 
-class TestAbout(base.TestCase):
+class TestLogContext(base.TestCase):
 
     def setUp(self):
         super().setUp()
         self.lines = self.useFixture(logged.Lines())
 
-    def test_a_line_ends_with_the_ids_that_it_lacks(self):
+    def test_missing_ids_are_appended_to_line(self):
         with logs.about('one', 'mine', 'vm'):
             LOG.info('Lease %s: 100%%', 'one')
             LOG.info('Lease one of mine: vm')
@@ -47,7 +47,7 @@ class TestAbout(base.TestCase):
             ['Lease one: 100% [project mine, server vm]',
              'Lease one of mine: vm', 'Done'], self.lines.all)
 
-    def test_what_is_within_keeps_the_lease_and_not_that_of_another(self):
+    def test_nested_context_keeps_lease_unless_another_is_given(self):
         with logs.about('one', 'mine'):
             with logs.about(server_id='vm'):
                 LOG.info('First')
@@ -62,7 +62,7 @@ class TestAbout(base.TestCase):
              'Third [lease two]', 'Fourth [lease one, project mine]'],
             self.lines.all)
 
-    def test_another_thread_is_about_something_else_unless_it_is_carried(self):
+    def test_context_is_passed_to_thread_only_if_carried(self):
         def work():
             LOG.info('Work')
 
@@ -73,14 +73,14 @@ class TestAbout(base.TestCase):
                 thread.join()
         self.assertEqual(['Work', 'Work [lease one]'], self.lines.all)
 
-    def test_a_line_that_cannot_be_formatted_stays_as_it_is(self):
+    def test_unformattable_line_is_unchanged(self):
         make = logging.getLogRecordFactory()
         with logs.about('one'):
             record = make('a', logging.INFO, '', 1, 'Only %s %s', ('one',),
                           None)
         self.assertEqual(('Only %s %s', ('one',)), (record.msg, record.args))
 
-    def test_one_that_is_not_wanted_is_not_formatted(self):
+    def test_disabled_log_level_is_not_formatted(self):
         class Dear:
             def __str__(self):
                 raise AssertionError
@@ -123,7 +123,7 @@ class LivesMixin:
         return {}
 
 
-class TestLives(LivesMixin, base.LeaseTestCase):
+class TestLeaseLifecycle(LivesMixin, base.LeaseTestCase):
     """The engine carries out the whole life of leases of a project."""
 
     no_shows = (100, 50)
@@ -155,7 +155,7 @@ class TestLives(LivesMixin, base.LeaseTestCase):
             del self.cloud.servers[server_id]
         self.lifecycle.reconciliation.check(server_id)
 
-    def test_one_with_a_server_that_fails(self):
+    def test_failed_server_is_logged_with_its_ids(self):
         _lease, (first, second) = self.waits(count=2)
         self.advance(50)
         self.see(first, State.RUNNING, self.uuid_of('one'))
@@ -164,7 +164,7 @@ class TestLives(LivesMixin, base.LeaseTestCase):
         self.assert_named('sending its build', 'could not be built', ' is '
                           'ACTIVE', 'has ended')
 
-    def test_one_that_is_placed_later_and_elsewhere(self):
+    def test_late_placement_on_other_host_is_logged_with_its_ids(self):
         self.host('two', VCPU=8)
         _lease, (server_id,) = self.waits()
         self.advance(50)
@@ -176,7 +176,7 @@ class TestLives(LivesMixin, base.LeaseTestCase):
         self.see(server_id)
         self.assert_named('updating its booking', 'is gone', 'has ended')
 
-    def test_one_of_which_all_fails(self):
+    def test_failing_steps_are_logged_with_their_ids(self):
         _lease, (server_id,) = self.waits(credential='trust')
         self.cloud.broken['send'] = errors.CloudUnavailable('away')
         self.advance(50)
@@ -196,7 +196,7 @@ class TestLives(LivesMixin, base.LeaseTestCase):
         self.assert_named('start_lease failed', 'is not complete yet',
                           'its end policy failed', 'could not be revoked yet')
 
-    def test_one_that_gets_lost(self):
+    def test_lost_builds_are_logged_with_their_ids(self):
         _lease, (first, second) = self.waits(count=2)
         self.advance(50)
         for trace in cloud_api.BuildTrace.NONE, cloud_api.BuildTrace.CAUGHT:
@@ -210,7 +210,7 @@ class TestLives(LivesMixin, base.LeaseTestCase):
                                                 'server',
                           'check for lost builds failed')
 
-    def test_one_that_nobody_uses(self):
+    def test_unused_lease_is_logged_with_its_ids(self):
         self.reserve(0, 1000, self.places(2), project=PROJECT)
         driven.run_due(self.engine)
         for _time in range(2):
@@ -220,7 +220,7 @@ class TestLives(LivesMixin, base.LeaseTestCase):
         self.assert_named('is unused; it ends at',
                           'ends because it is unused')
 
-    def test_one_without_an_owner(self):
+    def test_orphaned_lease_is_logged_with_its_ids(self):
         self.running_lease(0, 10_000, project=PROJECT)
         identity = test_orphans.FakeIdentity()
         identity.gone = {PROJECT, 'user'}
@@ -231,7 +231,7 @@ class TestLives(LivesMixin, base.LeaseTestCase):
         finder.find()
         self.assert_named('has no owner', 'is ended: its project')
 
-    def test_a_build_that_its_request_has_not_sent(self):
+    def test_abandoned_build_is_logged_with_its_ids(self):
         lease = self.reserve(0, 10_000, self.places(2), project=PROJECT)
         driven.run_due(self.engine)
         self.leases.slots.take(
@@ -245,7 +245,7 @@ class TestLives(LivesMixin, base.LeaseTestCase):
         self.assertIn(lease['id'], line)
         self.assert_named()
 
-    def test_a_clock_that_was_ahead(self):
+    def test_deferral_by_fast_clock_is_logged_with_its_ids(self):
         lease, _servers = self.waits()
         with self.database.writer() as session:
             session.execute(sa.update(models.Event).where(
@@ -258,7 +258,7 @@ class TestLives(LivesMixin, base.LeaseTestCase):
 class TestHosts(LivesMixin, test_maintenance.MaintenanceTestCase):
     """A host fails."""
 
-    def test_servers_are_evacuated(self):
+    def test_evacuations_are_logged_with_their_ids(self):
         self.cloud.hosts = set(self.uuids.values())
         self.running_lease(end=10_000, project=PROJECT, hosts=frozenset(
             [self.uuid_of('one')]))
@@ -272,9 +272,9 @@ class TestHosts(LivesMixin, test_maintenance.MaintenanceTestCase):
         self.assert_named('for now: away', 'leaves host')
 
 
-class TestWatch(LivesMixin, test_overbooking.WatchTestCase):
+class TestOverbookingCheck(LivesMixin, test_overbooking.OverbookingTestCase):
 
-    def test_bookings_are_moved_or_have_no_host(self):
+    def test_reassignments_are_logged_with_their_ids(self):
         self.with_host('one', VCPU=2)
         for _number in range(2):
             self.lease(50, 100, project=PROJECT)
@@ -293,7 +293,7 @@ class TestWatch(LivesMixin, test_overbooking.WatchTestCase):
 
 class TestPreflight(LivesMixin, test_preflight.PreflightTestCase):
 
-    def test_what_is_in_the_way(self):
+    def test_preflight_problems_are_logged_with_their_ids(self):
         day = test_preflight.DAY
         self.lease(2 * day, 3 * day, project=PROJECT)
         for after, self.lacks in ((day, ZeroDivisionError('away')),

@@ -23,7 +23,7 @@ NOW = base.NOW
 FROM, UNTIL = 1000, 5000
 
 
-class MaintenanceTestCase(test_host_status.HealthTestCase):
+class MaintenanceTestCase(test_host_status.HostStatusTestCase):
 
     scenarios = databases.SCENARIOS
 
@@ -42,9 +42,9 @@ class MaintenanceTestCase(test_host_status.HealthTestCase):
                 self.maintenance.promised(name, self.window(start, end))]
 
 
-class TestTaking(MaintenanceTestCase):
+class TestScheduleMaintenance(MaintenanceTestCase):
 
-    def test_what_is_promised_there_goes_at_once(self):
+    def test_bookings_during_maintenance_are_reassigned_at_once(self):
         """Leases are moved that a failure would not affect yet."""
         before = self.booked_on('one', 10, FROM)
         during = self.booked_on('one', FROM - 1, FROM + 1)
@@ -58,7 +58,7 @@ class TestTaking(MaintenanceTestCase):
                           ('lease.healed', during['id'])],
                          self.notified[-2:])
 
-    def test_nothing_else_is_booked_there_for_that_time(self):
+    def test_host_is_not_bookable_during_maintenance(self):
         self.take()
         refused = self.assertRaises(
             errors.Refused, self.booked_on, 'one', FROM + 1, FROM + 2)
@@ -66,7 +66,7 @@ class TestTaking(MaintenanceTestCase):
         self.booked_on('one', 10, FROM)
         self.booked_on('one', UNTIL, UNTIL + 1)
 
-    def test_again_it_is_another_time(self):
+    def test_repeated_announcement_replaces_window(self):
         self.take()
         self.take()
         self.assertEqual({'one': (FROM, UNTIL)}, self.outages())
@@ -78,7 +78,7 @@ class TestTaking(MaintenanceTestCase):
              NOW + UNTIL + 5),
             (one.name, one.kind, one.reason, one.began_at, one.until))
 
-    def test_it_is_given_back(self):
+    def test_maintenance_can_be_ended_early(self):
         self.take()
         self.maintenance.end_early('one')
         # Ending it again has no effect.
@@ -96,7 +96,7 @@ class TestTaking(MaintenanceTestCase):
         self.assertEqual([], self.scalars(models.Outage.host_id))
         self.booked_on('one', FROM + 1, FROM + 2)
 
-    def test_one_that_others_are_busy_with_keeps_no_other_away(self):
+    def test_contended_host_does_not_block_end_of_others(self):
         for name in 'one', 'two':
             self.take(name)
         self.clock.advance(UNTIL)
@@ -112,7 +112,7 @@ class TestTaking(MaintenanceTestCase):
         self.assertEqual(['one'], [
             one.name for one in host_status.away(self.database)])
 
-    def test_when_its_time_is_over_the_host_is_there_again(self):
+    def test_host_is_available_after_maintenance(self):
         self.take()
         self.clock.advance(UNTIL - 1)
         self.overbooking.look()
@@ -124,7 +124,7 @@ class TestTaking(MaintenanceTestCase):
         self.assertEqual({}, self.outages())
         self.assertEqual([], self.scalars(models.Outage.host_id))
 
-    def test_a_host_may_fail_meanwhile(self):
+    def test_host_failure_outlasts_maintenance(self):
         lease = self.running_lease(
             0, UNTIL, hosts=frozenset([self.uuid_of('one')]))
         self.take(start=0)
@@ -140,7 +140,7 @@ class TestTaking(MaintenanceTestCase):
         self.assertIs(False, self.get(lease)['degraded'])
         self.assertEqual({}, self.outages())
 
-    def test_where_there_is_nothing_to_take(self):
+    def test_unknown_or_empty_host_is_refused(self):
         self.assertRaises(errors.NotFound, self.take, 'nowhere')
         self.assertRaises(
             errors.NotFound, self.maintenance.end_early, 'nowhere')
@@ -150,10 +150,10 @@ class TestTaking(MaintenanceTestCase):
             self.assertRaises(errors.Conflict, self.take, 'none')))
 
 
-class TestBeforehand(MaintenanceTestCase):
+class TestPreview(MaintenanceTestCase):
     """The preview of a maintenance changes nothing."""
 
-    def test_what_would_go_and_what_would_stay(self):
+    def test_preview_lists_reassignable_and_stuck_bookings(self):
         running = self.running_lease(
             0, FROM + 1, hosts=frozenset([self.uuid_of('one')]))
         self.cloud.bound.update(base.servers_of(running))
@@ -171,7 +171,7 @@ class TestBeforehand(MaintenanceTestCase):
                 one[1])))
         self.assertEqual(before, self.everything())
 
-    def test_what_is_over_and_still_there(self):
+    def test_preview_lists_overdue_lease(self):
         late = self.running_lease(
             0, 10, hosts=frozenset([self.uuid_of('one')]))
         self.clock.advance(FROM)
@@ -179,7 +179,7 @@ class TestBeforehand(MaintenanceTestCase):
         self.assertEqual([], self.promised(start=FROM + 10_000_000,
                                            end=FROM + 10_000_001))
 
-    def test_places_that_are_together_go_together(self):
+    def test_preview_moves_slots_with_affinity_together(self):
         self.wanted['project'] = model.Demand(
             {}, affinity=model.Affinity.SAME)
         lease = self.booked_on('one', FROM, FROM + 10, count=2)
@@ -189,7 +189,7 @@ class TestBeforehand(MaintenanceTestCase):
             (lease['id'], 'No other host has capacity for it.')] * 2,
             self.promised())
 
-    def test_while_the_cloud_cannot_be_asked(self):
+    def test_preview_tolerates_unavailable_cloud(self):
         lease = self.booked_on('one', FROM, FROM + 10)
         self.wanted['project'] = errors.CloudUnavailable('It is away.')
         self.assertEqual([(
@@ -197,7 +197,7 @@ class TestBeforehand(MaintenanceTestCase):
                          'is away.')],
             self.promised())
 
-    def test_one_that_was_made_anew(self):
+    def test_maintenance_applies_to_recreated_host(self):
         self.with_host('one')
         self.report('another', 'one', {}, {'VCPU': 2})
         self.take()
@@ -205,7 +205,7 @@ class TestBeforehand(MaintenanceTestCase):
             self.scalars(models.Host.uuid, models.Host.id == row)[0]
             for row in self.scalars(models.Outage.host_id)])
 
-    def test_that_more_runs_there_than_there_is_is_told_until_then(self):
+    def test_overbooking_is_logged_until_maintenance_starts(self):
         self.running_lease(
             0, FROM, hosts=frozenset([self.uuid_of('one')]), count=2)
         self.take()

@@ -31,7 +31,7 @@ class Died(BaseException):
     """The process has died; nothing handles this."""
 
 
-class JoiningTestCase(base.LeaseTestCase):
+class AddServersTestCase(base.LeaseTestCase):
     """A host with eight CPUs, and running servers without a lease."""
 
     def setUp(self):
@@ -82,9 +82,9 @@ class JoiningTestCase(base.LeaseTestCase):
                              self.encryption.decrypt, 10).differences()]
 
 
-class TestAdopting(JoiningTestCase):
+class TestCreateFromServers(AddServersTestCase):
 
-    def test_a_host_that_another_process_has_changed_is_read_again(self):
+    def test_concurrently_changed_host_is_read_again(self):
         """The usage that was read is that before the other process."""
         server, = self.runs(2)
         with self.database.writer() as session:
@@ -94,7 +94,7 @@ class TestAdopting(JoiningTestCase):
             self.assertRaises(api.LostRace, assignments.convert_usage, session,
                               NOW, {host.id: [server.id]})
 
-    def test_its_room_is_free_after_the_lease(self):
+    def test_capacity_of_servers_is_free_after_lease(self):
         servers = self.runs(4, 4)
         self.assertRaises(
             errors.Refused, self.reserve, 200, 300, self.places(1))
@@ -106,30 +106,30 @@ class TestAdopting(JoiningTestCase):
             errors.Refused, self.reserve, 50, 300, self.places(1))
         self.assertEqual([], self.differences())
 
-    def test_each_size_is_a_reservation(self):
+    def test_servers_of_each_size_form_a_reservation(self):
         lease = self.adopt(self.runs(1, 2, 1))
         self.assertEqual([1, 2], sorted(self.amounts(lease)))
 
-    def test_what_is_not_on_the_host_by_the_books(self):
+    def test_server_not_recorded_on_host_is_a_conflict(self):
         self.assert_conflict('is changing at this moment', [
             members.NewMember(
                 uuidutils.generate_uuid(), self.uuid, {'VCPU': 1})])
 
-    def test_one_that_counts_twice_while_it_is_resized_in_its_place(self):
+    def test_server_being_resized_on_its_host_is_a_conflict(self):
         server, = self.runs(1)
         self.assert_conflict('is changing at this moment', [
             server._replace(takes={'VCPU': 2})])
         # Classes that the host does not have are not part of its usage.
         self.adopt([server._replace(takes={'VCPU': 1, 'VGPU': 1})])
 
-    def test_one_that_has_a_lease(self):
+    def test_server_with_lease_is_a_conflict(self):
         servers = self.runs(1)
         lease = self.adopt(servers)
         self.assertIn('has a lease already', str(self.assertRaises(
             errors.Conflict, self.adopt, servers)))
         self.assertEqual([lease['id']], self.scalars(models.Lease.id))
 
-    def test_one_on_a_host_of_leases_only(self):
+    def test_server_on_dedicated_host_is_a_conflict(self):
         servers = self.runs(1)
         with self.database.writer() as session:
             session.execute(sa.update(models.Host).values(assigned_to='other'))
@@ -141,14 +141,14 @@ class TestAdopting(JoiningTestCase):
         self.assertEqual([], self.scalars(models.Lease.id))
 
 
-class TestMembers(JoiningTestCase):
+class TestMembers(AddServersTestCase):
 
     def setUp(self):
         super().setUp()
         self.servers = self.runs(1, 1)
         self.adopted = self.adopt(self.servers)
 
-    def test_who_joins_is_in_the_reservation_of_its_size(self):
+    def test_added_server_is_in_reservation_of_its_size(self):
         joined = self.join(self.adopted, self.runs(1, 2))
         self.assertEqual([(1, 1), (3, 3)], sorted(
             (one['amount'], len(one['servers']))
@@ -157,7 +157,7 @@ class TestMembers(JoiningTestCase):
         self.assertEqual(0, self.used())
         self.assertEqual([], self.differences())
 
-    def test_who_leaves_is_not_counted_in_the_lease(self):
+    def test_removed_server_is_not_counted_in_lease(self):
         left = self.leave(self.adopted, self.servers[0])
         self.assertEqual([1], [one['amount'] for one in left['reservations']])
         self.assertEqual([1], self.amounts(self.adopted))
@@ -167,21 +167,21 @@ class TestMembers(JoiningTestCase):
         self.join(self.adopted, self.servers[:1])
         self.assertEqual([2], self.amounts(self.adopted))
 
-    def test_who_was_deleted_is_not_counted_when_another_joins(self):
+    def test_deleted_server_is_not_counted_when_another_is_added(self):
         gone = self.servers[0].id
         self.cloud.servers.pop(gone)
         self.lifecycle.reconciliation.check(gone)
         self.join(self.adopted, self.runs(1))
         self.assertEqual([2], self.amounts(self.adopted))
 
-    def test_none_joins_a_reservation_that_has_failed(self):
+    def test_no_server_is_added_to_failed_reservation(self):
         with self.database.writer() as session:
             session.execute(sa.update(models.Reservation).values(
                 status='error'))
         self.join(self.adopted, self.runs(1))
         self.assertEqual([1, 2], sorted(self.amounts(self.adopted)))
 
-    def test_all_of_a_size_leave_and_join_again(self):
+    def test_all_servers_of_a_size_can_be_removed_and_added(self):
         other = self.runs(2)
         for _round in range(3):
             self.join(self.adopted, other)
@@ -190,14 +190,14 @@ class TestMembers(JoiningTestCase):
             self.assertEqual([2], self.amounts(self.adopted))
         self.assertEqual([], self.differences())
 
-    def test_the_last_one_ends_the_lease(self):
+    def test_removing_last_server_ends_lease(self):
         self.leave(self.adopted, *self.servers)
         self.assertEqual('TERMINATED', self.status(self.adopted))
         self.assertEqual(2, self.used())
         self.assertEqual([], self.cloud.deleted)
         self.assertEqual([], self.differences())
 
-    def test_all_leave_or_none(self):
+    def test_removal_is_all_or_nothing(self):
         stranger, = self.runs(1)
         self.assertRaises(errors.Conflict, self.leave, self.adopted,
                           self.servers[0], stranger)
@@ -205,7 +205,7 @@ class TestMembers(JoiningTestCase):
         self.assertEqual(1, self.used())
         self.assertEqual([], self.cloud.released)
 
-    def test_none_leaves_what_is_promised(self):
+    def test_removal_into_reserved_capacity_is_refused(self):
         self.reserve(200, 300, self.places(8))
         before = self.everything()
         self.assertIn('reserved by later leases', str(self.assertRaises(
@@ -213,14 +213,14 @@ class TestMembers(JoiningTestCase):
         self.assertEqual(before, self.everything())
         self.assertEqual([], self.cloud.released)
 
-    def test_one_that_the_cloud_does_not_let_go_stays_in_the_lease(self):
+    def test_server_stays_in_lease_if_cloud_is_unavailable(self):
         self.cloud.broken['release'] = errors.CloudUnavailable('Not now.')
         before = self.everything()
         self.assertRaises(errors.CloudUnavailable, self.leave, self.adopted,
                           self.servers[0])
         self.assertEqual(before, self.everything())
 
-    def test_none_joins_or_leaves_what_ends(self):
+    def test_servers_of_ending_lease_cannot_be_added_or_removed(self):
         other = self.runs(1)
         self.cloud.stubborn |= {one.id for one in self.servers}
         self.clock.advance(100)
@@ -235,12 +235,12 @@ class TestMembers(JoiningTestCase):
             errors.Conflict, self.leave, self.adopted, self.servers[0])
         self.assertEqual(1, self.used())
 
-    def test_none_joins_a_reservation_that_servers_are_booted_into(self):
+    def test_no_server_is_added_to_lease_with_slots(self):
         lease = self.reserve(0, 100, self.places(1), active=True)
         self.assertRaises(errors.Conflict, self.join, lease, self.runs(1))
 
 
-class TestDying(JoiningTestCase):
+class TestProcessDeath(AddServersTestCase):
     """A process dies, and another one continues."""
 
     def dies(self, commits, work, *args):
@@ -285,7 +285,7 @@ class TestDying(JoiningTestCase):
         self.assertEqual([], self.scalars(models.Booking.id))
         self.assertEqual([], self.differences())
 
-    def test_making_a_lease(self):
+    def test_process_death_while_creating_lease_is_recovered(self):
         for servers, died in self.deaths(self.adopt):
             self.assertEqual(1 if died else 0, self.used())
             if died:
@@ -293,7 +293,7 @@ class TestDying(JoiningTestCase):
         self.ends()
         self.assertEqual({}, self.cloud.servers)
 
-    def test_joining_one(self):
+    def test_process_death_while_adding_servers_is_recovered(self):
         lease = self.adopt(self.runs(1))
         for servers, died in self.deaths(
                 lambda servers: self.join(lease, servers)):
@@ -311,7 +311,7 @@ class TestDying(JoiningTestCase):
         self.assertEqual([server.id], self.cloud.released)
         return server, lease
 
-    def test_leaving_before_the_books_know_of_it(self):
+    def test_process_death_before_removal_is_recorded_is_recovered(self):
         server, _lease = self.leaves(0)
         self.assertEqual([], self.differences())
         self.assertEqual(0, self.used())
@@ -319,14 +319,14 @@ class TestDying(JoiningTestCase):
         self.assertEqual([server.id], self.cloud.deleted)
         self.assertEqual(0, self.used())
 
-    def test_leaving_once_more(self):
+    def test_removal_can_be_repeated_after_process_death(self):
         server, lease = self.leaves(0)
         self.leave(lease, server)
         self.assertEqual(1, self.used())
         self.ends()
         self.assertEqual([], self.cloud.deleted)
 
-    def test_leaving_before_the_lease_is_over(self):
+    def test_lease_ends_after_process_death_at_last_removal(self):
         _server, lease = self.leaves(1)
         self.assertEqual('ACTIVE', self.status(lease))
         self.lifecycle.reconciliation.settle_left()

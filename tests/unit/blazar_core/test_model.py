@@ -25,18 +25,18 @@ class TestWindow(base.BaseTestCase):
         for end in (5, 4):
             self.assertRaises(ValueError, Window, 5, end)
 
-    def test_a_value_cannot_be_changed(self):
+    def test_window_is_immutable(self):
         self.assertRaises(dataclasses.FrozenInstanceError, setattr,
                           Window(1, 2), 'end', 3)
 
-    def test_for_ever_is_the_last_second_that_a_date_can_show(self):
+    def test_forever_is_the_last_representable_second(self):
         self.assertEqual('9999-12-31T23:59:59.000000',
                          clocks.iso(model.FOREVER))
 
 
 class TestDemand(base.BaseTestCase):
 
-    def test_demands_are_of_a_kind_that_differ_in_their_count_only(self):
+    def test_demands_of_a_kind_differ_only_in_count(self):
         one = model.Demand({'VCPU': 1, 'DISK_GB': 2}, 3,
                            hosts=frozenset('ab'), members={'a': 1})
         self.assertEqual(one.kind(), dataclasses.replace(
@@ -49,7 +49,7 @@ class TestDemand(base.BaseTestCase):
             self.assertNotEqual(one.kind(), dataclasses.replace(
                 one, **other).kind(), other)
 
-    def test_how_many_servers_may_share_a_host(self):
+    def test_most_per_host_follows_affinity(self):
         for affinity, most in ((model.Affinity.NONE, 5),
                                (model.Affinity.SAME, 5),
                                (model.Affinity.DIFFERENT, 2)):

@@ -168,12 +168,12 @@ def cloud(dice, hosts, servers, sizes=(1, 2, 4, 8)):
 
 class TestPlanning(base.BaseTestCase):
 
-    def test_where_there_is_room_nobody_moves(self):
+    def test_no_server_migrates_if_capacity_is_free(self):
         made = move_planner.plan([place(1, 4), place(
             2, 0)], [server('one', 2, 4)], [wish(2, 2, (1, 2))], 10)
         self.assertEqual(([[1, 1]], []), made)
 
-    def test_one_server_moves_rather_than_two(self):
+    def test_fewest_servers_are_migrated(self):
         movable = [server('one', 1, 1), server('two', 1, 1),
                    server('three', 2, 2, 2 * GIB)]
         made = move_planner.plan(
@@ -182,7 +182,7 @@ class TestPlanning(base.BaseTestCase):
         self.assertEqual([('three', 2, 3)], [one[:3] for one in made.moves])
         self.assertEqual([[2]], made.picked)
 
-    def test_of_as_many_the_smaller_memory_moves(self):
+    def test_servers_with_less_memory_are_migrated(self):
         movable = [server('large', 1, 2, 8 * GIB),
                    server('small', 2, 2, 4 * GIB)]
         made = move_planner.plan(
@@ -190,7 +190,7 @@ class TestPlanning(base.BaseTestCase):
             [wish(2, 1, (1, 2))], 10)
         self.assertEqual(['small'], [one.server_id for one in made.moves])
 
-    def test_nobody_goes_where_something_is_promised_for_later(self):
+    def test_no_migration_into_capacity_reserved_for_later(self):
         places = [place(1, 0), place(2, 2, later=1)]
         movable = [server('one', 1, 2)]
         self.assertIsNone(
@@ -199,7 +199,7 @@ class TestPlanning(base.BaseTestCase):
         self.assertEqual([2], [one.target for one in move_planner.plan(
             places, movable, [wish(2, 1, (1,))], 10).moves])
 
-    def test_nobody_goes_where_it_may_not(self):
+    def test_servers_migrate_only_to_allowed_targets(self):
         movable = [server('one', 1, 2, targets=frozenset({3}))]
         made = move_planner.plan([place(1, 0), place(2, 2), place(3, 2)],
                                  movable, [wish(2, 1, (1,))], 10)
@@ -208,14 +208,14 @@ class TestPlanning(base.BaseTestCase):
         self.assertIsNone(move_planner.plan(
             [place(1, 0), place(2, 2)], movable, [wish(2, 1, (1,))], 10))
 
-    def test_no_more_move_than_may(self):
+    def test_number_of_migrations_is_limited(self):
         places = [place(1, 0), place(2, 4)]
         movable = [server(str(number), 1, 1) for number in range(4)]
         for most, found in ((4, True), (3, False)):
             self.assertEqual(found, move_planner.plan(
                 places, movable, [wish(4, 1, (1,))], most) is not None)
 
-    def test_what_is_to_be_apart_or_together_is(self):
+    def test_affinity_and_anti_affinity_are_respected(self):
         movable = [server('one', 1, 4), server('two', 2, 4),
                    server('three', 2, 2)]
         places = [place(1, 0), place(2, 0), place(3, 20)]
@@ -225,7 +225,7 @@ class TestPlanning(base.BaseTestCase):
             wish(3, 2, (1, 2), together=True)], 10)
         self.assertEqual(([[2, 2]], 2), (made.picked, len(made.moves)))
 
-    def test_several_wishes_are_beside_each_other(self):
+    def test_several_demands_are_planned_together(self):
         movable = [server('one', 1, 4), server('two', 2, 4)]
         wishes = [wish(1, 2, (1, 2)), wish(4, 1, (1, 2))]
         places = [place(1, 0), place(2, 0), place(3, 8)]
@@ -233,7 +233,7 @@ class TestPlanning(base.BaseTestCase):
         self.assertEqual([], carry_out(places, movable, wishes, made))
         self.assertEqual(2, len(made.moves))
 
-    def test_a_class_that_a_host_does_not_report_is_not_judged_if_shared(self):
+    def test_shared_resource_class_is_not_checked(self):
         shared = move_planner.Movable('one', 1, {'VCPU': 1, 'DISK_GB': 9})
         places = [move_planner.PlannedHost(1, {'VCPU': 0}, {'VCPU': 0}),
                   move_planner.PlannedHost(2, {'VCPU': 1}, {'VCPU': 1})]
@@ -246,7 +246,7 @@ class TestPlanning(base.BaseTestCase):
         strange = move_planner.Movable('one', 1, {'VCPU': 1, 'PGPU': 1})
         self.assertIsNone(move_planner.plan(places, [strange], wishes, 1))
 
-    def test_a_plan_that_is_not_complete_is_seen(self):
+    def test_incomplete_plan_is_detected(self):
         places = [place(1, 0), place(2, 4)]
         movable = [server('one', 1, 2), server('two', 1, 2)]
         wishes = [wish(4, 1, (1,))]
@@ -295,7 +295,7 @@ class TestProperties(base.BaseTestCase):
                 [], carry_out(places, movable, wishes, made), seed)
         self.assertGreater(found, examples.many(300) // 4)
 
-    def test_the_disturbance_is_near_the_smallest(self):
+    def test_disturbance_is_close_to_minimum(self):
         """The clouds are small enough to try every plan."""
         found = 0
         for seed in range(examples.many(150)):

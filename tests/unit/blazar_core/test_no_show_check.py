@@ -70,7 +70,7 @@ class NoShowTestCase(base.LeaseTestCase):
 
 class TestNoShows(NoShowTestCase):
 
-    def test_it_is_announced_and_ended(self):
+    def test_unused_lease_is_notified_and_ended(self):
         lease = self.begun()
         self.look(99)
         self.assertEqual(0, self.told(lease))
@@ -96,7 +96,7 @@ class TestNoShows(NoShowTestCase):
         # All capacity is free at once.
         self.reserve(150, 1000, self.places(2))
 
-    def test_one_that_ends_by_itself_before_waits_for_nobody(self):
+    def test_unused_lease_ending_earlier_ends_normally(self):
         lease = self.begun(end=120)
         self.look(100)
         self.assertIn('unless a server', self.reason(lease))
@@ -105,7 +105,7 @@ class TestNoShows(NoShowTestCase):
         self.assertEqual(('TERMINATED', ''), (
             self.status(lease), self.reason(lease)))
 
-    def test_a_clock_that_was_ahead_delays_nothing(self):
+    def test_clock_that_was_ahead_does_not_delay_check(self):
         self.clock.step(900)
         first = self.begun(end=9000)
         self.clock.step(-900)
@@ -124,7 +124,7 @@ class TestNoShows(NoShowTestCase):
         self.look(1)
         self.assertEqual('TERMINATING', self.status(first))
 
-    def test_one_that_is_set_right_meanwhile_ends_nothing_early(self):
+    def test_clock_corrected_during_check_ends_no_lease_early(self):
         lease = self.begun()
         self.look(100)
         end = self.lifecycle.no_shows.end
@@ -138,7 +138,7 @@ class TestNoShows(NoShowTestCase):
         self.look()
         self.assertEqual('ACTIVE', self.status(lease))
 
-    def test_who_comes_in_time_keeps_it(self):
+    def test_lease_used_in_time_is_kept(self):
         first = self.begun()
         self.look(100)
         server_id, = self.take_slots(first)
@@ -153,14 +153,14 @@ class TestNoShows(NoShowTestCase):
         self.assertEqual(('ACTIVE', 1), (
             self.status(first), self.told(first)))
 
-    def test_what_comes_with_a_boot_is_used(self):
+    def test_lease_created_by_boot_counts_as_used(self):
         lease = self.running_lease(0, 2000)
         self.assertEqual('ACTIVE', self.status(lease))
         self.look(500)
         self.look(500)
         self.assertEqual(0, self.told(lease))
 
-    def test_hosts_are_used_when_servers_are_let_in(self):
+    def test_admitted_server_counts_as_use_of_hosts(self):
         lease = self.begun()
         reservation_id = lease['reservations'][0]['id']
         self.assertTrue(self.leases.slots.use(reservation_id))
@@ -168,14 +168,14 @@ class TestNoShows(NoShowTestCase):
         self.look(500)
         self.assertEqual(0, self.told(lease))
 
-    def test_what_no_server_can_use_is_no_no_show(self):
+    def test_lease_without_server_resources_is_not_checked(self):
         self.addCleanup(setattr, base.FakeType, 'for_servers', True)
         base.FakeType.for_servers = False
         lease = self.begun()
         self.look(500)
         self.assertEqual(0, self.told(lease))
 
-    def test_what_no_server_can_use_is_no_use_of_the_rest(self):
+    def test_resources_without_servers_do_not_count_as_use(self):
         self.host('pool', FLOATING_IP=1)
         lease = self.reserve(0, 1000, self.places(2), self.ips())
         driven.run_due(self.engine)
@@ -187,7 +187,7 @@ class TestNoShows(NoShowTestCase):
         self.look(50)
         self.assertEqual('ACTIVE', self.status(lease))
 
-    def test_the_time_begins_when_it_could_be_used(self):
+    def test_time_counts_from_when_lease_is_usable(self):
         self.places_type.broken['start'] = errors.CloudUnavailable('away')
         lease = self.reserve(0, 1000, self.places(2))
         driven.run_due(self.engine)
@@ -201,7 +201,7 @@ class TestNoShows(NoShowTestCase):
         self.look(1)
         self.assertEqual(1, self.told(lease))
 
-    def test_who_dies_over_the_announcement_is_followed_by_another(self):
+    def test_notification_is_repeated_after_process_failure(self):
         lease = self.begun()
         write = self.lifecycle.no_shows._write_down
         self.lifecycle.no_shows._write_down = lambda *_: 1 / 0
@@ -214,7 +214,7 @@ class TestNoShows(NoShowTestCase):
         self.look(1)
         self.assertEqual('TERMINATING', self.status(lease))
 
-    def test_one_that_cannot_be_told_of_keeps_no_other_from_its_turn(self):
+    def test_failing_notification_does_not_block_others(self):
         one, two = (self.reserve(0, 1000, self.places(1)) for _ in range(2))
         driven.run_due(self.engine)
         views_of = self.lifecycle.no_shows._announce
@@ -224,7 +224,7 @@ class TestNoShows(NoShowTestCase):
         self.look(100)
         self.assertEqual(1, self.told(one) + self.told(two))
 
-    def test_what_is_over_or_was_deleted_is_left_alone(self):
+    def test_ended_or_deleted_lease_is_not_checked(self):
         self.begun(end=120)
         self.look(100)
         self.clock.advance(20)
@@ -237,7 +237,7 @@ class TestNoShows(NoShowTestCase):
             self.assertIsNone(conditions.find(
                 rows, conditions.Type.ENDED_EARLY))
 
-    def test_prolonging_it_is_no_use_of_it(self):
+    def test_extension_does_not_count_as_use(self):
         lease = self.begun()
         self.look(100)
         self.leases.updates.update(
@@ -245,7 +245,7 @@ class TestNoShows(NoShowTestCase):
         self.look(50)
         self.assertEqual('TERMINATING', self.status(lease))
 
-    def test_it_is_said_beside_why_it_is_not_prolonged(self):
+    def test_no_show_reason_is_shown_with_failed_extension(self):
         def refuse(_lease, _change):
             raise errors.LimitExceeded('Enough.')
 
@@ -263,18 +263,18 @@ class TestNoShows(NoShowTestCase):
         self.assertIn('it ends at', reason)
         self.assertIn('Enough.', reason)
 
-    def test_nobody_gets_in_when_it_has_been_ended(self):
+    def test_no_slot_can_be_taken_after_end(self):
         lease = self.begun()
         self.look(100)
         self.look(50)
         self.assertRaises(errors.Conflict, self.take_slots, lease)
 
 
-class TestNobodyLooks(NoShowTestCase):
+class TestDisabledCheck(NoShowTestCase):
 
     no_shows = (0, 0)
 
-    def test_it_stays(self):
+    def test_unused_lease_is_kept(self):
         lease = self.begun()
         self.look(900)
         self.assertEqual((0, 'ACTIVE'), (
@@ -306,7 +306,7 @@ class TestLowUse(NoShowTestCase):
         self.lifecycle.reconciliation.observe(
             server_id, cloud_api.ObservedServer(cloud_api.ServerState.GONE))
 
-    def test_one_boot_is_no_use_for_the_whole_lease(self):
+    def test_lease_with_low_use_is_notified_and_ended(self):
         lease = self.begun()
         server_id = self.boot(lease)
         self.look(100)
@@ -332,7 +332,7 @@ class TestLowUse(NoShowTestCase):
              found['conditions'][0]['reason']))
         self.reserve(250, 1000, self.places(2))
 
-    def test_one_that_was_never_used_is_announced_as_used_too_little(self):
+    def test_never_used_lease_is_notified_as_low_use(self):
         lease = self.begun()
         self.look(200)
         self.assertEqual((0, 1), (self.told(lease), self.announced(lease)))
@@ -340,14 +340,14 @@ class TestLowUse(NoShowTestCase):
         self.look(50)
         self.assertIn('less than 40 % of it was used', self.reason(lease))
 
-    def test_enough_use_is_never_announced(self):
+    def test_sufficient_use_is_not_notified(self):
         lease = self.begun()
         self.boot(lease)
         for _count in range(5):
             self.look(100)
         self.assertEqual(0, self.announced(lease))
 
-    def test_who_uses_it_again_keeps_it(self):
+    def test_lease_used_again_is_kept(self):
         lease = self.begun()
         server_id = self.boot(lease)
         self.gone(server_id)
@@ -364,7 +364,7 @@ class TestLowUse(NoShowTestCase):
         self.look(10)
         self.assertEqual('ACTIVE', self.status(lease))
 
-    def test_who_disables_the_check_withdraws_what_it_has_announced(self):
+    def test_disabling_check_clears_pending_conditions(self):
         lease, unused = (
             self.reserve(0, 1000, self.places()) for _count in range(2))
         driven.run_due(self.engine)
@@ -381,7 +381,7 @@ class TestLowUse(NoShowTestCase):
         self.look(50)
         self.assertEqual('TERMINATING', self.status(lease))
 
-    def test_it_is_measured_again_when_it_is_to_end(self):
+    def test_use_is_measured_again_before_ending(self):
         lease = self.begun()
         self.gone(self.boot(lease))
         self.look(200)
@@ -397,7 +397,7 @@ class TestLowUse(NoShowTestCase):
         self.look(50)
         self.assertEqual('ACTIVE', self.status(lease))
 
-    def test_one_that_was_announced_as_unused_has_its_notice_again(self):
+    def test_low_use_has_its_own_notice_after_no_show(self):
         self.lifecycle.no_shows._after = 100
         lease = self.begun()
         self.look(100)
@@ -416,7 +416,7 @@ class TestLowUse(NoShowTestCase):
                     server_id: {'VCPU': 1} for server_id in servers},
                 inventory.generations(session, [uuid])[uuid])
 
-    def test_one_boot_is_no_use_of_whole_hosts_for_the_whole_lease(self):
+    def test_whole_host_lease_with_low_use_is_ended(self):
         self.host('two', VCPU=2)
         params = {'min': 2, 'max': 2}
         lease = self.reserve(0, 1000, new_leases.NewReservation(
@@ -446,7 +446,7 @@ class TestLowUse(NoShowTestCase):
         driven.run_due(self.engine)
         self.assertEqual('TERMINATED', self.status(lease))
 
-    def test_what_no_server_uses_is_not_measured(self):
+    def test_resources_without_servers_are_not_measured(self):
         self.host('pool', FLOATING_IP=2)
         alone = self.reserve(0, 1000, self.ips())
         beside = self.reserve(0, 1000, self.places(2), self.ips())
@@ -457,7 +457,7 @@ class TestLowUse(NoShowTestCase):
         self.assertEqual(['ACTIVE', 'TERMINATING'],
                          [*map(self.status, (alone, beside))])
 
-    def test_a_lease_of_a_boot_uses_all_that_it_has(self):
+    def test_lease_created_by_boot_is_fully_used(self):
         lease = self.running_lease(0, 2000)
         self.look(500)
         self.look(500)

@@ -29,7 +29,7 @@ class OfferTestCase(base.LeaseTestCase):
 
 class TestOffers(OfferTestCase):
 
-    def test_an_offer_holds_room_and_nothing_else(self):
+    def test_offer_reserves_capacity_only(self):
         offer = self.offer(count=2)
         self.assertEqual('OFFERED', offer['status'])
         self.assertEqual(offer, views.get(self.database, offer['id']))
@@ -45,20 +45,20 @@ class TestOffers(OfferTestCase):
              for row in self.scalars(models.Event)})
         self.assertRaises(errors.Refused, self.lease, 50, 100)
 
-    def test_where_there_is_no_room_nothing_is_offered(self):
+    def test_no_offer_without_free_capacity(self):
         self.lease(50, 60)
         self.assertEqual(
             refusals.Refusal(refusals.Reason.NO_ROOM, 2, 1, NOW + 60),
             self.assertRaises(errors.Refused, self.offer, count=2).refusal)
 
-    def test_an_offer_for_servers_that_are_named_expires_too(self):
+    def test_offer_for_named_servers_expires(self):
         self.host('one', VCPU=1)
         offer = self.leases.creation.offer(self.new_lease(200, 210), 30)
         self.assertEqual([], base.servers_of(offer))
         self.lifecycle.lease_end.expire(offer['id'])
         self.assertEqual('TERMINATED', self.status(offer))
 
-    def test_an_accepted_offer_begins_at_its_time(self):
+    def test_accepted_offer_starts(self):
         offer = self.offer()
         self.leases.creation.accept(offer['id'])
         self.lifecycle.lease_start.start(offer['id'])
@@ -66,7 +66,7 @@ class TestOffers(OfferTestCase):
         self.assertEqual('active', views.get(
             self.database, offer['id'])['reservations'][0]['status'])
 
-    def test_an_offer_that_is_accepted_is_a_lease_with_its_events(self):
+    def test_accepted_offer_becomes_lease_with_its_events(self):
         offer = self.offer(request=self.request(
             50, 100, before_end=NOW + 90, events=(
                 requests.EventRequest('mine', NOW + 60),)))
@@ -84,14 +84,14 @@ class TestOffers(OfferTestCase):
             {(row.event_type, row.run_at - NOW) for row in self.scalars(
                 models.Event) if row.status == 'UNDONE'})
 
-    def test_it_is_accepted_once(self):
+    def test_accepting_offer_is_idempotent(self):
         offer = self.offer()
         lease = self.leases.creation.accept(offer['id'])
         # A repeated request whose answer was lost.
         self.assertEqual(lease, self.leases.creation.accept(offer['id']))
         self.assertEqual(3, len(self.scalars(models.Event)))
 
-    def test_one_that_has_expired_or_ended_is_not_accepted(self):
+    def test_ended_offer_cannot_be_accepted(self):
         offer, lease = self.offer(), self.lease(50, 100)
         self.leases.creation.accept(offer['id'])
         self.lifecycle.lease_end.delete(offer['id'])
@@ -101,7 +101,7 @@ class TestOffers(OfferTestCase):
                 errors.NotFound, self.leases.creation.accept, lease_id)
             self.assertIn('may have expired', str(refused))
 
-    def test_what_is_no_offer_cannot_be_accepted(self):
+    def test_lease_that_is_no_offer_cannot_be_accepted(self):
         lease = self.lease(50, 100)
         for lease_id in (lease['id'], 'unheard-of'):
             self.assertRaises(
@@ -111,7 +111,7 @@ class TestOffers(OfferTestCase):
         driven.withdraw(self.leases, self.offer()['id'])
         self.assertEqual({'hosts': 1}, self.count_rows('changes'))
 
-    def test_an_offer_that_nobody_accepts_expires_by_itself(self):
+    def test_unaccepted_offer_expires(self):
         offer = self.offer(count=2)
         worker = self.new_engine()
         self.clock.advance(29)
@@ -126,7 +126,7 @@ class TestOffers(OfferTestCase):
             errors.NotFound, self.leases.creation.accept, offer['id'])
         self.lease(50, 100, count=2)
 
-    def test_one_that_was_accepted_does_not_expire(self):
+    def test_accepted_offer_does_not_expire(self):
         offer = self.offer()
         self.leases.creation.accept(offer['id'])
         self.clock.advance(30)
@@ -135,11 +135,11 @@ class TestOffers(OfferTestCase):
         self.assertEqual('PENDING', self.status(offer))
 
 
-class TestOffersMeanwhile(OfferTestCase):
+class TestConcurrentOffers(OfferTestCase):
 
     scenarios = databases.EACH
 
-    def test_one_that_is_accepted_while_it_expires_does_not_expire(self):
+    def test_offer_accepted_during_expiry_does_not_expire(self):
         """The offer is accepted right before its deletion."""
         offer = self.offer()
         retried, accepted = self.database.retried, []

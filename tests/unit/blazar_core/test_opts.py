@@ -23,7 +23,7 @@ class TestOpts(base.BaseTestCase):
         for option in opts.OPTS + opts.LIMIT_OPTS:
             self.assertRegex(option.help, r'^[A-Z](?s:.*)\.$', option.name)
 
-    def test_the_defaults(self):
+    def test_defaults_of_blazar_options(self):
         self.assertEqual(
             {'reservation_start_date': 'now', 'reservation_length_days': 30,
              'reservation_length_hours': 0, 'reservation_length_minutes': 0,
@@ -74,7 +74,7 @@ class TestOpts(base.BaseTestCase):
              'admission_retries': 20},
             dict(self.conf().blazar.items()))
 
-    def test_limits_are_finite_and_nobody_is_asked_by_default(self):
+    def test_defaults_of_enforcement_options(self):
         self.assertEqual(
             {'max_lease_duration': 31536000,
              'max_lease_ahead': -1,
@@ -107,35 +107,35 @@ class TestOpts(base.BaseTestCase):
              'external_service_bearer': False},
             dict(self.conf().blazar_enforcement.items()))
 
-    def test_every_default_is_a_value_that_could_be_written(self):
+    def test_every_default_is_a_valid_value(self):
         conf = self.conf()
         for option in opts.OPTS:
             conf.set_override(option.name, option.default, 'blazar')
         self.assertEqual(len(opts.OPTS), len(conf.blazar))
 
-    def test_no_database_is_named_unless_the_operator_names_one(self):
+    def test_database_connection_has_no_default(self):
         self.assertIsNone(self.conf().blazar_database.connection)
 
-    def test_secrets_do_not_reach_the_log(self):
+    def test_secret_options_are_marked_secret(self):
         secret = {option.name: option.secret for _group, options in
                   opts.list_opts() for option in options}
         self.assertTrue(secret['encryption_keys'])
         self.assertTrue(secret['connection'])
         self.assertTrue(secret['external_service_token'])
 
-    def test_they_may_be_registered_twice(self):
+    def test_options_can_be_registered_twice(self):
         conf = self.conf()
         opts.register_opts(conf)
         self.assertEqual(8, conf.blazar.workers)
 
-    def test_configurations_do_not_share_what_is_set(self):
+    def test_configurations_do_not_share_values(self):
         one, other = self.conf(), self.conf()
         one.set_override('workers', 2, 'blazar')
         one.set_override('connection', 'sqlite://', 'blazar_database')
         self.assertEqual(8, other.blazar.workers)
         self.assertIsNone(other.blazar_database.connection)
 
-    def test_values_that_cannot_work_are_refused(self):
+    def test_invalid_values_are_refused(self):
         conf = self.conf()
         for name in ('workers', 'max_sleep', 'sync_interval',
                      'worker_timeout'):

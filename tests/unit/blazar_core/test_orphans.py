@@ -80,7 +80,7 @@ class TestOrphans(base.LeaseTestCase):
         return [lease for event, lease in self.notified
                 if event == 'lease.event.orphaned']
 
-    def test_one_whose_project_is_gone_is_told_of_once(self):
+    def test_lease_of_missing_project_is_notified_once(self):
         lease, other = self.owned(), self.owned(project_id='other')
         self.identity.gone = {'project'}
         for _time in range(3):
@@ -95,13 +95,13 @@ class TestOrphans(base.LeaseTestCase):
                          (found.id, found.missing, found.seen_at))
         self.assertEqual(states.Lease.ACTIVE, self.row(lease).status)
 
-    def test_that_of_an_offer_is_announced_before_it_is_accepted(self):
+    def test_orphaned_offer_is_notified(self):
         lease = self.owned(status='OFFERED')
         self.identity.gone = {'project'}
         self.another().find()
         self.assertEqual([lease], self.told())
 
-    def test_a_clock_that_was_ahead_delays_nothing(self):
+    def test_clock_that_was_ahead_delays_neither_notice_nor_end(self):
         lease = self.owned()
         self.identity.gone = {'project'}
         self.clock.step(10 * GRACE)
@@ -119,7 +119,7 @@ class TestOrphans(base.LeaseTestCase):
         self.clock.advance(1)
         self.assertEqual([lease], self.another(ends=True).find())
 
-    def test_nor_does_one_end_anything_that_is_set_right_meanwhile(self):
+    def test_clock_corrected_during_search_ends_no_lease(self):
         self.owned()
         self.identity.gone = {'project'}
         self.another(ends=True).find()
@@ -136,7 +136,7 @@ class TestOrphans(base.LeaseTestCase):
         self.clock.step(10 * GRACE)
         self.assertEqual([], late.find())
 
-    def test_an_answer_is_of_when_it_was_asked_for(self):
+    def test_outdated_answer_of_stalled_process_ends_no_lease(self):
         """A process that was frozen continues with an outdated answer."""
         lease = self.owned()
         self.identity.gone = {'project'}
@@ -153,7 +153,7 @@ class TestOrphans(base.LeaseTestCase):
         self.assertEqual(states.Lease.ACTIVE, self.row(lease).status)
         self.assertEqual([lease], self.another(ends=True).find())
 
-    def test_each_project_and_user_is_asked_for_once(self):
+    def test_each_project_and_user_is_looked_up_once(self):
         for _time in range(3):
             self.owned()
         self.owned(user_id='other')
@@ -161,11 +161,11 @@ class TestOrphans(base.LeaseTestCase):
         self.assertEqual([(['project'], ['other', 'user'])],
                          self.identity.asked)
 
-    def test_without_leases_nobody_is_asked(self):
+    def test_nothing_is_looked_up_without_leases(self):
         self.another().find()
         self.assertEqual([], self.identity.asked)
 
-    def test_it_is_ended_when_the_grace_is_over(self):
+    def test_orphaned_lease_is_ended_after_grace(self):
         lease = self.owned()
         server, = self.scalars(models.Booking.server_id)
         self.cloud.servers[server] = cloud_api.ObservedServer(State.RUNNING,
@@ -186,14 +186,14 @@ class TestOrphans(base.LeaseTestCase):
         one.find()
         self.assertEqual([], self.found())
 
-    def test_an_operator_may_have_it_ended_after_the_grace_only(self):
+    def test_operator_can_end_orphan_only_after_grace(self):
         lease = self.owned()
         self.identity.gone = {'project'}
         self.assertEqual([], self.another().find(ends=True))
         self.clock.advance(GRACE)
         self.assertEqual([lease], self.another().find(ends=True))
 
-    def test_one_wrong_answer_ends_nothing(self):
+    def test_reappearing_project_resets_grace(self):
         lease, one = self.owned(), self.another(ends=True)
         self.identity.gone = {'project'}
         one.find()
@@ -206,7 +206,7 @@ class TestOrphans(base.LeaseTestCase):
         self.identity.gone = {'project'}
         self.assertEqual([], one.find())
 
-    def test_it_is_not_ended_when_the_owner_is_back_at_that_time(self):
+    def test_lease_is_kept_if_owner_reappears(self):
         lease, one = self.owned(), self.another(ends=True)
         self.identity.gone = {'project'}
         one.find()
@@ -215,7 +215,7 @@ class TestOrphans(base.LeaseTestCase):
         self.assertEqual([], one.find())
         self.assertEqual(states.Lease.ACTIVE, self.row(lease).status)
 
-    def test_who_cannot_be_asked_is_not_gone(self):
+    def test_unavailable_keystone_ends_no_lease(self):
         lease, one = self.owned(), self.another(ends=True)
         self.identity.gone = {'project'}
         one.find()
@@ -229,7 +229,7 @@ class TestOrphans(base.LeaseTestCase):
         # The project does not count as found either.
         self.assertEqual([lease], self.found())
 
-    def test_one_whose_user_alone_is_gone_is_only_told_of(self):
+    def test_lease_of_missing_user_is_only_notified(self):
         lease, one = self.owned(), self.another(ends=True)
         self.identity.gone = {'user'}
         for _time in range(3):
@@ -239,7 +239,7 @@ class TestOrphans(base.LeaseTestCase):
         self.assertEqual('The user of the lease no longer exists.',
                          self.said(lease))
 
-    def test_that_his_project_goes_too_is_told_and_begins_the_grace(self):
+    def test_missing_project_after_user_is_notified_and_starts_grace(self):
         lease, one = self.owned(), self.another(ends=True)
         self.identity.gone = {'user'}
         one.find()
@@ -253,7 +253,7 @@ class TestOrphans(base.LeaseTestCase):
         self.clock.advance(GRACE)
         self.assertEqual([lease], one.find())
 
-    def test_one_that_is_handed_over_meanwhile_is_left_alone(self):
+    def test_lease_transferred_meanwhile_is_not_ended(self):
         lease, one = self.owned(), self.another(ends=True)
         self.identity.gone = {'project'}
         one.find()
@@ -277,7 +277,7 @@ class TestOrphans(base.LeaseTestCase):
         self.lifecycle.lease_end.delete(lease, 'project')
         self.assertIsNotNone(self.row(lease).deleted_at)
 
-    def test_nothing_is_announced_when_the_owner_is_back_before(self):
+    def test_no_notification_if_owner_reappears(self):
         self.owned()
         self.identity.gone = {'project'}
         self.another().find()
@@ -285,14 +285,14 @@ class TestOrphans(base.LeaseTestCase):
         self.another().find()
         self.assertEqual([], self.told())
 
-    def test_one_that_is_over_or_deleted_is_left_alone(self):
+    def test_deleted_lease_is_ignored(self):
         lease = self.owned()
         self.lifecycle.lease_end.delete(lease)
         self.identity.gone = {'project'}
         self.another().find()
         self.assertEqual([], self.told())
 
-    def test_one_that_fails_keeps_no_other(self):
+    def test_failing_lease_does_not_block_others(self):
         first, second = sorted((self.owned(), self.owned()))
         self.identity.gone = {'project'}
         one = self.another()
@@ -307,7 +307,7 @@ class TestOrphans(base.LeaseTestCase):
             one.find()
         self.assertEqual([second], self.told())
 
-    def test_an_end_that_takes_an_owner_is_not_tried_for_ever(self):
+    def test_end_policy_needing_owner_is_abandoned_after_a_while(self):
         lease = self.owned(on_end='snapshot,delete')
         server, = self.scalars(models.Booking.server_id)
         self.cloud.broken['create_image'] = errors.TrustUnavailable(
@@ -333,7 +333,7 @@ class TestOrphans(base.LeaseTestCase):
         self.assertEqual(states.Lease.TERMINATING, self.row(lease).status)
         return lease
 
-    def test_nor_is_one_that_had_begun_before_its_project_was_missed(self):
+    def test_end_started_before_project_went_missing_is_abandoned(self):
         lease = self.is_ending()
         server, = self.scalars(models.Booking.server_id)
         for _half in range(2):
@@ -348,7 +348,7 @@ class TestOrphans(base.LeaseTestCase):
         self.lifecycle.lease_end.end(lease)
         self.assertEqual([server], self.cloud.deleted)
 
-    def test_one_that_is_ending_is_ended_when_the_grace_is_over(self):
+    def test_ending_orphan_is_deleted_after_grace(self):
         lease = self.is_ending()
         self.another(ends=True).find()
         self.assertIsNone(self.row(lease).deleted_at)
@@ -361,7 +361,7 @@ class TestOrphans(base.LeaseTestCase):
         return [event for event, _lease in self.notified
                 if event == 'lease.event.grace_period']
 
-    def test_a_grace_period_is_told_once_beside_it(self):
+    def test_grace_period_is_notified_once_for_orphan(self):
         lease = self.owned(grace_period=HOUR)
         self.identity.gone = {'project'}
         self.clock.advance(100 * HOUR)
@@ -373,7 +373,7 @@ class TestOrphans(base.LeaseTestCase):
                          f'{lease_conditions.ORPHANED["project"].message}',
                          self.said(lease))
 
-    def test_a_change_of_the_end_does_not_clear_it(self):
+    def test_update_of_end_does_not_clear_orphan_condition(self):
         lease = self.owned(auto_extend=HOUR)
         end, = self.scalars(models.Lease.end_date, models.Lease.id == lease)
         self.lifecycle.auto_extension._explain(lease, end, 'later.')

@@ -28,7 +28,7 @@ load_tests = databases.load_tests
 NOW = base.NOW
 
 
-class WatchTestCase(base.LeaseTestCase):
+class OverbookingTestCase(base.LeaseTestCase):
     """An overbooking check, and a cloud with the demands of each project.
 
     :ivar wanted: by project, what its servers need, or the exception raised
@@ -99,9 +99,9 @@ class WatchTestCase(base.LeaseTestCase):
         return self.notified.count(('lease.update', lease['id']))
 
 
-class TestElsewhere(WatchTestCase):
+class TestReassignment(OverbookingTestCase):
 
-    def test_where_all_fits_nothing_is_done(self):
+    def test_nothing_is_done_without_overbooking(self):
         self.with_host('one', VCPU=2)
         lease = self.lease(50, 100, count=2)
         before = self.everything()
@@ -110,7 +110,7 @@ class TestElsewhere(WatchTestCase):
         self.assertEqual(([], []), (self.asked, self.notified))
         self.assertIs(False, self.get(lease)['degraded'])
 
-    def test_what_is_sent_meanwhile_is_left_alone(self):
+    def test_booking_sent_meanwhile_is_not_reassigned(self):
         self.with_host('one', VCPU=2)
         lease = self.lease(50, 100, count=2)
         self.with_host('two', VCPU=2)
@@ -130,7 +130,7 @@ class TestElsewhere(WatchTestCase):
         self.assertEqual((['one', 'one'], []),
                          (self.hosts_of(lease), self.asked))
 
-    def test_what_does_not_fit_any_more_is_bound_to_another_host(self):
+    def test_overbooked_booking_is_reassigned_to_another_host(self):
         self.with_host('one', VCPU=2)
         lease = self.lease(50, 100, count=2)
         self.with_host('two', VCPU=2)
@@ -150,7 +150,7 @@ class TestElsewhere(WatchTestCase):
         self.overbooking.look()
         self.assertEqual(before, self.everything())
 
-    def test_not_where_an_ended_lease_is_not_closed(self):
+    def test_host_with_unclosed_ended_lease_is_not_used(self):
         """A booking has one host over all of its window."""
         self.with_host('one', VCPU=1)
         lease = self.reserve(0, 1000, active=True)
@@ -166,7 +166,7 @@ class TestElsewhere(WatchTestCase):
         self.overbooking.look()
         self.assertEqual(['three'], self.hosts_of(lease))
 
-    def test_the_newest_goes_and_only_where_it_does_not_fit(self):
+    def test_only_newest_overbooked_bookings_are_reassigned(self):
         self.with_host('one', VCPU=2)
         first = self.lease(50, 100)
         second = self.lease(50, 100)
@@ -179,7 +179,7 @@ class TestElsewhere(WatchTestCase):
             [['one'], ['two'], ['one', 'two'], ['one']],
             [self.hosts_of(one) for one in (first, second, later, brief)])
 
-    def test_from_a_host_that_is_gone_all_go(self):
+    def test_all_bookings_leave_removed_host(self):
         self.with_host('one', VCPU=2)
         lease = self.lease(50, 100, count=2)
         self.with_host('two', VCPU=2)
@@ -196,7 +196,7 @@ class TestElsewhere(WatchTestCase):
         self.with_host('one', VCPU=0)
         return leases
 
-    def test_one_that_changes_while_others_are_bound_is_bound_as_it_is(self):
+    def test_lease_changed_during_reassignment_is_still_reassigned(self):
         first, second = self.when_it_is_gone(2)
         notify = self.overbooking._booking_reassignment._notify
 
@@ -212,7 +212,7 @@ class TestElsewhere(WatchTestCase):
         self.assertEqual(['two'], self.hosts_of(second))
         self.assertEqual('another', self.get(second)['name'])
 
-    def test_one_that_goes_while_others_are_bound_is_in_no_ones_way(self):
+    def test_lease_withdrawn_during_reassignment_blocks_no_other(self):
         first, second, third = self.when_it_is_gone(3)
         notify = self.overbooking._booking_reassignment._notify
 
@@ -225,7 +225,7 @@ class TestElsewhere(WatchTestCase):
         self.overbooking.look()
         self.assertEqual(['two'], self.hosts_of(third))
 
-    def test_those_that_cannot_be_read_together_are_bound_one_by_one(self):
+    def test_unreadable_lease_does_not_block_others_in_batch(self):
         """An unreadable lease does not block others, and is tried again."""
         leases = self.when_it_is_gone(3)
         bad = leases[1]['reservations'][0]['id']
@@ -244,7 +244,7 @@ class TestElsewhere(WatchTestCase):
         self.overbooking.look()
         self.assertEqual(['two'], self.hosts_of(leases[1]))
 
-    def test_many_are_bound_together(self):
+    def test_many_leases_are_reassigned_in_few_transactions(self):
         """Few transactions are enough, and each uses what others leave."""
         leases, begun = self.when_it_is_gone(20), []
         engine = self.overbooking._database.engine
@@ -255,7 +255,7 @@ class TestElsewhere(WatchTestCase):
         self.assertEqual([1] * 20, list(map(self.told, leases)))
         self.assertLess(len(begun), 15)
 
-    def test_each_of_many_gets_what_others_leave(self):
+    def test_leases_reassigned_together_share_free_capacity(self):
         leases, begun = self.when_it_is_gone(2), []
         self.with_host('two', VCPU=1)
         self.with_host('three', VCPU=1)
@@ -266,7 +266,7 @@ class TestElsewhere(WatchTestCase):
             host for lease in leases for host in self.hosts_of(lease)})
         self.assertLess(len(begun), 15)
 
-    def test_each_of_many_gets_what_others_have_left(self):
+    def test_lease_gets_capacity_freed_in_same_check(self):
         """No lease is reported as lacking a host if another one frees one."""
         self.with_host('small', VCPU=2)
         self.with_host('gone', VCPU=1)
@@ -282,7 +282,7 @@ class TestElsewhere(WatchTestCase):
                          list(map(self.hosts_of, leases)))
         self.assertNotIn('lease.degraded', dict(self.notified))
 
-    def test_the_oldest_lease_comes_first_with_all_that_it_has(self):
+    def test_oldest_lease_is_reassigned_completely_first(self):
         self.with_host('one', VCPU=3)
         older = self.reserve(50, 100, self.places(), self.places())
         self.clock.advance(1)
@@ -293,7 +293,7 @@ class TestElsewhere(WatchTestCase):
         self.assertEqual([['two', 'two'], [None]],
                          list(map(self.hosts_of, (older, younger))))
 
-    def test_one_that_goes_while_many_are_bound_keeps_nobody(self):
+    def test_lease_withdrawn_during_batch_does_not_block_others(self):
         leases, begun = self.when_it_is_gone(16), []
         reassign = self.overbooking._reassigner.reassign
 
@@ -310,7 +310,7 @@ class TestElsewhere(WatchTestCase):
         self.assertEqual([['two']] * 15, list(map(self.hosts_of, leases)))
         self.assertLess(len(begun), 15)
 
-    def test_where_another_one_is_busy_is_not_looked_first(self):
+    def test_contended_host_is_avoided(self):
         leases = self.when_it_is_gone(1)
         self.with_host('three', VCPU=1)
         busy, = self.scalars(models.Host.id, models.Host.name == 'two')
@@ -325,7 +325,7 @@ class TestElsewhere(WatchTestCase):
         self.overbooking.look()
         self.assertEqual(['three'], self.hosts_of(leases[0]))
 
-    def test_who_finds_what_another_one_has_bound_leaves_it_there(self):
+    def test_reassignment_by_another_process_is_kept(self):
         """Another host would be better by then."""
         leases = self.when_it_is_gone(2)
         self.with_host('two', VCPU=1)
@@ -345,7 +345,7 @@ class TestElsewhere(WatchTestCase):
             host for lease in leases for host in self.hosts_of(lease)})
         self.assertEqual([1] * 2, list(map(self.told, leases)))
 
-    def test_from_one_with_less_than_before_some_go(self):
+    def test_some_bookings_leave_host_with_reduced_capacity(self):
         self.with_host('one', VCPU=4, MEMORY_MB=4)
         resources = {'VCPU': 1, 'MEMORY_MB': 1}
         lease = self.lease(50, 100, count=4, resources=resources)
@@ -354,7 +354,7 @@ class TestElsewhere(WatchTestCase):
         self.overbooking.look()
         self.assertEqual(['one'] * 3 + ['two'], self.hosts_of(lease))
 
-    def test_it_goes_only_where_the_cloud_lets_it(self):
+    def test_booking_is_reassigned_only_to_permitted_hosts(self):
         self.with_host('one', VCPU=1)
         lease = self.lease(50, 100, call='the call')
         self.with_host('two', VCPU=1)
@@ -371,7 +371,7 @@ class TestElsewhere(WatchTestCase):
             model.Window(NOW + 50, NOW + 100),
             tuple(base.servers_of(lease)), 'delete')], self.asked)
 
-    def test_places_go_together_if_they_belong_together(self):
+    def test_slots_with_affinity_are_reassigned_together(self):
         self.with_host('one', VCPU=3)
         lease = self.reserve(50, 100, self.places(2, affinity=True))
         self.wanted['project'] = model.Demand(
@@ -384,7 +384,7 @@ class TestElsewhere(WatchTestCase):
         self.assertEqual({'vcpus': 1}, self.asked[0].spec)
         self.assertIsNone(self.asked[0].call)
 
-    def test_those_that_are_to_be_apart_stay_so(self):
+    def test_slots_with_anti_affinity_stay_apart(self):
         self.with_host('one', VCPU=2)
         self.with_host('two', VCPU=1)
         lease = self.reserve(50, 100, self.places(2, affinity=False))
@@ -395,7 +395,7 @@ class TestElsewhere(WatchTestCase):
         self.overbooking.look()
         self.assertEqual({'one', 'three'}, set(self.hosts_of(lease)))
 
-    def test_free_places_go_and_those_that_are_taken_stay(self):
+    def test_free_slots_are_reassigned_and_taken_ones_stay(self):
         self.with_host('one', VCPU=2)
         lease = self.reserve(0, 100, self.places(2), active=True)
         server_id, = self.take_slots(lease)
@@ -406,7 +406,7 @@ class TestElsewhere(WatchTestCase):
         self.assertEqual('one', self.host_of(server_id))
         self.assertEqual(['one', 'two'], sorted(self.hosts_of(lease)))
 
-    def test_a_place_waits_for_its_sibling_that_takes_it(self):
+    def test_free_slot_waits_for_migrating_sibling(self):
         for name in ('one', 'two'):
             self.with_host(name, VCPU=1)
         lease = self.reserve(0, 1000, self.places(2), active=True)
@@ -432,7 +432,7 @@ class TestElsewhere(WatchTestCase):
         self.overbooking.look()
         self.assertIn(None, self.hosts_of(lease))
 
-    def test_an_offer_goes_too(self):
+    def test_offer_is_reassigned(self):
         self.with_host('one', VCPU=1)
         offer = self.leases.creation.offer(new_leases.NewLease(
             'project', 'user', self.request(50, 100), (self.places(),)), 40)
@@ -442,7 +442,7 @@ class TestElsewhere(WatchTestCase):
         self.assertEqual(['two'], self.hosts_of(offer))
 
 
-class TestWhatStays(WatchTestCase):
+class TestUnmovableBookings(OverbookingTestCase):
 
     def setUp(self):
         super().setUp()
@@ -452,7 +452,7 @@ class TestWhatStays(WatchTestCase):
         self.with_host('two', VCPU=1)
         self.with_host('one', usage=1, VCPU=1)
 
-    def test_a_server_that_runs_is_not_touched_but_told_of_once(self):
+    def test_running_server_is_not_reassigned_but_logged_once(self):
         lease = self.running_lease(0, 1000)
         self.crowd()
         for _look in range(3):
@@ -464,7 +464,7 @@ class TestWhatStays(WatchTestCase):
         self.overbooking.look()
         self.assertEqual(2, self.log.output.count('WARNING Host one is'))
 
-    def test_one_that_is_on_its_way_is_not_touched(self):
+    def test_dispatched_or_claimed_server_is_not_reassigned(self):
         lease = self.lease(50, 100)
         self.crowd()
         for column in ('dispatched_at', 'claimed_at'):
@@ -476,13 +476,13 @@ class TestWhatStays(WatchTestCase):
         self.overbooking.look()
         self.assertEqual(['two'], self.hosts_of(lease))
 
-    def test_one_that_starts_at_once_is_not_touched(self):
+    def test_immediate_lease_is_not_reassigned(self):
         lease = self.lease(0, 100)
         self.crowd()
         self.overbooking.look()
         self.assertEqual(['one'], self.hosts_of(lease))
 
-    def test_a_server_that_overstays_drives_nobody_away_at_once(self):
+    def test_overstaying_server_causes_no_immediate_reassignment(self):
         self.running_lease(0, 100)
         lease = self.lease(100, 9000)
         self.with_host('two', VCPU=1)
@@ -495,13 +495,13 @@ class TestWhatStays(WatchTestCase):
         self.overbooking.look()
         self.assertEqual(['two'], self.hosts_of(lease))
 
-    def test_what_runs_without_an_end_is_not_our_business_alone(self):
+    def test_open_ended_usage_alone_is_not_logged(self):
         self.with_host('one', usage=2, VCPU=1)
         self.overbooking.look()
         self.assertNotIn('WARNING', self.log.output)
 
 
-class TestMissing(WatchTestCase):
+class TestMissingCapacity(OverbookingTestCase):
 
     def setUp(self):
         super().setUp()
@@ -510,7 +510,7 @@ class TestMissing(WatchTestCase):
     def crowd(self, usage=2):
         self.with_host('one', usage=usage, VCPU=2)
 
-    def test_what_has_no_room_anywhere_is_flagged_at_once(self):
+    def test_lease_without_capacity_is_degraded_at_once(self):
         lease = self.lease(50, 100, count=2)
         self.crowd(1)
         self.overbooking.look()
@@ -526,7 +526,7 @@ class TestMissing(WatchTestCase):
         self.assertIn(f'WARNING Lease {lease["id"]}: ', self.log.output)
         self.assertIn('has lost its capacity on host one', self.log.output)
 
-    def test_it_is_said_once(self):
+    def test_lost_capacity_is_notified_once(self):
         lease = self.lease(50, 1000, count=2)
         self.crowd(1)
         for _look in range(5):
@@ -535,7 +535,7 @@ class TestMissing(WatchTestCase):
         self.assertEqual(1, self.told(lease))
         self.assertEqual(1, self.log.output.count('has lost its capacity'))
 
-    def test_it_says_when_there_would_be_room(self):
+    def test_reason_names_next_start(self):
         lease = self.lease(50, 100, count=2)
         self.with_host('two', VCPU=2)
         self.lease(40, 500, count=2)
@@ -545,7 +545,7 @@ class TestMissing(WatchTestCase):
         self.assertIn('next_start: 2027-01-15T08:08:20',
                       self.get(lease)['status_reason'])
 
-    def test_it_gets_its_room_as_soon_as_there_is_some(self):
+    def test_missing_capacity_is_assigned_as_soon_as_free(self):
         lease = self.lease(50, 1000, count=2)
         self.crowd()
         self.overbooking.look()
@@ -564,7 +564,7 @@ class TestMissing(WatchTestCase):
             found['status_reason']))
         self.assertEqual(3, self.told(lease))
 
-    def test_nothing_is_said_any_more_of_what_was_bound_by_others(self):
+    def test_reason_is_cleared_if_booking_got_host_elsewhere(self):
         lease = self.lease(50, 1000)
         self.crowd()
         self.overbooking.look()
@@ -575,7 +575,7 @@ class TestMissing(WatchTestCase):
         self.assertEqual('', self.get(lease)['status_reason'])
         self.assertEqual(2, self.told(lease))
 
-    def test_a_large_lease_keeps_no_small_one_from_its_room(self):
+    def test_large_lease_does_not_block_small_one(self):
         large = self.lease(50, 100, resources={'VCPU': 2})
         self.clock.advance(1)
         small = self.lease(200, 300)
@@ -588,7 +588,7 @@ class TestMissing(WatchTestCase):
         self.assertEqual([[None], ['one']], [
             self.hosts_of(one) for one in (large, small)])
 
-    def test_the_oldest_lease_comes_first(self):
+    def test_oldest_lease_gets_capacity_first(self):
         made = []
         for _number in range(2):
             made.append(self.lease(50, 100))
@@ -599,7 +599,7 @@ class TestMissing(WatchTestCase):
         self.overbooking.look()
         self.assertEqual([['one'], [None]], list(map(self.hosts_of, made)))
 
-    def test_places_that_belong_together_are_missing_together(self):
+    def test_slots_with_affinity_are_missing_together(self):
         lease = self.reserve(50, 100, self.places(2, affinity=True))
         self.wanted['project'] = model.Demand(
             {}, affinity=model.Affinity.SAME)
@@ -610,7 +610,7 @@ class TestMissing(WatchTestCase):
         self.overbooking.look()
         self.assertEqual(['one', 'one'], self.hosts_of(lease))
 
-    def test_a_lease_that_may_use_no_host_says_so(self):
+    def test_reason_states_that_no_host_is_permitted(self):
         lease = self.lease(50, 100)
         self.with_host('two', VCPU=2)
         self.wanted['project'] = errors.Refused(refusals.Refusal(
@@ -622,7 +622,7 @@ class TestMissing(WatchTestCase):
                       'next_start: none. fits_now: 0 of 1.',
                       self.get(lease)['status_reason'])
 
-    def test_while_the_cloud_does_not_answer_nothing_is_said(self):
+    def test_unavailable_cloud_defers_reassignment(self):
         lease = self.lease(50, 100)
         other = self.lease(50, 100, project='other')
         self.wanted['project'] = errors.CloudUnavailable('away')
@@ -643,7 +643,7 @@ class TestMissing(WatchTestCase):
         self.assertEqual([['two'], ['two']],
                          [self.hosts_of(one) for one in (lease, other)])
 
-    def test_looking_for_many_goes_on_in_the_next_look(self):
+    def test_long_search_continues_in_next_check(self):
         """Each lease costs a search, and new overbooking waits meanwhile."""
         found = [self.lease(50, 100, project=name) for name in 'ab']
         self.crowd()
@@ -666,7 +666,7 @@ class TestMissing(WatchTestCase):
             found, key=lambda lease: (lease['created_at'], lease['id']))],
             tried)
 
-    def test_the_cloud_is_not_asked_in_every_round(self):
+    def test_demand_is_not_looked_up_in_every_check(self):
         self.lease(50, 1000)
         self.crowd()
         for usage in range(3, 8):
@@ -677,7 +677,7 @@ class TestMissing(WatchTestCase):
         self.overbooking.look()
         self.assertEqual(2, len(self.asked))
 
-    def test_a_lease_that_failed_or_goes_is_left_alone(self):
+    def test_failed_or_deleted_lease_is_ignored(self):
         failed = self.lease(50, 100)
         gone = self.lease(60, 100)
         self.lifecycle.lease_start.give_up(failed['id'], 'start_lease')
@@ -689,9 +689,9 @@ class TestMissing(WatchTestCase):
         self.assertEqual(before, self.everything())
 
 
-class TestTogether(WatchTestCase):
+class TestConcurrentChecks(OverbookingTestCase):
 
-    def test_several_may_do_it_at_once(self):
+    def test_concurrent_checks_reassign_once(self):
         self.with_host('one', VCPU=8)
         made = [self.lease(50, 100) for _number in range(8)]
         self.with_host('two', VCPU=8)
@@ -711,7 +711,7 @@ class TestTogether(WatchTestCase):
                          list(map(self.hosts_of, made)))
         self.assertEqual([0] * 4 + [1] * 4, list(map(self.told, made)))
 
-    def test_who_is_late_leaves_it_as_it_is(self):
+    def test_late_check_keeps_reassignment_of_another(self):
         self.with_host('one', VCPU=1)
         lease = self.lease(50, 100)
         self.with_host('two', VCPU=1)
@@ -729,7 +729,7 @@ class TestTogether(WatchTestCase):
         self.assertEqual(['two'], self.hosts_of(lease))
         self.assertEqual(1, self.told(lease))
 
-    def test_room_that_goes_meanwhile_is_looked_for_again(self):
+    def test_search_is_repeated_if_target_is_taken_meanwhile(self):
         self.with_host('one', VCPU=1)
         lease = self.lease(50, 100)
         self.with_host('two', VCPU=1)

@@ -27,7 +27,7 @@ NOW = base.NOW
 load_tests = databases.load_tests
 
 
-class TestWhoGetsIn(whole_hosts_base.WholeHostsTestCase):
+class TestReservationAccess(whole_hosts_base.WholeHostsTestCase):
     """Queries and claims of the scheduler."""
 
     def setUp(self):
@@ -57,12 +57,12 @@ class TestWhoGetsIn(whole_hosts_base.WholeHostsTestCase):
         return self.claims.claim(
             uuidutils.generate_uuid(), {self.uuids[host]: {'VCPU': 1}}, **how)
 
-    def test_no_server_comes_when_the_lease_has_ended(self):
+    def test_no_server_is_admitted_after_lease_is_deleted(self):
         self.assertTrue(self.claims.is_within(self.reservation_id))
         self.lifecycle.lease_end.delete(self.scalars(models.Lease.id)[0])
         self.assertFalse(self.claims.is_within(self.reservation_id))
 
-    def test_who_is_in_no_reservation_stays_outside(self):
+    def test_server_without_reservation_is_kept_off_enrolled_hosts(self):
         self.assertEqual({'plain'}, self.fits())
         found = self.eligibility.for_unreserved({'VCPU': 1},
                                                 self.uuids.values())
@@ -75,7 +75,7 @@ class TestWhoGetsIn(whole_hosts_base.WholeHostsTestCase):
                     scheduler_claims.Denied, self.claim, host, forced=forced)
             self.claim('plain', forced=forced)()
 
-    def test_who_is_in_the_reservation_goes_there_and_nowhere_else(self):
+    def test_server_with_reservation_goes_only_to_its_hosts(self):
         self.assertEqual({self.held_host}, self.fits(self.reservation_id))
         self.claim(self.held_host, reservation_id=self.reservation_id)
         self.assertEqual([{}] * 3, self.scalars(models.Host.usage))
@@ -85,14 +85,14 @@ class TestWhoGetsIn(whole_hosts_base.WholeHostsTestCase):
                     scheduler_claims.Denied, self.claim, host, forced=forced,
                     reservation_id=self.reservation_id)
 
-    def test_who_is_in_another_one_stays_outside(self):
+    def test_server_with_other_reservation_is_not_admitted(self):
         other = uuidutils.generate_uuid()
         self.assertEqual(set(), self.fits(other))
         for host in self.uuids:
             self.assertRaises(scheduler_claims.Denied, self.claim, host,
                               reservation_id=other)
 
-    def test_when_it_is_over_nobody_gets_in(self):
+    def test_no_server_is_admitted_after_lease_end(self):
         self.clock.advance(100)
         driven.run_due(self.new_engine('second'))
         self.assertEqual({}, self.held())
@@ -102,7 +102,7 @@ class TestWhoGetsIn(whole_hosts_base.WholeHostsTestCase):
                               reservation_id=self.reservation_id)
 
 
-class TestParts(whole_hosts_base.WholeHostsTestCase):
+class TestSlotsOnEnrolledHosts(whole_hosts_base.WholeHostsTestCase):
     """Servers on enrolled hosts: two of them, and one for all workloads."""
 
     def setUp(self):
@@ -138,14 +138,14 @@ class TestParts(whole_hosts_base.WholeHostsTestCase):
                     models.Host, models.Host.id == models.Booking.host_id)
                 .where(models.Booking.server_id.in_(ids))).tuples().all())
 
-    def test_hosts_for_leases_only_come_last(self):
+    def test_enrolled_hosts_are_picked_last(self):
         lease = self.reserve(0, 100, self.parts(5))
         hosts = self.bookings_of(lease)
         self.assertEqual((True, 2), ('plain' in hosts, len(hosts)))
         self.assertEqual(({'VCPU': 4}, 1), (
             self.peak('plain'), len(hosts.keys() & {'one', 'two'})))
 
-    def test_so_they_do_where_not_all_are_looked_at(self):
+    def test_enrolled_hosts_are_picked_last_in_partial_search(self):
         self.useFixture(fixtures.MonkeyPatch(
             'blazar_core.capacity.selection.FIRST', 1))
         # Otherwise an empty host comes last, of either kind.
@@ -162,7 +162,7 @@ class TestParts(whole_hosts_base.WholeHostsTestCase):
                 self.admission.index.ids_by_uuid[self.uuids[name]],
                 model.Window(NOW, NOW + 100))
 
-    def test_of_these_whole_ones_are_left_as_long_as_possible(self):
+    def test_whole_enrolled_hosts_are_kept_free_if_possible(self):
         self.reserve(0, 100, self.parts(6))
         self.reserve(0, 100, self.parts(2))
         self.reserve_machines(0, 100)
@@ -170,14 +170,14 @@ class TestParts(whole_hosts_base.WholeHostsTestCase):
             errors.Refused, self.reserve, 0, 100, self.parts(1))
         self.assertEqual(NOW + 100, refused.refusal.next_start)
 
-    def test_there_are_as_many_as_there_is_room_for(self):
+    def test_slots_are_limited_by_capacity_of_both_pools(self):
         refused = self.assertRaises(
             errors.Refused, self.reserve, 0, 100, self.parts(13))
         self.assertEqual(12, refused.refusal.fits_now)
         self.assertRaises(errors.Refused, self.reserve, 0, 100, self.places(5))
         self.reserve(0, 100, self.parts(12))
 
-    def test_what_is_beside_them_can_be_changed(self):
+    def test_other_reservation_of_lease_can_be_updated(self):
         """The reservation that does not change keeps its hosts."""
         lease = self.reserve(
             50, 100, self.places(1), self.parts(4), self.machines_of())
@@ -191,7 +191,7 @@ class TestParts(whole_hosts_base.WholeHostsTestCase):
             reservations={one['id']: self.places(3)}))
         self.assertEqual(8, len(self.scalars(models.Booking.id)))
 
-    def test_who_decides_sees_what_became_of_a_host(self):
+    def test_decision_respects_changed_enrollment_of_host(self):
         """The host was closed, or is being removed, since it was picked."""
         for change in ({'reservable': False}, {'enrollment': 'leaving'}):
             with self.database.writer() as session:
@@ -221,7 +221,7 @@ class TestParts(whole_hosts_base.WholeHostsTestCase):
             return False
         return True
 
-    def test_those_that_come_together_go_to_hosts_of_one_kind(self):
+    def test_servers_booted_together_use_hosts_of_one_kind(self):
         lease = self.reserve(0, 100, self.parts(7), active=True)
 
         def come(count):
@@ -238,7 +238,7 @@ class TestParts(whole_hosts_base.WholeHostsTestCase):
         exc = self.assertRaises(errors.Conflict, come, 1)
         self.assertIn('All 7 slots of reservation', str(exc))
 
-    def test_nobody_is_forced_onto_what_somebody_has_whole(self):
+    def test_forced_claim_on_host_of_whole_host_lease_is_denied(self):
         whole = self.reserve_machines(0, 100)
         later = self.reserve_machines(100, 200)
         driven.run_due(self.new_engine())
@@ -263,7 +263,7 @@ class TestParts(whole_hosts_base.WholeHostsTestCase):
             self.assertRaises(scheduler_claims.Denied, self.claim, inside,
                               other, forced)
 
-    def test_who_has_no_place_there_stays_outside(self):
+    def test_server_without_slot_on_enrolled_hosts_is_denied(self):
         ids, hosts = self.taken(5)
         inside, = {one for one in ids if hosts[one] != 'plain'}
         outside = next(one for one in ids if one != inside)
@@ -293,7 +293,7 @@ class TestParts(whole_hosts_base.WholeHostsTestCase):
         return self.claims.claim(
             server_id, {self.uuids[host]: {'VCPU': 1}}, forced=forced)
 
-    def test_who_comes_too_late_finds_somebody_else_there(self):
+    def test_claim_after_end_of_slot_is_denied(self):
         """The host was chosen before the end, and is claimed after it."""
         ids, hosts = self.taken(5)
         inside, = {one for one in ids if hosts[one] != 'plain'}
@@ -310,7 +310,7 @@ class TestParts(whole_hosts_base.WholeHostsTestCase):
                 self.assertRaises(
                     scheduler_claims.Denied, self.claim, inside, host, forced)
 
-    def test_of_who_comes_and_who_takes_all_one_sees_the_other(self):
+    def test_claim_is_denied_if_host_is_assigned_concurrently(self):
         ids, hosts = self.taken(5)
         inside, = {one for one in ids if hosts[one] != 'plain'}
         later = self.reserve_machines(100, 200, 2, 2)
@@ -328,7 +328,7 @@ class TestParts(whole_hosts_base.WholeHostsTestCase):
             scheduler_claims.Denied, self.claim, inside, hosts[inside])
         self.assertEqual({'one', 'two'}, self.held().keys())
 
-    def test_whole_hosts_wait_for_who_overstays(self):
+    def test_whole_host_lease_waits_for_overstaying_server(self):
         """No server is deleted, and no other one is admitted."""
         ids, hosts = self.taken(5)
         inside, = {one for one in ids if hosts[one] != 'plain'}
@@ -340,7 +340,7 @@ class TestParts(whole_hosts_base.WholeHostsTestCase):
         self.assertEqual({}, self.held())
 
 
-class TestWithin(whole_hosts_base.WholeHostsTestCase):
+class TestNestedLeases(whole_hosts_base.WholeHostsTestCase):
     """Servers of hosts leases that have leases of their own."""
 
     def setUp(self):
@@ -376,7 +376,7 @@ class TestWithin(whole_hosts_base.WholeHostsTestCase):
             session.get(models.Reservation, self.reservation_id).params = {
                 'min': 1, 'max': 1, 'projects': projects}
 
-    def test_only_in_its_time_and_for_those_who_share_it(self):
+    def test_nested_lease_needs_window_and_project_of_outer_lease(self):
         self.assertIsNone(self.why_not(100, 1000))
         for window in ((99, 200), (900, 1001)):
             self.assertIn('choose a start and an end within that',
@@ -388,7 +388,7 @@ class TestWithin(whole_hosts_base.WholeHostsTestCase):
         self.share('other')
         self.assertIsNone(self.why_not(100, 200, project='other'))
 
-    def test_it_takes_nothing_and_is_in_nobodys_way(self):
+    def test_nested_lease_books_no_capacity(self):
         self.inner(200, 300)
         self.inner(200, 300)
         self.assertEqual([{}, {}], self.scalars(
@@ -397,7 +397,7 @@ class TestWithin(whole_hosts_base.WholeHostsTestCase):
         self.assertRaises(errors.Refused, self.reserve_machines, 200, 300)
         self.reserve_machines(1000, 1100)
 
-    def test_a_lease_within_stays_within(self):
+    def test_nested_lease_cannot_leave_window_of_outer_lease(self):
         lease = self.inner(200, 300)
         for change in (updates.LeaseChange(end=NOW + 1001),
                        updates.LeaseChange(start=NOW + 50),
@@ -417,7 +417,7 @@ class TestWithin(whole_hosts_base.WholeHostsTestCase):
             errors.InvalidLeaseParams, self.leases.updates.update,
             lease['id'], updates.LeaseChange(end=NOW + 600))
 
-    def test_one_that_waits_stays_within_it_too(self):
+    def test_queued_nested_lease_stays_within_outer_lease(self):
         retry = requests.Retry(60, 20)
         first = self.reserve(0, 2000, self.places(1), request=self.request(
             0, 2000, retry=retry))
@@ -430,7 +430,7 @@ class TestWithin(whole_hosts_base.WholeHostsTestCase):
         self.assertIn('choose a start and an end within that',
                       self.reason(lease))
 
-    def test_it_starts_when_the_hosts_are_there(self):
+    def test_nested_lease_starts_once_outer_lease_is_active(self):
         self.machines.start, start = lambda _: 1 / 0, self.machines.start
         lease = self.inner(100, 300)
         self.run_at(100)
@@ -458,7 +458,7 @@ class TestWithin(whole_hosts_base.WholeHostsTestCase):
 
         self.places_type.demand_of = demand_of
 
-    def test_it_goes_where_the_hosts_go(self):
+    def test_nested_lease_follows_reassigned_hosts(self):
         lease, other = self.inner(200, 300), self.inner(200, 300)
         self.run_at(50)
         self.follow()
@@ -477,7 +477,7 @@ class TestWithin(whole_hosts_base.WholeHostsTestCase):
         self.run_at(200)
         self.assertEqual(2, len(self.cloud.sent))
 
-    def test_it_stays_where_the_hosts_stay(self):
+    def test_nested_lease_stays_with_its_hosts(self):
         lease = self.inner(200, 300)
         self.follow()
         inside = 'It belongs to a lease of the whole host.'
@@ -491,7 +491,7 @@ class TestWithin(whole_hosts_base.WholeHostsTestCase):
         self.overbooking_check().look()
         self.assertEqual({'one'}, self.bookings_of(lease).keys())
 
-    def test_it_goes_to_a_host_that_its_lease_got_for_one_that_failed(self):
+    def test_nested_lease_moves_to_replacement_host(self):
         self.run_at(100)
         lease = self.inner(200, 300)
         self.follow()
@@ -509,7 +509,7 @@ class TestWithin(whole_hosts_base.WholeHostsTestCase):
         self.assertEqual({'one', 'two'}, self.bookings_of(self.outer).keys())
         self.assertEqual({'two'}, self.bookings_of(lease).keys())
 
-    def test_not_for_those_with_whom_it_is_not_shared_any_more(self):
+    def test_nested_lease_does_not_start_after_sharing_ends(self):
         self.share('other')
         with self.database.reader() as session:
             hosts = hosted_servers.hosts(session, self.reservation_id)
@@ -526,7 +526,7 @@ class TestWithin(whole_hosts_base.WholeHostsTestCase):
         self.assertEqual([], self.cloud.sent)
         self.assertIn('Your project cannot use', self.reason(lease))
 
-    def test_who_overstays_within_keeps_no_other_from_its_start(self):
+    def test_overstaying_nested_server_does_not_delay_others(self):
         self.run_at(100)
         first, second = self.inner(150, 200), self.inner(200, 300)
         server_id, = first['reservations'][0]['servers']
@@ -539,7 +539,7 @@ class TestWithin(whole_hosts_base.WholeHostsTestCase):
         self.assertEqual(['TERMINATING', 'STARTING'], [
             self.status(one) for one in (first, second)])
 
-    def test_who_is_shelved_is_in_nobodys_way(self):
+    def test_shelved_nested_server_does_not_block_next_lease(self):
         """The booking of a shelved server counts as running until the end."""
         self.run_at(100)
         lease = self.inner(150, 900)

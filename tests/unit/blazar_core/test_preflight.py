@@ -62,7 +62,7 @@ class PreflightTestCase(base.LeaseTestCase):
 
 class TestPreflight(PreflightTestCase):
 
-    def test_each_time_it_is_looked_at_once(self):
+    def test_lease_is_checked_once_at_each_time(self):
         self.lease(2 * DAY, 3 * DAY, credential='the trust')
         self.assertEqual(
             [0, 1, 0, 0, 1, 0, 0],
@@ -71,13 +71,13 @@ class TestPreflight(PreflightTestCase):
         self.assertEqual([('call', 'the trust')] * 2, self.asked)
         self.assertEqual([], self.told)
 
-    def test_one_created_after_the_last_time_is_looked_at_at_once(self):
+    def test_lease_created_late_is_checked_at_once(self):
         self.lease(DAY - 10, 2 * DAY)
         self.lease(HOUR - 10, 2 * DAY)
         self.assertEqual([1, 0, 1], [
             self.look(after) for after in (0, HOUR - 20, DAY - 2 * HOUR + 10)])
 
-    def test_what_is_in_the_way_is_told_and_shown_until_it_is_not(self):
+    def test_problems_are_notified_and_shown_until_solved(self):
         lease = self.lease(2 * DAY, 3 * DAY)
         self.lacks = ['Its image is gone.']
         self.assertEqual(1, self.look(DAY))
@@ -92,21 +92,21 @@ class TestPreflight(PreflightTestCase):
         self.assertEqual([], self.warnings(lease))
         self.assertEqual((preflight.EVENT, lease['id'], []), self.told[1])
 
-    def test_one_that_moves_is_looked_at_before_its_new_start(self):
+    def test_moved_lease_is_checked_before_its_new_start(self):
         lease = self.lease(2 * DAY, 3 * DAY)
         self.look(2 * DAY - HOUR)
         self.leases.updates.update(lease['id'], updates.LeaseChange(
             start=NOW + 4 * DAY, end=NOW + 5 * DAY))
         self.assertEqual([0, 1], [self.look(1), self.look(DAY + HOUR)])
 
-    def test_a_clock_that_was_ahead_keeps_nobody_from_looking(self):
+    def test_clock_that_was_ahead_does_not_suppress_check(self):
         self.lease(2 * DAY, 3 * DAY)
         self.clock.step(DAY + HOUR)
         self.assertEqual(1, self.look())
         self.clock.step(-DAY - HOUR)
         self.assertEqual([1, 0], [self.look(DAY), self.look(1)])
 
-    def test_what_has_begun_has_no_warnings(self):
+    def test_started_lease_has_no_warnings(self):
         lease = self.lease(2 * DAY, 3 * DAY)
         self.lacks = ['Its image is gone.']
         self.look(DAY)
@@ -116,21 +116,21 @@ class TestPreflight(PreflightTestCase):
         self.assertEqual([], self.warnings(lease))
         self.assertEqual(0, self.look(preflight.AGAIN))
 
-    def test_without_a_build_there_is_nothing_to_look_at(self):
+    def test_lease_without_build_is_not_checked(self):
         self.reserve(2 * DAY, 3 * DAY, self.places(2))
         self.clock.advance(DAY)
         self.assertEqual([], self.looks._due())
 
-    def test_what_should_have_begun_is_not_looked_at_any_more(self):
+    def test_lease_past_its_start_is_not_checked(self):
         self.lease(2 * DAY, 3 * DAY)
         self.assertEqual(0, self.look(2 * DAY))
 
-    def test_where_no_time_is_named_it_is_not_looked_at(self):
+    def test_check_is_disabled_without_times(self):
         self.looks = self.new(())
         self.lease(2 * DAY, 3 * DAY)
         self.assertEqual(0, self.look(DAY))
 
-    def test_what_is_not_known_is_asked_again(self):
+    def test_unavailable_check_is_retried_with_growing_pauses(self):
         lease = self.lease(2 * DAY, 3 * DAY)
         self.lacks = errors.CloudUnavailable('glance is away')
         self.assertEqual(
@@ -141,14 +141,14 @@ class TestPreflight(PreflightTestCase):
         self.assertEqual([1, 0], [
             self.look(4 * preflight.PAUSE), self.look()])
 
-    def test_where_two_in_a_row_cannot_be_known_it_is_left_at_that(self):
+    def test_pass_stops_after_two_consecutive_failures(self):
         for _number in range(4):
             self.lease(2 * DAY, 3 * DAY)
         self.lacks = errors.CloudUnavailable('keystone is away')
         self.assertEqual([2, 2, 0], [
             self.look(DAY), self.look(), self.look()])
 
-    def test_those_that_cannot_be_known_keep_no_other_from_it(self):
+    def test_uncheckable_leases_do_not_block_others(self):
         """Many leases that start early cannot be checked."""
         self.host('two', VCPU=1000)
         self.useFixture(fixtures.MockPatchObject(preflight, '_AT_ONCE', 4))
@@ -172,26 +172,26 @@ class TestPreflight(PreflightTestCase):
         return {*self.scalars(
             models.Lease.id, models.Lease.preflight_at.is_not(None))}
 
-    def test_more_than_at_once_are_looked_at_in_one_pass(self):
+    def test_one_pass_checks_several_batches(self):
         self.useFixture(fixtures.MockPatchObject(preflight, '_AT_ONCE', 2))
         for _number in range(4):
             self.lease(2 * DAY, 3 * DAY)
         self.assertEqual(4, self.look(DAY))
 
-    def test_a_pass_has_an_end(self):
+    def test_duration_of_pass_is_limited(self):
         for _number in range(4):
             self.lease(2 * DAY, 3 * DAY)
         self.during = lambda: self.clock.advance(preflight.LASTS / 2 + 1)
         self.assertEqual([2, 2], [self.look(DAY), self.look()])
 
-    def test_who_is_to_stop_takes_up_no_more(self):
+    def test_stopping_process_starts_no_more_checks(self):
         for _number in range(4):
             self.lease(2 * DAY, 3 * DAY)
         self.clock.advance(DAY)
         self.looks.look(lambda: len(self.asked) == 1)
         self.assertEqual(1, len(self.asked))
 
-    def test_of_one_that_has_begun_meanwhile_nothing_is_told(self):
+    def test_no_notification_if_lease_started_meanwhile(self):
         lease = self.lease(2 * DAY, 3 * DAY)
         self.lacks = ['Its image is gone.']
         self.clock.advance(DAY)
@@ -204,7 +204,7 @@ class TestPreflight(PreflightTestCase):
         self.looks.look()
         self.assertEqual(([], 'STARTING'), (self.told, self.status(lease)))
 
-    def test_first_looks_come_before_those_once_more(self):
+    def test_first_checks_precede_repeated_ones(self):
         self.useFixture(fixtures.MockPatchObject(preflight, '_AT_ONCE', 1))
         self.lease(2 * DAY, 3 * DAY, call='again')
         self.lacks = ['Its image is gone.']
@@ -214,7 +214,7 @@ class TestPreflight(PreflightTestCase):
         self.looks.look(lambda: len(self.asked) == 2)
         self.assertEqual(['again', 'first'], [call for call, _ in self.asked])
 
-    def test_one_that_breaks_does_not_keep_others_from_it(self):
+    def test_undecryptable_build_does_not_block_others(self):
         broken = self.lease(2 * DAY, 3 * DAY)
         with self.database.writer() as session:
             session.get(models.DeferredBuild,
@@ -223,7 +223,7 @@ class TestPreflight(PreflightTestCase):
         self.assertEqual(1, self.look(DAY))
         self.assertEqual({good['id']}, self.seen())
 
-    def test_who_is_late_writes_over_nothing(self):
+    def test_late_process_does_not_overwrite_newer_result(self):
         """Another process writes after this one has sent its notification."""
         lease = self.lease(2 * DAY, 3 * DAY)
         other = self.new(database=self.books.connect())
@@ -239,7 +239,7 @@ class TestPreflight(PreflightTestCase):
         self.assertEqual(['Its port is gone.'], self.warnings(lease))
         self.assertEqual([NOW + DAY], self.scalars(models.Lease.preflight_at))
 
-    def test_another_that_is_at_it_as_well_changes_nothing(self):
+    def test_concurrent_check_changes_nothing(self):
         """Two processes read the same; the second one repeats its check."""
         lease = self.lease(2 * DAY, 3 * DAY)
         self.clock.advance(DAY)

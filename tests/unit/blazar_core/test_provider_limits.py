@@ -67,30 +67,30 @@ class UnitsTest(base.TestCase):
             self.assertEqual(found >= wanted.count, start == 10)
         return found
 
-    def test_what_is_larger_than_the_largest_unit_fits_nowhere(self):
+    def test_request_above_max_unit_does_not_fit(self):
         cpus = of(_={'VCPU': (16, 1, 4, 1)})
         for amount, fits in ((1, 9), (4, 4), (5, 0), (8, 0), (16, 0)):
             self.assertEqual(fits, self.fits(
                 demand(group(VCPU=amount), count=9), cpus, VCPU=16), amount)
 
-    def test_nor_what_is_smaller_than_the_smallest_or_between_steps(self):
+    def test_request_below_min_unit_or_off_step_does_not_fit(self):
         steps = of(_={'DISK_GB': (100, 20, 60, 10)})
         for amount, fits in ((10, 0), (20, 5), (25, 0), (60, 1), (70, 0)):
             self.assertEqual(fits, self.fits(
                 demand(group(DISK_GB=amount), count=9), steps, DISK_GB=100))
 
-    def test_what_asks_for_no_groups_is_judged_by_capacity(self):
+    def test_demand_without_groups_is_checked_by_capacity_only(self):
         cpus = of(_={'VCPU': (16, 1, 4, 1)})
         self.assertEqual(2, self.fits(
             model.Demand({'VCPU': 8}, 9), cpus, VCPU=16))
 
-    def test_a_class_comes_from_one_provider(self):
+    def test_resource_class_comes_from_one_provider(self):
         for amount, fits in ((1, 2), (2, 0)):
             self.assertEqual(fits, self.fits(
                 demand(group(VCPU=1, VGPU=amount), count=9), CARDS,
                 VCPU=16, VGPU=2))
 
-    def test_groups_come_from_one_each(self):
+    def test_each_numbered_group_comes_from_one_provider(self):
         two = [group(VCPU=1), group(True, VGPU=1), group(True, VGPU=1)]
         self.assertEqual(1, self.fits(
             demand(*two, count=9), CARDS, VCPU=16, VGPU=2))
@@ -98,13 +98,13 @@ class UnitsTest(base.TestCase):
             demand(*two, group(True, VGPU=1), count=9), CARDS, VCPU=16,
             VGPU=2))
 
-    def test_a_single_group_comes_from_one_provider_altogether(self):
+    def test_numbered_group_comes_from_one_provider_entirely(self):
         split = of(_={}, a={'VGPU': (1, 1, 1, 1)}, b={'FPGA': (1, 1, 1, 1)})
         for single, fits in ((False, 1), (True, 0)):
             self.assertEqual(fits, self.fits(
                 demand(group(single, VGPU=1, FPGA=1)), split, VGPU=1, FPGA=1))
 
-    def test_isolated_groups_come_from_different_ones(self):
+    def test_isolated_groups_come_from_different_providers(self):
         large = of(_={}, a={'VGPU': (4, 1, 4, 1)}, b={'FPGA': (4, 1, 4, 1)})
         two = group(True, VGPU=1), group(True, VGPU=1)
         for isolated, fits in ((False, 2), (True, 0)):
@@ -112,7 +112,7 @@ class UnitsTest(base.TestCase):
                 demand(*two, count=9, isolated=isolated), large, VGPU=4,
                 FPGA=4))
 
-    def test_traits_are_those_of_the_provider_that_is_used(self):
+    def test_traits_are_matched_on_the_used_provider(self):
         mixed = of(_={}, a={'VGPU': (1, 1, 1, 1)}, b={'VGPU': (4, 1, 4, 1)})
         for single in (False, True):
             for required, amount, fits in (
@@ -123,7 +123,7 @@ class UnitsTest(base.TestCase):
                     demand(group(single, [required], VGPU=amount), count=9),
                     mixed, VGPU=5), (single, required, amount))
 
-    def test_all_of_a_group_that_is_not_single_have_the_traits_together(self):
+    def test_unnumbered_group_collects_traits_of_its_providers(self):
         mixed = of(_={'VCPU': (16, 1, 4, 1)}, a={'VGPU': (1, 1, 1, 1)},
                    b={'VGPU': (2, 1, 2, 1)})
         for required, fits in ((('root', 'a'), 1), (('a', 'b'), 0)):
@@ -143,18 +143,18 @@ class UnitsTest(base.TestCase):
             self.assertEqual(fits, self.fits(
                 demand(group(True, [required], VCPU=1)), None, VCPU=4))
 
-    def test_a_class_that_the_root_alone_has_is_no_childs(self):
+    def test_class_of_root_provider_is_not_taken_from_child(self):
         for single, fits in ((False, 1), (True, 0)):
             self.assertEqual(fits, self.fits(
                 demand(group(single, MEMORY_MB=1, VGPU=1)), CARDS, VGPU=2,
                 MEMORY_MB=4))
 
-    def test_shared_storage_is_judged_by_nova(self):
+    def test_shared_storage_is_left_to_nova(self):
         self.assertEqual(1, self.fits(
             demand(group(VCPU=4, DISK_GB=9)), of(_={'VCPU': (16, 1, 4, 1)}),
             VCPU=16))
 
-    def test_what_is_left_over_on_several_providers_is_not_added_up(self):
+    def test_remainders_of_several_providers_are_not_summed(self):
         three = of(_={}, a={'VGPU': (3, 1, 3, 1)}, b={'VGPU': (3, 1, 3, 1)})
         wanted = demand(group(VGPU=2), count=9)
         for booked, fits in ((0, 2), (1, 1), (2, 0)):
@@ -164,13 +164,13 @@ class UnitsTest(base.TestCase):
         self.assertEqual(1, self.fits(
             wanted, three, usage={'VGPU': 3}, VGPU=6))
 
-    def test_one_server_fits_on_an_empty_host_however_it_is_laid_out(self):
+    def test_one_server_fits_on_empty_host_with_uneven_providers(self):
         uneven = of(_={}, a={'VGPU': (2, 1, 2, 1)}, b={'VGPU': (1, 1, 1, 1)})
         self.assertEqual(1, self.fits(
             demand(group(True, VGPU=2), group(True, VGPU=1), count=9),
             uneven, VGPU=3))
 
-    def test_servers_that_stay_together_need_one_host_that_takes_all(self):
+    def test_servers_with_affinity_need_one_host_for_all(self):
         line = timelines.Timeline()
         line.set_host(1, {'VGPU': 2}, {}, 'root', CARDS)
         for count, start in ((1, 0), (2, 0), (3, None)):
@@ -178,7 +178,7 @@ class UnitsTest(base.TestCase):
                 group(VGPU=1), count=count, affinity=model.Affinity.SAME),
                 10, 0))
 
-    def test_many_devices_are_judged_at_once(self):
+    def test_many_single_device_groups_are_matched(self):
         many = of(_={}, **{f'd{number}': {'PCI': (1, 1, 1, 1)}
                            for number in range(15)})
         groups = [group(True, PCI=1)] * 15
@@ -189,7 +189,7 @@ class UnitsTest(base.TestCase):
                 demand(*groups, group(True, PCI=1), isolated=isolated),
                 many, PCI=16))
 
-    def test_what_can_never_fit_is_never_said_to(self):
+    def test_fits_match_all_distributions_over_two_cards(self):
         """Compare the answers with all ways to distribute two cards."""
         for sizes in itertools.product(range(1, 4), repeat=2):
             cards = of(_={}, **{
@@ -202,7 +202,7 @@ class UnitsTest(base.TestCase):
                     sum(size // amount for size in sizes), found,
                     (sizes, amount))
 
-    def test_units_that_change_count_from_then_on(self):
+    def test_changed_units_take_effect(self):
         line = timelines.Timeline()
         wanted = demand(group(VCPU=8))
         for most, fits in ((16, 1), (4, 0), (8, 1)):
@@ -211,7 +211,7 @@ class UnitsTest(base.TestCase):
             self.assertEqual([fits], line.fits(
                 wanted, model.Window(0, 10)).tolist())
 
-    def test_hosts_with_the_same_units_are_judged_once(self):
+    def test_hosts_with_equal_units_are_evaluated_once(self):
         judged = []
 
         def count(*args):
@@ -261,7 +261,7 @@ class AdmissionTest(worlds.BooksTestCase):
         self.assertIn('One server needs 8 VCPU, but no host gives one server '
                       'more than 4.', refusal.sentence())
 
-    def test_the_reason_names_the_largest_of_all_hosts_that_may_be_used(self):
+    def test_refusal_names_largest_unit_of_permitted_hosts(self):
         self.report('large', {'VCPU': 8}, {'': {'VCPU': [8, 1, 6, 1]}})
         self.assertIn('more than 6', self.refusal(
             demand(group(VCPU=7))).sentence())
@@ -273,7 +273,7 @@ class AdmissionTest(worlds.BooksTestCase):
         self.assertIn('only multiples of 2', self.refusal(
             demand(group(FPGA=5))).sentence())
 
-    def test_a_reason_that_no_amount_gives_names_the_groups(self):
+    def test_refusal_names_request_groups_if_amounts_fit(self):
         self.report('cards', {'VGPU': 2}, {
             '': {}, 'a': {'VGPU': [1, 1, 1, 1]},
             'b': {'VGPU': [1, 1, 1, 1]}})
@@ -281,23 +281,23 @@ class AdmissionTest(worlds.BooksTestCase):
             group(True, [['cards']], VGPU=1))).sentence()
         self.assertIn('numbered request group', said)
 
-    def test_what_is_merely_taken_is_not_said_to_be_too_big(self):
+    def test_lack_of_free_capacity_is_not_reported_as_too_large(self):
         wanted = demand(group(VCPU=4), count=5)
         self.assertEqual('', self.refusal(wanted).detail)
 
-    def test_availability_is_zero(self):
+    def test_availability_is_zero_if_no_host_can_take_server(self):
         for amount, fits in ((4, 4), (5, 0)):
             found, _more = self.admission.starts.availability(
                 demand(group(VCPU=amount), count=9),
                 model.Window(NOW, NOW + 100), 10, 10)
             self.assertEqual([(NOW, fits)], found)
 
-    def test_another_host_that_can_is_taken(self):
+    def test_other_host_that_can_take_server_is_picked(self):
         self.report('large', {'VCPU': 8})
         self.assertEqual(
             [self.host_id('large')], self.pick(demand(group(VCPU=8))))
 
-    def test_units_that_change_are_followed(self):
+    def test_changed_units_are_followed(self):
         self.refusal(demand(group(VCPU=8)))
         self.report('cpu', {'VCPU': 16, 'MEMORY_MB': 64}, {
             '': {'VCPU': [16, 1, 8, 1]}})
@@ -305,12 +305,12 @@ class AdmissionTest(worlds.BooksTestCase):
         self.report('cpu', {'VCPU': 16, 'MEMORY_MB': 64})
         self.pick(demand(group(VCPU=16)))
 
-    def test_processes_that_read_all_know_them_too(self):
+    def test_newly_loaded_index_knows_units(self):
         fresh = admissions.Admission(self.database, self.clock)
         self.admission = fresh
         self.refusal(demand(group(VCPU=8)))
 
-    def test_servers_are_moved_to_hosts_that_can_take_them(self):
+    def test_usable_hosts_are_those_that_can_take_server(self):
         self.report('large', {'VCPU': 8})
         for amount, names in ((4, {'cpu', 'large'}), (8, {'large'})):
             self.assertEqual(names, self.admission.usable(
@@ -318,7 +318,7 @@ class AdmissionTest(worlds.BooksTestCase):
             self.assertEqual(names - {'large'}, self.admission.usable(
                 demand(group(VCPU=amount), hosts=frozenset(['cpu']))))
 
-    def test_hosts_that_are_alike_share_what_is_known(self):
+    def test_equal_hosts_share_provider_objects(self):
         for name in ('one', 'two'):
             self.report(name, {'VCPU': 16}, {'': {'VCPU': [16, 1, 4, 1]}})
         with self.admission.index.fresh():
@@ -374,7 +374,7 @@ class KindsTest(worlds.BooksTestCase):
         return self.assertRaises(
             errors.Refused, self.book, *wanted, **how).refusal
 
-    def test_each_kind_is_counted(self):
+    def test_each_kind_is_counted_separately(self):
         self.assertEqual([{'GPU@b': 1}], self.book('b'))
         self.assertEqual(NOW + 10, self.refuse('b').next_start)
         self.assertEqual([{'GPU@b': 1}], self.book('not a', start=10, end=20))
@@ -382,25 +382,25 @@ class KindsTest(worlds.BooksTestCase):
         self.refuse('')
         self.refuse('a', end=1)
 
-    def test_a_server_may_have_one_of_each(self):
+    def test_server_may_have_one_of_each_kind(self):
         self.assertEqual([{'GPU@a': 1, 'GPU@b': 1}], self.book('b', ''))
         self.refuse('', '')
         self.assertEqual([{'GPU@a': 1}], self.book(''))
 
-    def test_all_free_ones_count(self):
+    def test_fits_count_all_free_providers(self):
         with self.admission.index.fresh() as timeline:
             for wanted, fits in (('', 3), ('a', 2), ('b', 1), ('not a', 1)):
                 self.assertEqual([fits], timeline.fits(
                     demand(self.of[wanted], count=9),
                     model.Window(NOW, NOW + 9)).tolist()[-1:])
 
-    def test_what_is_used_counts_by_kind(self):
+    def test_usage_counts_by_kind(self):
         self.report(self.capacity, self.units, vm={
             'VCPU': 1, 'GPU': 1, 'GPU@b': 1})
         self.refuse('b')
         self.assertEqual([{'GPU@a': 1}] * 2, self.book('', count=2))
 
-    def test_a_kind_is_that_of_any_of_its_providers(self):
+    def test_kind_survives_loss_of_some_providers(self):
         """Some of the providers, or all of them, may disappear."""
         self.report({'VCPU': 9, 'GPU': 2, 'GPU@a': 1, 'GPU@b': 1}, {
             uuid: some for uuid, some in self.units.items() if uuid != 'a2'})

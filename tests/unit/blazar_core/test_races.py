@@ -30,7 +30,7 @@ RACERS = 8
 ROUNDS = 60
 
 
-class TestLettingIn(racing.RaceTestCase):
+class TestClaims(racing.RaceTestCase):
     """Schedulers that admit servers to one host at the same instant."""
 
     def let_in(self, each=2, without=()):
@@ -42,12 +42,12 @@ class TestLettingIn(racing.RaceTestCase):
             server_ids=lambda: [uuidutils.generate_uuid()
                                 for _server in range(each)]))
 
-    def test_no_two_take_the_last_room_beside_a_promise(self):
+    def test_claims_do_not_exceed_capacity_left_by_lease(self):
         self.assertEqual({'let in': 6, 'denied': 10}, self.let_in())
         self.assertEqual([{'VCPU': 6}], self.scalars(models.Host.usage))
         self.assertEqual([], self.overbooked())
 
-    def test_without_the_guard_they_do(self):
+    def test_claims_exceed_capacity_without_the_guard(self):
         if self.kind in ('snapshot', 'postgresql'):
             self.skipTest('A database that guards its rows itself lets only '
                           'those in who do not meet: see TestClaim.')
@@ -61,7 +61,7 @@ class TestLettingIn(racing.RaceTestCase):
                 session.execute(sa.delete(models.Host))
         self.fail('Without the guard none was let in beside a promise.')
 
-    def test_nor_do_they_and_who_makes_leases(self):
+    def test_claims_and_new_leases_do_not_overbook(self):
         uuid = self.host('one', VCPU=RACERS // 2)
         task = {'url': self.books.url, 'now': NOW, 'options': {}}
         outcome = racing.outcomes(racing.racers().race([{
@@ -75,7 +75,7 @@ class TestLettingIn(racing.RaceTestCase):
 
 class TestBooking(racing.RaceTestCase):
 
-    def test_as_many_leases_are_admitted_as_there_is_room_for(self):
+    def test_only_as_many_leases_as_fit_are_admitted(self):
         self.host('one', VCPU=4)
         answers = self.race(
             RACERS, do='create', leases=lambda: [self.wanted()])
@@ -90,7 +90,7 @@ class TestBooking(racing.RaceTestCase):
                           'changes': 5, 'usage_records': 4},
                          self.count_rows())
 
-    def test_leases_on_two_hosts_at_once_do_not_stand_in_a_ring(self):
+    def test_leases_on_two_hosts_do_not_deadlock(self):
         for name in ('one', 'two'):
             self.host(name, VCPU=3)
         answers = self.race(RACERS, do='create', leases=lambda: [self.wanted(
@@ -99,7 +99,7 @@ class TestBooking(racing.RaceTestCase):
         self.assertEqual(
             {'admitted': 3, 'refused': 5}, racing.outcomes(answers))
 
-    def test_all_room_is_found_while_others_look_for_it(self):
+    def test_concurrent_searches_use_all_capacity(self):
         for name in ('one', 'two', 'three'):
             self.host(name, VCPU=2)
         answers = self.race(
@@ -108,7 +108,7 @@ class TestBooking(racing.RaceTestCase):
         self.assertEqual(
             {'admitted': 6, 'refused': 2}, racing.outcomes(answers))
 
-    def test_whatever_is_booked_and_withdrawn_nothing_is_overbooked(self):
+    def test_random_bookings_and_withdrawals_never_overbook(self):
         for name in ('one', 'two'):
             self.host(name, usage={'VCPU': 1}, VCPU=4)
         chance = random.Random(self.kind)
@@ -172,11 +172,11 @@ class TestWholeHosts(racing.RaceTestCase):
         for name in ('one', 'two', 'three'):
             self.host(name, VCPU=4)
 
-    def test_none_is_in_two_reservations(self):
+    def test_concurrent_reservations_of_whole_hosts(self):
         self.assertEqual({'admitted': 3, 'refused': 13}, self.ask('HOST'))
         self.assertEqual(([], []), (self.shared(), self.overbooked()))
 
-    def test_nor_is_a_part_of_it_in_another(self):
+    def test_concurrent_reservations_of_whole_hosts_and_slots(self):
         answers = self.ask('VCPU')
         self.assertGreaterEqual(answers['admitted'], 3)
         self.assertEqual(0, answers['busy'])
@@ -188,10 +188,10 @@ class TestWholeHostsWithoutTheGuard(TestWholeHosts):
 
     scenarios = databases.RACES
 
-    def test_none_is_in_two_reservations(self):
+    def test_concurrent_reservations_of_whole_hosts(self):
         self.share('HOST')
 
-    def test_nor_is_a_part_of_it_in_another(self):
+    def test_concurrent_reservations_of_whole_hosts_and_slots(self):
         self.share('VCPU')
 
     def share(self, part):
@@ -203,7 +203,7 @@ class TestWholeHostsWithoutTheGuard(TestWholeHosts):
         self.fail('Without the guard whole hosts were whole, too.')
 
 
-class TestStaying(racing.RaceTestCase):
+class TestReleasedServers(racing.RaceTestCase):
     """Servers of ended leases are to stay, while later leases are created."""
 
     #: The writers of SQLite wait for each other, with the guard or without.
@@ -232,16 +232,16 @@ class TestStaying(racing.RaceTestCase):
         self.clear()
         return outcome, overbooked
 
-    def test_so_many_stay_as_there_is_room_for(self):
+    def test_concurrent_releases_and_new_leases(self):
         for _round in range(5):
             outcome, overbooked = self.meet()
             self.assertEqual([], overbooked)
             self.assertEqual(4, outcome['stays'] + outcome['admitted'])
 
 
-class TestStayingWithoutTheGuard(TestStaying):
+class TestReleasedServersWithoutTheGuard(TestReleasedServers):
 
-    def test_so_many_stay_as_there_is_room_for(self):
+    def test_concurrent_releases_and_new_leases(self):
         """Without the check of generations too many servers stay."""
         for _round in range(ROUNDS):
             if self.meet(without=['generation'])[1]:
@@ -249,7 +249,7 @@ class TestStayingWithoutTheGuard(TestStaying):
         self.fail('Without the guard nothing was promised twice.')
 
 
-class TestWaiting(racing.RaceTestCase):
+class TestQueuedLeases(racing.RaceTestCase):
     """Several processes admit waiting leases, while others are created."""
 
     #: The writers of SQLite wait for each other, with the guard or without.
@@ -286,7 +286,7 @@ class TestWaiting(racing.RaceTestCase):
         self.clear()
         return told.count('lease.update'), held, made['admitted'], overbooked
 
-    def test_each_gets_its_room_once(self):
+    def test_concurrent_admissions_of_queued_leases(self):
         for _round in range(5):
             told, held, admitted, overbooked = self.meet()
             self.assertEqual([], overbooked)
@@ -294,14 +294,14 @@ class TestWaiting(racing.RaceTestCase):
             self.assertEqual(self.ROOM, held + admitted)
 
 
-class TestWaitingWithoutTheGuard(TestWaiting):
+class TestQueuedLeasesWithoutTheGuard(TestQueuedLeases):
 
     #: On the other databases it happens too seldom.
     scenarios = databases.SERVERS[:1]
     #: Two at the same moment are too many.
     ROOM = 1
 
-    def test_each_gets_its_room_once(self):
+    def test_concurrent_admissions_of_queued_leases(self):
         """Without the check of generations too many leases are admitted."""
         for _round in range(ROUNDS):
             if self.meet(without=['comparison'])[3]:
@@ -309,7 +309,7 @@ class TestWaitingWithoutTheGuard(TestWaiting):
         self.fail('Without the guard nothing was promised twice.')
 
 
-class TestHandingOver(racing.RaceTestCase):
+class TestHostAssignment(racing.RaceTestCase):
     """A slot ends, and the next lease has the whole host.
 
     The server of the slot is claimed while that lease starts.
@@ -347,14 +347,14 @@ class TestHandingOver(racing.RaceTestCase):
             session.execute(sa.update(models.Host).values(assigned_to=None))
         return placed is not None, held is not None
 
-    def test_one_sees_the_other(self):
+    def test_concurrent_claim_and_host_assignment(self):
         for _round in range(self.ROUNDS):
             self.assertEqual(1, sum(self.meet()))
 
 
-class TestHandingOverWithoutTheGuard(TestHandingOver):
+class TestHostAssignmentWithoutTheGuard(TestHostAssignment):
 
-    def test_one_sees_the_other(self):
+    def test_concurrent_claim_and_host_assignment(self):
         """Without the check of the assignment both use the host."""
         for _round in range(ROUNDS):
             if self.meet(without=['place']) == (True, True):
@@ -375,7 +375,7 @@ class TestTheLastHost(racing.RaceTestCase):
             for _lease in range(next(shares))], **options)
         return [one for each in answers for one in each]
 
-    def test_one_gets_it_and_all_others_are_told_the_truth(self):
+    def test_concurrent_requests_for_last_host(self):
         self.host('one', VCPU=4)
         answers = self.ask()
         self.assertEqual([], self.overbooked())
@@ -391,7 +391,7 @@ class TestTheLastHostWithoutTheGuard(TestTheLastHost):
 
     scenarios = databases.RACES
 
-    def test_one_gets_it_and_all_others_are_told_the_truth(self):
+    def test_concurrent_requests_for_last_host(self):
         """Without generations several leases are admitted."""
         self.host('one', VCPU=4)
         for _round in range(ROUNDS):
@@ -417,10 +417,10 @@ class TestLimits(racing.RaceTestCase):
             RACERS, do='create', leases=lambda: [self.wanted()],
             **self.task, **task))
 
-    def test_it_gets_as_much_as_it_may_have(self):
+    def test_concurrent_leases_stay_within_limit(self):
         self.assertEqual({'admitted': 4, 'limited': 4}, self.create())
 
-    def test_so_it_does_with_changes(self):
+    def test_concurrent_updates_stay_within_limit(self):
         ours = [self.reserve(50, 100) for _number in range(3)]
         task = {'url': self.books.url, 'now': NOW, **self.task}
         outcome = racing.outcomes(racing.racers().race([{
@@ -434,7 +434,7 @@ class TestLimits(racing.RaceTestCase):
         self.assertEqual(1, outcome['enlarged'] + outcome['admitted'])
         self.assertEqual(7, outcome['limited'])
 
-    def test_without_the_guard_it_gets_more(self):
+    def test_limit_is_exceeded_without_the_guard(self):
         for _round in range(ROUNDS):
             if self.create(without=['confirm'])['admitted'] > 4:
                 return
@@ -442,7 +442,7 @@ class TestLimits(racing.RaceTestCase):
         self.fail('Without the guard it got no more either.')
 
 
-class TestPlaces(racing.RaceTestCase):
+class TestSlots(racing.RaceTestCase):
 
     #: The writers of SQLite wait for each other, guard or not, for long.
     scenarios = databases.RACES
@@ -465,7 +465,7 @@ class TestPlaces(racing.RaceTestCase):
                     models.Booking.server_id,
                     models.Booking.server_id.is_not(None)))
 
-    def test_there_are_never_more_servers_than_places(self):
+    def test_concurrent_servers_taking_slots(self):
         for _round in range(5):
             told, have = self.occupied()
             self.assertEqual(self.AMOUNT, len(have))
@@ -473,12 +473,12 @@ class TestPlaces(racing.RaceTestCase):
             self.leases.slots.free(have)
 
 
-class TestPlacesWithoutTheGuard(TestPlaces):
+class TestSlotsWithoutTheGuard(TestSlots):
 
     #: The others detect that a row has changed since it was read.
     scenarios = databases.SERVERS[:1]
 
-    def test_there_are_never_more_servers_than_places(self):
+    def test_concurrent_servers_taking_slots(self):
         """A lock after the read lets two servers take one slot."""
         for _round in range(ROUNDS):
             told, have = self.occupied(without=['lock'])
@@ -519,7 +519,7 @@ class TestNoShows(racing.RaceTestCase):
         self.clear()
         return ended, racing.outcomes(answers)['taken']
 
-    def test_who_comes_first_decides(self):
+    def test_concurrent_use_and_end_of_unused_lease(self):
         for _round in range(10):
             ended, taken = self.meet()
             self.assertEqual(0 if ended else 4, taken)
@@ -527,7 +527,7 @@ class TestNoShows(racing.RaceTestCase):
 
 class TestNoShowsWithoutTheGuard(TestNoShows):
 
-    def test_who_comes_first_decides(self):
+    def test_concurrent_use_and_end_of_unused_lease(self):
         """Without a record of the use a lease is used and ended."""
         for _round in range(ROUNDS):
             ended, taken = self.meet(without=['used'])
@@ -536,7 +536,7 @@ class TestNoShowsWithoutTheGuard(TestNoShows):
         self.fail('Nobody was let into what had ended.')
 
 
-class TestAdopting(racing.RaceTestCase):
+class TestCreateFromServers(racing.RaceTestCase):
     """Leases are created of servers of one host at the same time."""
 
     #: The writers of SQLite wait for each other, with the guard or without.
@@ -569,26 +569,26 @@ class TestAdopting(racing.RaceTestCase):
         return self.meet([uuidutils.generate_uuid()
                           for _number in range(RACERS)], *without)
 
-    def test_a_server_comes_under_one_lease(self):
+    def test_server_gets_only_one_lease(self):
         server_id = uuidutils.generate_uuid()
         for _round in range(3):
             told, usage = self.meet([server_id] * RACERS)
             self.assertEqual({'adopted': 1, 'refused': RACERS - 1}, told)
             self.assertEqual({}, usage)
 
-    def test_what_has_a_booking_is_counted_no_more(self):
+    def test_concurrent_leases_of_servers_on_one_host(self):
         for _round in range(3):
             told, usage = self.each_its_own()
             self.assertEqual({'adopted': RACERS}, told)
             self.assertEqual({}, usage)
 
 
-class TestAdoptingWithoutTheGuard(TestAdopting):
+class TestCreateFromServersWithoutTheGuard(TestCreateFromServers):
 
     #: The others detect that a row has changed since it was read.
     scenarios = databases.SERVERS[:1]
 
-    def test_what_has_a_booking_is_counted_no_more(self):
+    def test_concurrent_leases_of_servers_on_one_host(self):
         """Without the check of generations outdated usage is written."""
         for _round in range(ROUNDS):
             if self.each_its_own('generation')[1]:
@@ -596,7 +596,7 @@ class TestAdoptingWithoutTheGuard(TestAdopting):
         self.fail('Without the guard nobody wrote what was not so any more.')
 
 
-class TestLeaving(racing.RaceTestCase):
+class TestRemoveServer(racing.RaceTestCase):
     """A server is removed from its lease while the lease ends."""
 
     #: The writers of SQLite wait for each other, guard or not, for long.
@@ -637,7 +637,7 @@ class TestLeaving(racing.RaceTestCase):
         self.clear()
         return told['left'], deleted, booked, usage
 
-    def test_it_stays_or_is_deleted(self):
+    def test_concurrent_removal_and_deletion_of_server(self):
         seen = set()
         for number in range(ROUNDS):
             left, deleted, booked, usage = self.meet(
@@ -654,9 +654,9 @@ class TestLeaving(racing.RaceTestCase):
         self.fail(f'It went only one way: {seen} have left.')
 
 
-class TestLeavingWithoutTheGuard(TestLeaving):
+class TestRemoveServerWithoutTheGuard(TestRemoveServer):
 
-    def test_it_stays_or_is_deleted(self):
+    def test_concurrent_removal_and_deletion_of_server(self):
         """A lock after the read lets both happen, if the server is not looked
         for in the lease again before its deletion.
         """
@@ -692,7 +692,7 @@ class TestRecurring(racing.RaceTestCase):
         self.clear()
         return told, booked
 
-    def test_each_has_all_of_its_times_or_none(self):
+    def test_concurrent_series_for_same_windows(self):
         for _round in range(5):
             told, booked = self.meet()
             self.assertEqual({'made': 2, 'refused': RACERS - 2}, told)
@@ -702,7 +702,7 @@ class TestRecurring(racing.RaceTestCase):
 
 class TestRecurringWithoutTheGuard(TestRecurring):
 
-    def test_each_has_all_of_its_times_or_none(self):
+    def test_concurrent_series_for_same_windows(self):
         """Without generations too many series are created."""
         for _round in range(ROUNDS):
             if self.meet('generation')[0]['made'] > 2:

@@ -28,7 +28,7 @@ RACERS = 8
 ROUNDS = 60
 
 
-class TestMoving(racing.RaceTestCase):
+class TestMigrationRequests(racing.RaceTestCase):
     """Listeners request the same migrations at the same time."""
 
     #: The writers of SQLite wait for each other, guard or not, for long.
@@ -62,14 +62,14 @@ class TestMoving(racing.RaceTestCase):
         self.clear()
         return [asked[f'move {one}'] for one in servers]
 
-    def test_each_is_asked_for_once(self):
+    def test_concurrent_migration_requests(self):
         for _round in range(5):
             self.assertEqual([1, 1, 1], self.meet())
 
 
-class TestMovingWithoutTheGuard(TestMoving):
+class TestMigrationRequestsWithoutTheGuard(TestMigrationRequests):
 
-    def test_each_is_asked_for_once(self):
+    def test_concurrent_migration_requests(self):
         """Without the check of the request a migration is requested twice."""
         for _round in range(ROUNDS):
             if max(self.meet('asked')) > 1:
@@ -77,7 +77,7 @@ class TestMovingWithoutTheGuard(TestMoving):
         self.fail('Without the guard none was asked for twice.')
 
 
-class TestRelocating(racing.FailedTestCase):
+class TestEvacuation(racing.FailedTestCase):
     """Processes that find servers on a failed host."""
 
     def setUp(self):
@@ -101,11 +101,11 @@ class TestRelocating(racing.FailedTestCase):
         self.clear()
         return [asked[f'evacuate {one}'] for one in base.servers_of(lease)]
 
-    def test_each_is_evacuated_once(self):
+    def test_each_server_is_evacuated_once(self):
         for _round in range(5):
             self.assertEqual([1, 1, 1], self.evacuated())
 
-    def test_without_the_guards_it_would_not_be(self):
+    def test_server_is_evacuated_twice_without_the_guard(self):
         """Without the checks of the move a server is evacuated twice."""
         for _round in range(ROUNDS):
             if max(self.evacuated('due', 'asked')) > 1:
@@ -140,18 +140,18 @@ class TestHealing(racing.FailedTestCase):
         self.clear()
         return [told[f'lease.healed {one["id"]}'] for one in leases], left
 
-    def test_each_is_bound_once(self):
+    def test_each_booking_is_reassigned_once(self):
         for _round in range(5):
             self.assertEqual(([1] * 12, [0]), self.healed())
 
-    def test_without_the_guard_it_would_not_be(self):
+    def test_booking_is_reassigned_twice_without_the_guard(self):
         for _round in range(ROUNDS):
             if max(self.healed('seen')[0]) > 1:
                 return
         self.fail('Without the guard none was bound twice.')
 
 
-class TestLosing(racing.RaceTestCase):
+class TestLostRaces(racing.RaceTestCase):
     """Another process decides about a host of a lease whenever it can: it is
     faster than a transaction about several hosts.
     """
@@ -192,7 +192,7 @@ class TestLosing(racing.RaceTestCase):
             return False
         return True
 
-    def test_a_reassignment_loses_once(self):
+    def test_reassignment_loses_race_once(self):
         with self.database.reader() as session:
             lease = session.get_one(models.Lease, self.made['id'])
             on = {one.id: one.host_id for one in lease.bookings}
@@ -209,7 +209,7 @@ class TestLosing(racing.RaceTestCase):
         self.assertEqual([True, False], self.disturbed)
         self.assertTrue(self.decide(hosts[0]))
 
-    def test_a_change_loses_once(self):
+    def test_update_loses_race_once(self):
         changed = self.leases.updates.update(
             self.made['id'], updates.LeaseChange(end=NOW + 200))
         self.assertEqual(NOW + 200, changed['end_date'])
@@ -224,7 +224,7 @@ class TestLosing(racing.RaceTestCase):
         self.assertEqual([True, False] * 2, self.disturbed)
 
 
-class TestFailing(racing.RaceTestCase):
+class TestHostFailure(racing.RaceTestCase):
     """Eight processes find that a suspected host has failed, or is back."""
 
     #: The writers of SQLite wait for each other, guard or not, for long.
@@ -245,7 +245,7 @@ class TestFailing(racing.RaceTestCase):
                   without=without)
         return self.scalars(sa.func.count(models.Booking.id))[0]
 
-    def test_it_is_booked_away_once(self):
+    def test_concurrent_reports_of_failed_host(self):
         for _round in range(5):
             self.assertEqual(1, self.booked_away(True))
             self.assertEqual(0, self.booked_away(False))
@@ -253,12 +253,12 @@ class TestFailing(racing.RaceTestCase):
         self.clear()
 
 
-class TestFailingWithoutTheGuard(TestFailing):
+class TestHostFailureWithoutTheGuard(TestHostFailure):
 
     #: The others detect that both have read the same row.
     scenarios = databases.SERVERS[:1]
 
-    def test_it_is_booked_away_once(self):
+    def test_concurrent_reports_of_failed_host(self):
         """Without the check of generations outages are booked twice."""
         for _round in range(ROUNDS):
             count = self.booked_away(True, 'generation', 'alone')
@@ -270,7 +270,7 @@ class TestFailingWithoutTheGuard(TestFailing):
         self.fail('It was booked away once without the guard.')
 
 
-class TestNewOwners(racing.RaceTestCase):
+class TestTransfer(racing.RaceTestCase):
     """A lease is transferred while servers of its project take slots."""
 
     #: The writers of SQLite wait for each other, guard or not, for long.
@@ -303,7 +303,7 @@ class TestNewOwners(racing.RaceTestCase):
             one['handed'] for each in answers for one in each
             if 'handed' in one]
 
-    def test_a_lease_is_anothers_or_has_servers(self):
+    def test_concurrent_transfer_and_use_of_slots(self):
         seen = set()
         for number in range(ROUNDS):
             owner, told, handed = self.meet(late=racing.lateness(number))
@@ -316,9 +316,9 @@ class TestNewOwners(racing.RaceTestCase):
         self.fail(f'It went only one way: given away {seen}.')
 
 
-class TestNewOwnersWithoutTheGuard(TestNewOwners):
+class TestTransferWithoutTheGuard(TestTransfer):
 
-    def test_a_lease_is_anothers_or_has_servers(self):
+    def test_concurrent_transfer_and_use_of_slots(self):
         """Without the check of the owner both succeed."""
         for number in range(ROUNDS):
             _owner, told, handed = self.meet(
@@ -328,7 +328,7 @@ class TestNewOwnersWithoutTheGuard(TestNewOwners):
         self.fail('Nobody was let into what was another\'s.')
 
 
-class ExtendingRaceTestCase(racing.RaceTestCase):
+class AutoExtensionRaceTestCase(racing.RaceTestCase):
     """Eight processes find that the extension of a lease is due."""
 
     #: The writers of SQLite wait for each other, guard or not, for long.
@@ -361,13 +361,13 @@ class ExtendingRaceTestCase(racing.RaceTestCase):
             return session.execute(sa.select(*columns)).all()
 
 
-class TestExtending(ExtendingRaceTestCase):
+class TestAutoExtension(AutoExtensionRaceTestCase):
 
-    def test_it_is_prolonged_once(self):
+    def test_lease_is_extended_once(self):
         for _round in range(10):
             self.assertEqual((3600, 1, 'ACTIVE'), self.prolonged())
 
-    def test_what_is_being_deleted_is_not_prolonged(self):
+    def test_concurrent_extension_and_deletion(self):
         for _round in range(5):
             more, told, status = self.prolonged(('extend', 'delete'))
             self.assertIn(status, ('TERMINATING', 'TERMINATED'))
@@ -378,9 +378,9 @@ class TestExtending(ExtendingRaceTestCase):
                 self.assertIn((more, told), ((0, 0), (3600, 1)))
 
 
-class TestExtendingWithoutTheGuard(ExtendingRaceTestCase):
+class TestAutoExtensionWithoutTheGuard(AutoExtensionRaceTestCase):
 
-    def test_it_is_prolonged_once(self):
+    def test_lease_is_extended_twice_without_the_guard(self):
         """Without the check of the end a lease is extended twice."""
         for _round in range(ROUNDS):
             if self.prolonged(without=['end'])[1] > 1:
@@ -418,7 +418,7 @@ class TestCleaning(racing.RaceTestCase):
         with open(self.path) as file:
             return file.read().split()
 
-    def test_each_host_is_cleaned_once(self):
+    def test_concurrent_cleaning_of_hosts(self):
         for _round in range(5):
             self.assertEqual(self.uuids, sorted(self.cleaned()))
             self.assertNotIn(None, self.scalars(models.Host.cleaned_at))
@@ -429,7 +429,7 @@ class TestCleaningWithoutTheGuard(TestCleaning):
     #: The others detect that a row has changed since it was read.
     scenarios = databases.SERVERS[:1]
 
-    def test_each_host_is_cleaned_once(self):
+    def test_concurrent_cleaning_of_hosts(self):
         """A lock after the read lets two processes clean a host."""
         for _round in range(ROUNDS):
             if len(self.cleaned(without=['lock'])) > len(self.uuids):
@@ -469,7 +469,7 @@ class TestUpdateAndDelete(racing.RaceTestCase):
             models.Booking.id)), self.scalars(
                 models.Event.event_type, models.Event.status != 'DONE'))
 
-    def test_it_ends_deleted_and_nothing_is_left(self):
+    def test_concurrent_updates_and_deletion_leave_nothing(self):
         seen = collections.Counter()
         for number in range(8):
             answers, left = self.race_once(50 * (number % 2))
@@ -502,7 +502,7 @@ class TestStarting(racing.RaceTestCase):
         self.race(2, do='start', path=self.path, lease_id=lease['id'],
                   **options)
 
-    def test_two_who_start_a_lease_at_once_send_it_once(self):
+    def test_concurrent_starts_send_build_once(self):
         for number in range(10):
             self.start(self.held(f'call {number}'))
         lines = self.lines()
@@ -510,7 +510,7 @@ class TestStarting(racing.RaceTestCase):
             lines[f'call {number}'] for number in range(10)])
         self.assertEqual({1}, set(lines.values()))
 
-    def test_without_the_gate_it_is_sent_twice(self):
+    def test_build_is_sent_twice_without_the_guard(self):
         self.start(self.held('call'), without=['gate'])
         self.assertEqual({'call': 2}, self.lines())
 
@@ -518,7 +518,7 @@ class TestStarting(racing.RaceTestCase):
         """Return how many events each of several workers carried out."""
         return self.race(4, do='carry_out', path=self.path, **options)
 
-    def test_workers_side_by_side_carry_out_every_event_once(self):
+    def test_concurrent_workers_process_each_event_once(self):
         leases = [self.held(f'call {number}') for number in range(20)]
         self.assertEqual(20, sum(self.carry_out()))
         self.assertEqual({
@@ -526,7 +526,7 @@ class TestStarting(racing.RaceTestCase):
             **{f'lease.event.start_lease {lease["id"]}': 1
                for lease in leases}}, self.lines())
 
-    def test_without_claims_the_gate_still_sends_every_call_once(self):
+    def test_permit_sends_each_call_once_without_claims(self):
         # Several workers carry out an event only by chance, so it is tried
         # several times.
         for number in range(ROUNDS):
@@ -555,13 +555,13 @@ class TestStarting(racing.RaceTestCase):
         lines = self.lines()
         return sum(read), {lines[call] for call in calls}
 
-    def test_those_that_are_read_together_are_sent_once(self):
+    def test_starts_read_together_are_sent_once(self):
         for _round in range(3):
             read, sent = self.listen()
             self.assertEqual({1}, sent)
             self.assertGreater(read, 0)
 
-    def test_they_are_whoever_has_read_them(self):
+    def test_starts_read_by_several_workers_are_sent_once(self):
         """Several workers read them, as there are no claims."""
         for _round in range(ROUNDS):
             read, sent = self.listen(without=['claim'])
@@ -570,7 +570,7 @@ class TestStarting(racing.RaceTestCase):
                 return
         self.fail('None was read by several.')
 
-    def test_without_the_gate_they_would_not_be(self):
+    def test_starts_read_together_are_sent_twice_without_the_guard(self):
         for _round in range(ROUNDS):
             _read, sent = self.listen(without=['claim', 'gate'])
             if sent != {1}:

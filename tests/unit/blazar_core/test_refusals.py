@@ -14,7 +14,7 @@ NOW = unit_base.NOW
 
 class TestRefusal(base.BaseTestCase):
 
-    def test_the_reasons_are_a_promise(self):
+    def test_reasons_are_stable(self):
         self.assertEqual(
             {'no_room', 'no_host', 'too_big', 'too_long', 'host_away'},
             {reason.value for reason in refusals.Reason})
@@ -27,7 +27,7 @@ class TestRefusal(base.BaseTestCase):
             self.assertRegex(sentence, r'(next_start: none\. fits_now: 1 of 3'
                                        r'|latest_end: none)\.$')
 
-    def test_of_whole_hosts_it_says_how_many_of_them_there_are(self):
+    def test_refusal_of_whole_hosts_states_their_number(self):
         for fits, wanted, sentence in (
                 (2, 3, 'Only 2 of the 3 requested hosts fit now; no start '
                        'would provide 3.'),
@@ -43,7 +43,7 @@ class TestRefusal(base.BaseTestCase):
                 f'{sentence} next_start: none. fits_now: {fits} of {wanted}.',
                 refused.sentence())
 
-    def test_what_is_too_big_of_a_host_comes_before_how_many_there_are(self):
+    def test_detail_takes_precedence_over_number_of_hosts(self):
         refused = refusals.Refusal(
             refusals.Reason.TOO_BIG, 3, 2, None, detail='No host has that.',
             whole=True)
@@ -52,12 +52,12 @@ class TestRefusal(base.BaseTestCase):
         self.assertNotIn('requested hosts', refusals.Refusal(
             refusals.Reason.NO_ROOM, 3, 2, NOW, whole=True).sentence())
 
-    def test_hosts_or_servers_is_no_other_refusal(self):
+    def test_whole_flag_does_not_affect_equality(self):
         self.assertEqual(*(refusals.Refusal(
             refusals.Reason.TOO_BIG, 3, 2, None, whole=whole)
             for whole in (False, True)))
 
-    def test_it_speaks_the_words_of_who_is_asked(self):
+    def test_sentence_uses_given_parameter_names(self):
         refused = refusals.Refusal(refusals.Reason.NO_ROOM, 3, 1, NOW)
         self.assertIn('(write "start": "', refused.sentence())
         self.assertIn('(write "start_date": "', refused.sentence(
@@ -69,13 +69,13 @@ class TestRefusal(base.BaseTestCase):
         self.assertIn('(write "end_date": "', refused.sentence(
             'start_date', 'end_date'))
 
-    def test_it_names_the_start_that_would_do(self):
+    def test_sentence_names_next_start(self):
         sentence = refusals.Refusal(
             refusals.Reason.NO_ROOM, 3, 1, NOW + 7).sentence()
         self.assertIn('next_start: 2027-01-15T08:00:07.000000', sentence)
         self.assertIn('fits_now: 1 of 3.', sentence)
 
-    def test_what_it_says_to_write_is_that_start(self):
+    def test_suggested_start_equals_next_start(self):
         for start in (NOW, NOW + 7):
             sentence = refusals.Refusal(
                 refusals.Reason.NO_ROOM, 3, 1, start).sentence()

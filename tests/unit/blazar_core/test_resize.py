@@ -28,7 +28,7 @@ NOW = base.NOW
 
 class TestSeveralReservations(slots_base.PlacesTestCase):
 
-    def test_each_has_its_places(self):
+    def test_each_reservation_has_its_slots(self):
         lease = self.reserve(50, 100, self.places(2), self.places(1, 2))
         self.assertEqual([[('one', '')] * 2, [('one', '')]], [
             self.booked(lease, number) for number in range(2)])
@@ -39,7 +39,7 @@ class TestSeveralReservations(slots_base.PlacesTestCase):
                           'hosts': 1, 'bookings': 3},
                          self.count_rows('changes'))
 
-    def test_all_of_them_or_nothing(self):
+    def test_reservations_are_admitted_all_or_none(self):
         before = self.everything()
         refused = self.assertRaises(
             errors.Refused, self.reserve, 50, 100, self.places(3),
@@ -49,7 +49,7 @@ class TestSeveralReservations(slots_base.PlacesTestCase):
         self.assertEqual((5, 4), (
             refused.refusal.wanted, refused.refusal.fits_now))
 
-    def test_they_may_be_boots_too(self):
+    def test_boot_and_slot_reservations_can_be_combined(self):
         new = self.new_lease(50, 100, count=2)
         lease = self.leases.creation.create(
             dataclasses.replace(new, reservations=(
@@ -59,7 +59,7 @@ class TestSeveralReservations(slots_base.PlacesTestCase):
         self.assertEqual([], lease['reservations'][1]['servers'])
         self.assertEqual('PENDING', lease['status'])
 
-    def test_a_lease_may_hold_nothing(self):
+    def test_lease_may_have_no_reservations(self):
         lease = self.leases.creation.create(new_leases.NewLease(
             'project', 'user', self.request(50, 100), ()), None)
         self.assertEqual('PENDING', lease['status'])
@@ -74,7 +74,7 @@ class TestSeveralReservations(slots_base.PlacesTestCase):
         self.lifecycle.lease_end.end(lease['id'])
         self.assertEqual('TERMINATED', self.status(lease))
 
-    def test_one_that_starts_now_waits_for_its_start_too(self):
+    def test_immediate_slot_lease_is_started_by_engine(self):
         lease = self.reserve(0, 100)
         self.assertEqual('PENDING', lease['status'])
         self.assertEqual(1, driven.run_due(self.new_engine()))
@@ -83,7 +83,7 @@ class TestSeveralReservations(slots_base.PlacesTestCase):
 
 class TestResize(slots_base.PlacesTestCase):
 
-    def test_a_lease_grows_where_there_is_room(self):
+    def test_lease_grows_if_capacity_is_free(self):
         for active in (False, True):
             lease = self.reserve(0, 100, active=active)
             answer = self.update(lease, self.places(3))
@@ -96,7 +96,7 @@ class TestResize(slots_base.PlacesTestCase):
             self.assertEqual(1, self.room())
             driven.withdraw(self.leases, lease['id'])
 
-    def test_what_is_added_may_be_elsewhere(self):
+    def test_added_slots_may_be_on_other_hosts(self):
         for active in (False, True):
             lease = self.reserve(0, 100, self.places(3), active=active)
             self.host('two', VCPU=2)
@@ -104,7 +104,7 @@ class TestResize(slots_base.PlacesTestCase):
             self.assertEqual(5, len(self.booked(lease)))
             driven.withdraw(self.leases, lease['id'])
 
-    def test_where_else_it_may_be_is_asked_only_if_it_has_to_go_there(self):
+    def test_other_hosts_are_looked_up_only_if_needed(self):
         self.host('two', VCPU=4)
         three = self.host('three', VCPU=4)
         lease = self.reserve(50, 100, self.places(4))
@@ -123,7 +123,7 @@ class TestResize(slots_base.PlacesTestCase):
         self.assertEqual((1, [('three', '')] * 4), (
             elsewhere.call_count, self.booked(lease)))
 
-    def test_a_lease_shrinks_and_gives_room_back(self):
+    def test_lease_shrinks_and_frees_capacity(self):
         for active in (False, True):
             lease = self.reserve(0, 100, self.places(4), active=active)
             self.assertEqual(0, self.room())
@@ -132,7 +132,7 @@ class TestResize(slots_base.PlacesTestCase):
             self.assertEqual(3, self.room())
             driven.withdraw(self.leases, lease['id'])
 
-    def test_places_with_servers_are_the_last_to_go(self):
+    def test_slots_with_servers_are_kept_when_shrinking(self):
         lease = self.reserve(0, 100, self.places(4), active=True)
         first, second = self.take_slots(lease, 2)
         third, = self.take_slots(lease)
@@ -145,7 +145,7 @@ class TestResize(slots_base.PlacesTestCase):
             self.places(1))
         self.assertIn('at least 2', str(refused))
 
-    def test_before_its_start_it_may_become_another_thing(self):
+    def test_reservation_can_be_changed_before_start(self):
         lease = self.reserve(50, 100, self.places(2))
         self.assertEqual([2], self.scalars(models.Reservation.amount))
         answer = self.update(lease, self.places(1, 4, affinity=True))
@@ -164,7 +164,7 @@ class TestResize(slots_base.PlacesTestCase):
         self.assertEqual(({'vcpus': 4}, True), (
             reserved.spec, reserved.params['affinity']))
 
-    def test_after_it_only_the_amount_may_change(self):
+    def test_only_amount_can_be_changed_after_start(self):
         lease = self.reserve(0, 100, self.places(2), active=True)
         same = self.places(2)
         for other in (self.places(2, 2), self.places(1, 2),
@@ -176,18 +176,18 @@ class TestResize(slots_base.PlacesTestCase):
                 errors.InvalidLeaseParams,
                 'only the amounts of its reservations', lease, other)
 
-    def test_what_a_boot_made_is_what_it_is(self):
+    def test_reservation_created_by_boot_cannot_be_changed(self):
         lease = self.lease(50, 100)
         self.assert_refused(errors.InvalidLeaseParams, 'created by a boot',
                             lease, self.places(2))
 
-    def test_what_is_another_leases_is_not_changed(self):
+    def test_reservation_of_another_lease_is_not_changed(self):
         lease, other = self.reserve(50, 100), self.reserve(50, 100)
         self.assert_refused(
             errors.InvalidLeaseParams, 'does not belong to lease',
             {**lease, 'reservations': other['reservations']}, self.places(2))
 
-    def test_one_of_several_changes_alone(self):
+    def test_one_of_several_reservations_can_be_changed(self):
         for active in (False, True):
             lease = self.reserve(0, 100, self.places(1), self.places(2),
                                  active=active)
@@ -198,7 +198,7 @@ class TestResize(slots_base.PlacesTestCase):
                 len(self.booked(lease, number)) for number in range(2)])
             driven.withdraw(self.leases, lease['id'])
 
-    def test_several_change_together_or_not_at_all(self):
+    def test_reservations_change_all_or_none(self):
         for active in (False, True):
             lease = self.reserve(0, 100, self.places(2), self.places(2),
                                  active=active)
@@ -209,7 +209,7 @@ class TestResize(slots_base.PlacesTestCase):
                                 self.places(2), self.places(3), name='x')
             driven.withdraw(self.leases, lease['id'])
 
-    def test_amount_dates_and_name_change_together_or_not_at_all(self):
+    def test_amount_dates_and_name_change_all_or_none(self):
         self.lease(200, 300)
         for active in (False, True):
             lease = self.reserve(0, 100, active=active)
@@ -223,7 +223,7 @@ class TestResize(slots_base.PlacesTestCase):
                     found['reservations'][0]['amount']))
             driven.withdraw(self.leases, lease['id'])
 
-    def test_servers_together_stay_together_when_they_become_more(self):
+    def test_affinity_is_kept_when_growing(self):
         self.host('two', VCPU=9)
         lease = self.reserve(0, 100, self.places(2, affinity=True,
                              hosts=frozenset([self.uuid_of('one')])),
@@ -233,7 +233,7 @@ class TestResize(slots_base.PlacesTestCase):
         self.assert_refused(errors.Refused, 'next_start: none', lease,
                             self.places(5, affinity=True))
 
-    def test_servers_apart_stay_apart_when_they_become_more(self):
+    def test_anti_affinity_is_kept_when_growing(self):
         self.host('two', VCPU=9)
         lease = self.reserve(0, 100, self.places(1, affinity=False),
                              active=True)
@@ -242,7 +242,7 @@ class TestResize(slots_base.PlacesTestCase):
         self.assert_refused(errors.Refused, 'next_start: none', lease,
                             self.places(3, affinity=False))
 
-    def test_servers_apart_stay_apart_when_they_are_moved(self):
+    def test_anti_affinity_is_kept_when_moved(self):
         self.host('two', VCPU=9)
         lease = self.reserve(50, 100, self.places(2, affinity=False))
         self.host('three', VCPU=9)
@@ -254,7 +254,7 @@ class TestResize(slots_base.PlacesTestCase):
                             lease, end=150)
         self.assertEqual([('one', ''), ('two', '')], self.booked(lease))
 
-    def test_one_that_grew_after_its_time_is_told_so(self):
+    def test_resize_after_end_date_is_refused(self):
         """The end of the lease is due, and was not carried out yet."""
         lease = self.reserve(0, 100, active=True)
         self.clock.advance(100)
@@ -264,7 +264,7 @@ class TestResize(slots_base.PlacesTestCase):
         self.assert_refused(errors.InvalidLeaseParams, 'nothing can be', lease,
                             self.places(2))
 
-    def test_who_finds_that_another_was_faster_is_not_refused(self):
+    def test_concurrent_resize_to_same_amount_succeeds(self):
         lease = self.reserve(0, 100, active=True)
         other = leases.Leases(self.books.connect(), self.clock,
                               self.admission, self.types)
@@ -283,7 +283,7 @@ class TestResize(slots_base.PlacesTestCase):
         self.assertGreater(len(done), 2)
         self.assertEqual(3, answer['reservations'][0]['amount'])
 
-    def test_what_runs_does_not_move_when_more_is_asked_for(self):
+    def test_existing_slots_do_not_move_when_growing(self):
         self.host('two', VCPU=4)
         lease = self.reserve(0, 100, self.places(2), active=True)
         where = self.booked(lease)
@@ -313,7 +313,7 @@ class TestUpdateOfTimes(slots_base.PlacesTestCase):
         return tuple(requests.EventRequest(event_type, NOW + time)
                      for time in times)
 
-    def test_a_name_changes_and_nothing_else(self):
+    def test_update_of_name_changes_nothing_else(self):
         lease = self.with_events(50, 100, 90, 60)
         self.clock.advance(1)
         answer = self.update(lease, name='other')
@@ -321,7 +321,7 @@ class TestUpdateOfTimes(slots_base.PlacesTestCase):
             {**lease, 'name': 'other', 'updated_at': answer['updated_at']},
             answer)
 
-    def test_the_users_events_are_replaced_by_others(self):
+    def test_events_of_user_are_replaced(self):
         lease = self.with_events(50, 100, 90, 60, 70)
         self.update(lease, events=self.events(80))
         self.assertEqual([('before_end_lease', 90), ('mine', 80)],
@@ -329,13 +329,13 @@ class TestUpdateOfTimes(slots_base.PlacesTestCase):
         self.update(lease, events=())
         self.assertEqual([('before_end_lease', 90)], self.times(lease))
 
-    def test_events_that_are_not_named_stay(self):
+    def test_events_stay_if_not_given(self):
         lease = self.with_events(50, 100, 90, 60)
         self.update(lease, name='other', end=110)
         self.assertEqual([('before_end_lease', 100), ('mine', 60)],
                          self.times(lease))
 
-    def test_an_event_that_happened_stays_in_the_record(self):
+    def test_completed_event_is_kept(self):
         lease = self.with_events(0, 100, 90, 10, 50, active=True)
         self.clock.advance(10)
         driven.run_due(self.new_engine())
@@ -344,7 +344,7 @@ class TestUpdateOfTimes(slots_base.PlacesTestCase):
         self.assertEqual([('before_end_lease', 90), ('mine', 60)],
                          self.times(lease))
 
-    def test_the_record_is_short(self):
+    def test_number_of_completed_events_is_limited(self):
         lease = self.with_events(0, 1000, 900, active=True)
         engine = self.new_engine()
         for number in range(1, 40):
@@ -356,7 +356,7 @@ class TestUpdateOfTimes(slots_base.PlacesTestCase):
         self.assertEqual(requests.MAX_EVENTS, len(self.times(lease, 'DONE')))
         self.assertIn(('mine', 39), self.times(lease, 'DONE'))
 
-    def test_the_end_is_announced_once_for_each_time_it_is_put_off(self):
+    def test_end_is_notified_once_for_each_extension(self):
         lease = self.with_events(0, 100, 50, active=True)
         engine = self.new_engine()
         for number in range(1, 5):
@@ -368,7 +368,7 @@ class TestUpdateOfTimes(slots_base.PlacesTestCase):
                                  self.times(lease))
             self.assertEqual(number, len(self.times(lease, 'DONE')))
 
-    def test_the_announcement_of_the_end_gets_its_own_time(self):
+    def test_before_end_date_can_be_set(self):
         lease = self.with_events(50, 100, 90, 60)
         answer = self.update(lease, before_end=70)
         self.assertEqual(NOW + 70, answer['before_end_date'])
@@ -378,7 +378,7 @@ class TestUpdateOfTimes(slots_base.PlacesTestCase):
         self.assertEqual([('before_end_lease', 140), ('mine', 60)],
                          self.times(lease))
 
-    def test_one_that_was_made_is_made_again_at_its_own_time(self):
+    def test_completed_before_end_event_is_repeated_at_given_time(self):
         lease = self.with_events(0, 100, 50, active=True)
         self.clock.advance(50)
         driven.run_due(self.new_engine())
@@ -389,7 +389,7 @@ class TestUpdateOfTimes(slots_base.PlacesTestCase):
         self.assertEqual([('before_end_lease', 50)],
                          self.times(lease, 'DONE'))
 
-    def test_it_is_never_announced_before_the_start(self):
+    def test_before_end_event_is_never_before_start(self):
         lease = self.with_events(50, 100, 60)
         answer = self.update(lease, start=80)
         self.assertEqual([('before_end_lease', 80)], self.times(lease))
@@ -408,7 +408,7 @@ class TestUpdateOfTimes(slots_base.PlacesTestCase):
                                 'is not in the remaining', lease, **changed)
         self.update(lease, before_end=100, events=self.events(50, 100))
 
-    def test_times_that_are_over_are_refused(self):
+    def test_event_times_in_the_past_are_refused(self):
         """Events in the past would happen at once."""
         lease = self.with_events(0, 100, 90, active=True)
         self.clock.advance(30)
@@ -418,14 +418,14 @@ class TestUpdateOfTimes(slots_base.PlacesTestCase):
                                 **changed)
         self.update(lease, before_end=30, events=self.events(30))
 
-    def test_of_what_is_refused_nothing_is_written(self):
+    def test_refused_update_writes_nothing(self):
         lease = self.with_events(50, 100, 90, 60)
         self.assert_refused(
             errors.InvalidLeaseParams, 'is not in the remaining', lease,
             self.places(3), name='x', start=55, end=120, before_end=130,
             events=self.events(60))
 
-    def test_a_failure_at_the_last_moment_leaves_every_row_as_it_was(self):
+    def test_late_failure_of_update_changes_nothing(self):
         for active in (False, True):
             lease = self.with_events(0, 100, 90, 60, active=active)
             with fixtures.MonkeyPatch(
@@ -445,7 +445,7 @@ class TestUpdateOfTimes(slots_base.PlacesTestCase):
     def fall(self, *args):
         raise RuntimeError('fell')
 
-    def test_an_offer_with_events_tells_nothing_before_it_is_accepted(self):
+    def test_offer_sends_no_notifications_until_accepted(self):
         offer = self.leases.creation.offer(new_leases.NewLease(
             'project', 'user', self.request(
                 50, 100, before_end=NOW + 90, events=self.events(60)),

@@ -142,7 +142,7 @@ class TestParkingLots(base.LeaseTestCase):
             return int(timeline.fits(
                 model.Demand({'CUSTOM_LOT_WIDTH': 1}, 100), window).max())
 
-    def test_they_live(self):
+    def test_lifecycle_of_parking_lots(self):
         lease = self.reserve(50, 150, self.lots_of(), self.places(),
                              request=self.request(50, 150,
                                                   before_end=NOW + 140))
@@ -175,13 +175,13 @@ class TestParkingLots(base.LeaseTestCase):
         self.assertIn('lease.event.parking:lot:sweep',
                       [event for event, _lease in self.notified])
 
-    def test_there_are_no_more_than_there_are(self):
+    def test_lots_are_not_overbooked(self):
         self.reserve(0, 100, self.lots_of(3, 3))
         refused = self.assertRaises(
             errors.Refused, self.reserve, 50, 100, self.lots_of(1, 3))
         self.assertEqual(NOW + 100, refused.refusal.next_start)
 
-    def test_its_events_move_with_the_lease(self):
+    def test_events_of_type_move_with_lease(self):
         lease = self.reserve(50, 150, self.lots_of())
         self.leases.updates.update(lease['id'], updates.LeaseChange(
             start=NOW + 100, end=NOW + 300, events=()))
@@ -189,7 +189,7 @@ class TestParkingLots(base.LeaseTestCase):
             {'start_lease': 100, 'parking:lot:sweep': 200, 'end_lease': 300},
             self.times(lease))
 
-    def test_what_cannot_be_done_now_is_done_later(self):
+    def test_failed_start_and_end_are_retried(self):
         lease = self.reserve(0, 1000, self.lots_of())
         self.lots.stuck = True
         driven.run_due(self.engine)
@@ -215,7 +215,7 @@ class TestParkingLots(base.LeaseTestCase):
             reassignment.Reassignment(database, self.clock, self.types),
             self.new_demands(), lambda event, lease: None, self.start_timeout)
 
-    def test_when_their_garage_shrinks_they_move(self):
+    def test_lots_move_when_their_garage_shrinks(self):
         """The barrier is updated, however many tries that takes."""
         lease = self.reserve(0, 1000, self.lots_of())
         driven.run_due(self.engine)
@@ -239,7 +239,7 @@ class TestParkingLots(base.LeaseTestCase):
             reservations={lease['reservations'][0]['id']:
                           self.lots_of(amount)}))
 
-    def test_the_barrier_is_told_of_more_and_of_fewer(self):
+    def test_type_is_notified_of_changed_bookings(self):
         lease = self.reserve(0, 1000, self.lots_of(2))
         driven.run_due(self.engine)
         for amount in (3, 1):
@@ -252,7 +252,7 @@ class TestParkingLots(base.LeaseTestCase):
             models.Event.event_type, models.Event.event_type.like(':%')))
         self.assertNotIn(':changed', self.times(lease))
 
-    def test_one_who_stands_still_while_it_changes_tells_of_the_last(self):
+    def test_stalled_process_passes_latest_bookings_to_type(self):
         lease = self.reserve(0, 1000, self.lots_of(2))
         driven.run_due(self.engine)
         self.resize(lease, 3)
@@ -269,7 +269,7 @@ class TestParkingLots(base.LeaseTestCase):
         self.assertIsNone(self.lifecycle.notices.changed(lease['id']))
         self.assertEqual([(self.garage,)], [*self.lots.barrier.values()])
 
-    def test_what_changes_again_and_again_is_told_later(self):
+    def test_repeated_changes_are_deferred(self):
         lease = self.reserve(0, 1000, self.lots_of(2))
         driven.run_due(self.engine)
         amounts = itertools.cycle([3, 1])
@@ -278,7 +278,7 @@ class TestParkingLots(base.LeaseTestCase):
         later = self.lifecycle.notices.changed(lease['id'])
         self.assertEqual(retries.AGAIN, later.seconds)
 
-    def test_what_ends_while_it_changes_is_closed(self):
+    def test_lease_deleted_during_change_is_closed(self):
         lease = self.reserve(0, 1000, self.lots_of(2))
         driven.run_due(self.engine)
         self.resize(lease, 3)
@@ -300,7 +300,7 @@ class TestParkingLots(base.LeaseTestCase):
         except errors.NotFound:
             return 'DELETED'
 
-    def test_what_is_bound_elsewhere_while_it_starts_is_told_again(self):
+    def test_reassignment_during_start_is_passed_to_type(self):
         lease = self.reserve(0, 1000, self.lots_of(2))
         start, calls = self.lots.start, []
 
@@ -321,7 +321,7 @@ class TestParkingLots(base.LeaseTestCase):
         (where, _other), = self.lots.barrier.values()
         self.assertNotEqual(self.garage, where)
 
-    def test_so_is_what_another_process_has_started(self):
+    def test_reassignment_after_start_by_other_process_is_passed(self):
         lease = self.reserve(0, 10_000, self.lots_of(2))
         start, calls = self.lots.start, []
 
@@ -344,7 +344,7 @@ class TestParkingLots(base.LeaseTestCase):
         (where, _other), = self.lots.barrier.values()
         self.assertNotEqual(self.garage, where)
 
-    def test_what_cannot_be_opened_at_all_is_closed(self):
+    def test_resources_are_closed_if_start_fails_for_good(self):
         """The barrier closes before the capacity is free for others."""
         lease = self.reserve(0, 10 ** 6, self.lots_of(), self.places())
         self.places_type.broken['start'] = RuntimeError('no')
@@ -358,7 +358,7 @@ class TestParkingLots(base.LeaseTestCase):
             'internal error RuntimeError; see the log of blazar-listener.',
             views.get(self.database, lease['id'])['status_reason'])
 
-    def test_what_was_opened_when_it_was_over_is_closed(self):
+    def test_resources_opened_after_end_are_closed(self):
         """A process that was frozen opens the barrier, and dies."""
         lease = self.reserve(0, 100, self.lots_of())
         driven.run_due(self.engine)
@@ -376,7 +376,7 @@ class TestParkingLots(base.LeaseTestCase):
         self.assertEqual(['of an older database'], [
             one.id for _kind, one in self.lifecycle.lease_close.left_open()])
 
-    def test_that_something_is_closed_later_is_logged_without_a_traceback(
+    def test_deferred_close_is_logged_without_traceback(
             self):
         lease = self.reserve(0, 100, self.lots_of())
         self.clock.advance(100)
@@ -394,7 +394,7 @@ class TestParkingLots(base.LeaseTestCase):
         self.lifecycle.lease_close.close_left()
         self.assertEqual({}, self.lots.barrier)
 
-    def test_what_has_to_wait_is_no_failure(self):
+    def test_unavailable_cloud_does_not_fail_start(self):
         lease = self.reserve(0, 10 ** 6, self.places())
         self.places_type.broken['start'] = errors.CloudUnavailable('wait')
         for _time in range(30):
@@ -405,7 +405,7 @@ class TestParkingLots(base.LeaseTestCase):
         driven.run_due(self.engine)
         self.assertEqual('ACTIVE', self.status(lease))
 
-    def test_one_begins_when_the_other_has_ended(self):
+    def test_next_lease_starts_after_previous_one_is_closed(self):
         first = self.reserve(0, 100, self.lots_of(3))
         driven.run_due(self.engine)
         second = self.reserve(100, 200, self.lots_of(3))
@@ -421,7 +421,7 @@ class TestParkingLots(base.LeaseTestCase):
         self.assertEqual(('TERMINATED', 'ACTIVE'), (
             self.status(first), self.status(second)))
 
-    def test_what_is_put_off_happens_again(self):
+    def test_event_of_type_is_repeated_after_extension(self):
         lease = self.reserve(0, 100, self.lots_of())
         self.clock.advance(50)
         driven.run_due(self.engine)
@@ -457,7 +457,7 @@ class TestParkingLots(base.LeaseTestCase):
         self.leases.updates.update(lease['id'], updates.LeaseChange(
             **{name: NOW + time for name, time in times.items()}))
 
-    def test_what_has_happened_stays_in_the_record(self):
+    def test_completed_events_of_type_are_kept(self):
         self.days()
         lease = self.reserve(0, 100, self.lots_of())
         self.clock.advance(25)
@@ -468,7 +468,7 @@ class TestParkingLots(base.LeaseTestCase):
         self.assertEqual({f'parking:lot:day{number}': 10 * number
                           for number in range(3)}, self.own_events(lease))
 
-    def test_of_an_offer_nothing_happens(self):
+    def test_offer_processes_no_events(self):
         self.days()
         lease = self.leases.creation.offer(new_leases.NewLease(
             'project', 'user', self.request(50, 80), (self.lots_of(),)), 600)
@@ -478,13 +478,13 @@ class TestParkingLots(base.LeaseTestCase):
         self.assertEqual(0, driven.run_due(self.engine))
         self.assertEqual([], self.notified)
 
-    def test_events_of_what_is_not_installed_stay_as_they_are(self):
+    def test_events_of_uninstalled_type_are_unchanged(self):
         lease = self.reserve(50, 150, self.lots_of())
         del self.types.named['parking:lot']
         self.change(lease, end=1000)
         self.assertEqual({'parking:lot:sweep': 100}, self.own_events(lease))
 
-    def test_events_that_cannot_be_are_refused(self):
+    def test_invalid_events_of_type_are_refused(self):
         for name in ('a:b', '', 'x' * 60):
             self.lots.events = lambda window, name=name: {name: window.start}
             self.assertRaises(errors.ConfigurationError, self.reserve, 50, 80,
@@ -494,7 +494,7 @@ class TestParkingLots(base.LeaseTestCase):
         self.assertEqual((50, 80), (
             times['parking:lot:early'], times['parking:lot:late']))
 
-    def test_the_world_is_told_whatever_the_type_makes_of_it(self):
+    def test_notification_is_sent_even_if_type_fails(self):
         self.reserve(0, 100, self.lots_of())
         driven.run_due(self.engine)
         self.lots.on_event = lambda *_args: 1 / 0
@@ -503,7 +503,7 @@ class TestParkingLots(base.LeaseTestCase):
         self.assertIn('lease.event.parking:lot:sweep',
                       [event for event, _lease in self.notified])
 
-    def test_nothing_happens_before_the_start(self):
+    def test_no_event_is_processed_before_start(self):
         lease = self.reserve(0, 100, self.lots_of())
         self.lots.stuck = True
         self.clock.advance(50)
@@ -516,7 +516,7 @@ class TestParkingLots(base.LeaseTestCase):
         self.assertEqual('ACTIVE', self.status(lease))
         self.assertEqual(1, len(self.lots.swept))
 
-    def test_while_it_is_not_installed_all_else_goes_on(self):
+    def test_uninstalled_type_does_not_block_other_reservations(self):
         lease = self.reserve(0, 100, self.lots_of(), self.places())
         driven.run_due(self.engine)
         server_id = uuidutils.generate_uuid()
@@ -543,7 +543,7 @@ class TestParkingLots(base.LeaseTestCase):
                 self.database, lease['id'])['status_reason']))
         self.assertEqual({}, self.lots.barrier)
 
-    def test_what_has_not_begun_moves_without_a_word(self):
+    def test_type_is_not_notified_of_changes_before_start(self):
         lease = self.reserve(50, 1000, self.lots_of())
         self.garage_of('other garage', 6)
         self.garage_of('garage', 2, self.garage)
@@ -553,7 +553,7 @@ class TestParkingLots(base.LeaseTestCase):
         self.assertEqual([], self.scalars(
             models.Event.id, models.Event.event_type == ':changed'))
 
-    def test_a_pool_that_nova_does_not_know_stays(self):
+    def test_hosts_of_other_pools_are_kept_by_sync(self):
         with self.database.writer() as session:
             self.assertEqual(['compute'], inventory.retain(session, [], NOW))
         self.assertEqual(10, self.free())

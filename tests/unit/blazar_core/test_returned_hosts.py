@@ -28,7 +28,7 @@ NOW = base.NOW
 load_tests = databases.load_tests
 
 
-class TestReturning(whole_hosts_base.WholeHostsTestCase):
+class TestReturnedHosts(whole_hosts_base.WholeHostsTestCase):
     """A lease in use returns hosts before its end."""
 
     def setUp(self):
@@ -62,7 +62,7 @@ class TestReturning(whole_hosts_base.WholeHostsTestCase):
                 reservations={self.reservation['id']: self.machines_of(
                     1, most)}, remove_hosts=frozenset(names)))
 
-    def test_those_that_came_last_are_free_when_they_are_clean(self):
+    def test_last_hosts_are_returned_and_freed_once_clean(self):
         first, *others = self.order
         self.machines.dirty = {self.uuids[one] for one in others}
         shrunk = self.shrink(1)
@@ -85,7 +85,7 @@ class TestReturning(whole_hosts_base.WholeHostsTestCase):
         self.assertEqual({*others}, self.bookings_of(other).keys())
         self.assertEqual('ACTIVE', self.status(self.lease))
 
-    def test_empty_ones_first_and_no_server_is_deleted(self):
+    def test_empty_hosts_are_returned_first_and_servers_kept(self):
         first, second, third = self.order
         self.use(second, third)
         self.shrink(2)
@@ -101,7 +101,7 @@ class TestReturning(whole_hosts_base.WholeHostsTestCase):
         self.assertEqual({second, third}, self.bookings_of(self.lease).keys())
         self.assertEqual([], self.cloud.deleted)
 
-    def test_those_that_are_named(self):
+    def test_named_hosts_are_returned_if_empty(self):
         first, second, third = self.order
         self.use(second)
         refused = self.assertRaises(
@@ -113,7 +113,7 @@ class TestReturning(whole_hosts_base.WholeHostsTestCase):
         driven.run_due(self.engine)
         self.assertEqual({second, third}, self.held().keys())
 
-    def test_a_host_with_bookings_says_of_which_leases(self):
+    def test_removal_conflict_names_leases_with_bookings(self):
         with self.database.reader() as session:
             self.assertRaises(errors.NotFound, enrollment.named, session, 'x')
             host_id = enrollment.named(session, 'one').id
@@ -134,7 +134,7 @@ class TestReturning(whole_hosts_base.WholeHostsTestCase):
         for others in ((name, 'other'), ('x', project), ('\0', project)):
             self.assertEqual([], within(*others))
 
-    def test_who_comes_at_that_moment_keeps_the_host(self):
+    def test_host_with_newly_arrived_server_is_kept(self):
         *_others, last = self.order
         self.shrink(2)
         self.use(last)
@@ -151,7 +151,7 @@ class TestReturning(whole_hosts_base.WholeHostsTestCase):
         self.assertNotIn(last, self.held())
         self.assertEqual('', self.reason(self.lease))
 
-    def test_no_server_is_let_in_any_more(self):
+    def test_returned_host_admits_no_servers(self):
         *_others, last = self.order
         claims = scheduler_claims.Claims(
             self.database, self.clock, self.admission.index)
@@ -185,7 +185,7 @@ class TestReturning(whole_hosts_base.WholeHostsTestCase):
         self.assertNotIn(last, self.held())
         self.assertFalse(is_within(last))
 
-    def test_one_that_failed_comes_first(self):
+    def test_failed_host_is_returned_first(self):
         first, *_others = self.order
         with self.database.writer() as session:
             session.add(models.Outage(
@@ -195,7 +195,7 @@ class TestReturning(whole_hosts_base.WholeHostsTestCase):
         self.shrink(2)
         self.assertNotIn(first, self.bookings_of(self.lease))
 
-    def test_what_leaves_after_its_lease_leaves_then_too(self):
+    def test_returned_host_is_removed_if_hosts_leave_after_leases(self):
         *_others, last = self.order
         self.machines.leaving = True
         self.shrink(2)
@@ -206,7 +206,7 @@ class TestReturning(whole_hosts_base.WholeHostsTestCase):
                     sa.select(models.Host).where(
                         models.Host.assigned_to.is_(None)))})
 
-    def test_the_end_frees_what_is_not_free_yet(self):
+    def test_lease_end_frees_hosts_still_being_returned(self):
         *_others, last = self.order
         self.shrink(2)
         self.use(last)
@@ -217,7 +217,7 @@ class TestReturning(whole_hosts_base.WholeHostsTestCase):
         self.assertEqual(({}, 0), (
             self.held(), self.count_rows()['bookings']))
 
-    def test_who_dies_between_two_steps_leaves_it_to_the_next(self):
+    def test_return_is_completed_after_process_death(self):
         *_others, last = self.order
 
         def die(*_args, **_kwargs):
@@ -238,7 +238,7 @@ class TestReturning(whole_hosts_base.WholeHostsTestCase):
         self.assertNotIn(last, self.held())
         self.assertEqual([self.uuids[last]], self.machines.swept)
 
-    def test_where_it_has_changed_meanwhile_it_is_asked_again(self):
+    def test_return_conflicts_with_concurrent_change(self):
         chosen = returned_hosts.choose
 
         def choose(*args):
@@ -251,7 +251,7 @@ class TestReturning(whole_hosts_base.WholeHostsTestCase):
             self.assertRaises(errors.Conflict, self.shrink, 1)
         self.assertEqual(2, len(self.bookings_of(self.lease)))
 
-    def test_another_lease_waits_for_what_it_has(self):
+    def test_next_lease_waits_for_host_being_returned(self):
         *_others, last = self.order
         later = self.reserve_machines(1000, 1100, 3, 3)
         self.machines.dirty = {self.uuids[last]}

@@ -37,7 +37,7 @@ class TestRule(base.BaseTestCase):
 
     @CASES
     @hypothesis.given(taken, taken, taken)
-    def test_peaks_are_those_of_the_seconds_with_more_than_before(
+    def test_peaks_match_seconds_with_increased_usage(
             self, stays, comes, goes):
         expected = {}
         for rc in CLASSES:
@@ -64,18 +64,18 @@ class TestRule(base.BaseTestCase):
                     level(comes, rc, second) - level(goes, rc, second),
                     now[1].get(rc, 0))
 
-    def test_of_a_shared_class_a_host_lacks_only_what_it_reports(self):
+    def test_shared_class_is_lacking_only_if_reported(self):
         self.assertEqual([], rule.lacking({}, {}, {'DISK_GB': 1}))
         self.assertEqual(['DISK_GB'], rule.lacking(
             {'DISK_GB': 2}, {'DISK_GB': 1}, {'DISK_GB': 2}))
         self.assertEqual(['VCPU'], rule.lacking({}, {}, {'VCPU': 1}))
 
-    def test_of_what_is_not_wanted_nothing_is_lacking(self):
+    def test_unrequested_classes_are_never_lacking(self):
         self.assertEqual([], rule.lacking(
             {'VCPU': 2}, {'VCPU': 3, 'MEMORY_MB': 1},
             {'VCPU': 0, 'MEMORY_MB': 0}))
 
-    def test_a_server_past_its_end_needs_a_minute_yet(self):
+    def test_overdue_server_occupies_one_more_minute(self):
         self.assertEqual(model.Window(1, 9), rule.occupied(1, 9, None, 9))
         self.assertEqual(model.Window(1, 9), rule.occupied(1, 9, 1, 8))
         self.assertEqual(model.Window(1, 69), rule.occupied(1, 9, 1, 9))
@@ -87,7 +87,7 @@ class TestTimeline(base.BaseTestCase):
     @CASES
     @hypothesis.given(st.lists(st.tuples(hosts, taken), min_size=1,
                                max_size=4), amounts, windows)
-    def test_it_says_what_the_rule_says(self, told, wanted, window):
+    def test_timeline_agrees_with_rule(self, told, wanted, window):
         line = timelines.Timeline()
         for number, ((capacity, usage), booked) in enumerate(told):
             line.set_host(number, capacity, usage)

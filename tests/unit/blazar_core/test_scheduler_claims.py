@@ -90,14 +90,14 @@ class ClaimTestCase(base.LeaseTestCase):
 
 class TestClaim(ClaimTestCase):
 
-    def test_what_is_let_in_counts_before_anybody_tells_of_it(self):
+    def test_claimed_server_counts_before_it_is_reported(self):
         self.host('one', VCPU=10)
         self.lease(50, 100, resources={'VCPU': 6})
         self.assertEqual([True] * 4 + [False] * 6, [
             self.fits('one') for _boot in range(10)])
         self.assertEqual({'VCPU': 4}, self.row('one').usage)
 
-    def test_other_schedulers_see_it_at_once(self):
+    def test_other_schedulers_see_claim_at_once(self):
         self.host('one', VCPU=10)
         self.lease(50, 100, resources={'VCPU': 9})
         others = self.another()
@@ -107,31 +107,31 @@ class TestClaim(ClaimTestCase):
         self.assertRaises(scheduler_claims.Denied, self.claim, 'c', 'one',
                           by=others)
 
-    def test_where_nothing_is_promised_nobody_is_judged(self):
+    def test_host_without_reservations_is_not_checked(self):
         self.host('one', VCPU=1)
         self.assertEqual([True, True], [
             self.fits('one') for _boot in range(2)])
         self.assertEqual({'VCPU': 2}, self.row('one').usage)
 
-    def test_a_host_that_is_forced_is_not_judged_but_counted(self):
+    def test_forced_claim_is_counted_but_not_checked(self):
         self.host('one', VCPU=1)
         self.lease(50, 100)
         self.assertRaises(scheduler_claims.Denied, self.claim, 'a', 'one')
         self.claim('a', 'one', forced=True)
         self.assertEqual({'VCPU': 1}, self.row('one').usage)
 
-    def test_all_that_is_taken_of_a_host_counts(self):
+    def test_all_resource_classes_of_host_count(self):
         uuid = self.host('one', VCPU=2, MEMORY_MB=10, CUSTOM_GPU=1)
         self.claims.claim('a', {
             'shared': {'DISK_GB': 7}, uuid: {'VCPU': 1, 'MEMORY_MB': 0},
             'gpu': {'CUSTOM_GPU': 1}})
         self.assertEqual({'VCPU': 1, 'CUSTOM_GPU': 1}, self.row('one').usage)
 
-    def test_hosts_that_nobody_knows_are_not_claimed(self):
+    def test_unknown_hosts_are_not_claimed(self):
         self.claims.claim('a', {'unknown': {'VCPU': 1}})()
         self.assertEqual({}, self.count_rows())
 
-    def test_a_claim_taken_back_leaves_nothing(self):
+    def test_undone_claim_leaves_nothing(self):
         self.host('one', VCPU=1)
         for before in ({}, {'a': {'VCPU': 5}}):
             self.asked(**before)
@@ -139,7 +139,7 @@ class TestClaim(ClaimTestCase):
             self.claim('a', 'one')()
             self.assertEqual(consumers, self.row('one').consumers)
 
-    def test_resized_in_its_place_a_server_takes_both_sizes(self):
+    def test_resize_on_same_host_counts_both_sizes(self):
         self.host('one', VCPU=9)
         self.asked(a={'VCPU': 2})
         self.claim('a', 'one', VCPU=3)
@@ -150,12 +150,12 @@ class TestClaim(ClaimTestCase):
         self.asked(a={'VCPU': 3})
         self.assertEqual({'VCPU': 3}, self.row('one').usage)
 
-    def test_who_lost_a_race_judges_again(self):
+    def test_lost_race_is_checked_again(self):
         self.be_slower()
         self.assertRaises(scheduler_claims.Denied, self.claim, 'slower', 'one')
         self.assertEqual({'VCPU': 1}, self.row('one').usage)
 
-    def test_without_the_guard_he_would_not(self):
+    def test_lost_race_overbooks_without_guard(self):
         self.be_slower()
         self.useFixture(fixtures.MonkeyPatch(
             'blazar_core.capacity.inventory.claim', racer.claim_unguarded))
@@ -186,7 +186,7 @@ class TestPending(ClaimTestCase):
         self.asked()
         self.claim('a', 'one')
 
-    def test_it_is_kept_until_the_cloud_must_have_it(self):
+    def test_unconfirmed_claim_expires_after_a_while(self):
         self.assertEqual(NOW + pending.CLAIM_SECONDS + 1,
                          self.row('one').recheck_at)
         self.clock.advance(pending.CLAIM_SECONDS)
@@ -197,7 +197,7 @@ class TestPending(ClaimTestCase):
         self.assertEqual({}, self.row('one').usage)
         self.assertIsNone(self.row('one').recheck_at)
 
-    def test_a_clock_that_was_ahead_keeps_nothing_taken(self):
+    def test_claims_made_by_fast_clock_expire_in_time(self):
         self.clock.step(3600)
         self.claim('b', 'one')
         self.tell('c', VCPU=1)
@@ -209,13 +209,13 @@ class TestPending(ClaimTestCase):
         self.assertEqual({}, self.row('one').usage)
         self.assertIsNone(self.row('one').recheck_at)
 
-    def test_what_the_cloud_has_stays(self):
+    def test_confirmed_claim_is_kept(self):
         self.clock.advance(pending.CLAIM_SECONDS + 1)
         self.asked(a={'VCPU': 1})
         self.assertEqual({'VCPU': 1}, self.row('one').usage)
         self.assertIsNone(self.row('one').recheck_at)
 
-    def test_told_of_it_nothing_is_decided_and_nobody_asked(self):
+    def test_notification_confirms_claim_without_decision(self):
         generation = self.generation('one')
         changes = self.count_rows()['changes']
         self.assertTrue(self.tell('a', VCPU=1))
@@ -230,7 +230,7 @@ class TestPending(ClaimTestCase):
         self.asked()
         self.assertEqual({}, self.row('one').usage)
 
-    def test_the_host_is_looked_at_for_the_others_that_are_awaited(self):
+    def test_recheck_time_is_that_of_oldest_pending_claim(self):
         self.clock.advance(3)
         self.claim('b', 'one')
         self.assertEqual(NOW + 31, self.row('one').recheck_at)
@@ -239,7 +239,7 @@ class TestPending(ClaimTestCase):
         self.tell('b', VCPU=1)
         self.assertIsNone(self.row('one').recheck_at)
 
-    def test_who_wants_to_look_sooner_does_so(self):
+    def test_earlier_recheck_time_is_kept(self):
         with self.database.writer() as session:
             session.execute(sa.update(models.Host).values(recheck_at=NOW + 2))
         self.claim('b', 'one')
@@ -247,14 +247,14 @@ class TestPending(ClaimTestCase):
             self.tell(server_id, VCPU=1)
         self.assertEqual(NOW + 2, self.row('one').recheck_at)
 
-    def test_looked_at_in_between_it_is_looked_at_again(self):
+    def test_recheck_is_repeated_for_pending_claim(self):
         with self.database.writer() as session:
             session.execute(sa.update(models.Host).values(recheck_at=NOW + 2))
         self.clock.advance(2)
         self.asked()
         self.assertEqual(NOW + 31, self.row('one').recheck_at)
 
-    def test_one_that_leaves_does_not_come_back(self):
+    def test_outdated_report_does_not_restore_removed_server(self):
         self.tell('a')
         self.assertEqual({}, self.row('one').usage)
         self.asked(at=NOW - 1, a={'VCPU': 1})
@@ -270,13 +270,13 @@ class TestLeased(ClaimTestCase):
     def servers(self, *window, **wanted):
         return base.servers_of(self.lease(*window, **wanted))
 
-    def test_it_is_placed_where_it_is_booked_and_counts_once(self):
+    def test_server_on_booked_host_counts_once(self):
         server_id, = self.servers(0, 100, resources={'VCPU': 2})
         self.claim(server_id, 'one', VCPU=2)
         self.assertEqual(NOW, self.booking(server_id).claimed_at)
         self.assertEqual({}, self.row('one').usage)
 
-    def test_elsewhere_its_booking_goes_with_it(self):
+    def test_booking_follows_server_to_claimed_host(self):
         server_id, = self.servers(0, 100)
         self.host('two', VCPU=1)
         undo = self.claim(server_id, 'two')
@@ -287,7 +287,7 @@ class TestLeased(ClaimTestCase):
         self.claim(server_id, 'one')
         self.assertEqual('one', self.host_of(server_id))
 
-    def test_it_does_not_go_where_others_were_promised_the_room(self):
+    def test_claim_on_host_reserved_by_others_is_denied(self):
         self.servers(0, 100, count=2)
         self.host('two', VCPU=1)
         server_id, = self.servers(0, 100)
@@ -298,7 +298,7 @@ class TestLeased(ClaimTestCase):
         self.claim(server_id, 'one', forced=True)
         self.assertEqual('one', self.host_of(server_id))
 
-    def test_those_of_one_lease_change_places(self):
+    def test_servers_of_a_lease_swap_hosts(self):
         self.host('two', VCPU=2)
         first, second = self.servers(0, 100, count=2, resources={'VCPU': 2})
         before = [self.host_of(first), self.host_of(second)]
@@ -308,7 +308,7 @@ class TestLeased(ClaimTestCase):
         # Its booking is there now.
         self.assertFalse(self.fits(before[1], second, VCPU=2))
 
-    def test_one_without_a_host_is_bound_where_it_is_let_in(self):
+    def test_booking_without_host_gets_claimed_host(self):
         server_id, = self.servers(0, 100)
         with self.database.writer() as session:
             booking = session.get(models.Booking, self.booking(server_id).id)
@@ -318,7 +318,7 @@ class TestLeased(ClaimTestCase):
         self.assertEqual('one', self.host_of(server_id))
         self.assertEqual(NOW, self.booking(server_id).claimed_at)
 
-    def test_built_again_elsewhere_it_does_not_count_twice(self):
+    def test_second_claim_on_other_host_replaces_first(self):
         server_id, = self.servers(0, 100)
         self.host('two', VCPU=1)
         self.claim(server_id, 'one')
@@ -326,7 +326,7 @@ class TestLeased(ClaimTestCase):
         self.assertEqual(('two', {}), (
             self.host_of(server_id), self.row('two').usage))
 
-    def test_one_that_runs_counts_twice_while_it_moves(self):
+    def test_migrating_server_counts_on_both_hosts(self):
         server_id, = base.servers_of(self.running_lease(0, 100))
         uuid = self.host('two', VCPU=1)
         undo = self.claim(server_id, 'two')
@@ -344,7 +344,7 @@ class TestLeased(ClaimTestCase):
         self.assertEqual({}, self.row('two').usage)
         self.assertIsNone(self.booking(server_id).migrating_to)
 
-    def test_one_that_stays_after_all_is_looked_for_where_it_would_go(self):
+    def test_target_host_is_rechecked_after_failed_migration(self):
         server_id, = base.servers_of(self.running_lease(0, 100))
         self.host('two', VCPU=1)
         self.claim(server_id, 'two')
@@ -358,7 +358,7 @@ class TestLeased(ClaimTestCase):
         self.assertEqual({}, self.row('two').usage)
         self.assertEqual([], observe(server_id, seen))
 
-    def test_one_that_was_shelved_comes_back_to_its_room(self):
+    def test_unshelved_server_returns_to_its_booking(self):
         server_id, = base.servers_of(self.running_lease(
             0, 100, resources={'VCPU': 2}))
         self.claim(server_id, 'one', VCPU=2)
@@ -367,7 +367,7 @@ class TestLeased(ClaimTestCase):
         # Additional usage must fit.
         self.assertFalse(self.fits('one', server_id, VCPU=1))
 
-    def test_one_whose_lease_is_over_moves_nowhere(self):
+    def test_server_of_ending_lease_cannot_be_claimed(self):
         """It cannot return to its host either: its end decides by its host."""
         self.host('other', VCPU=4)
         lease = self.running_lease(0, 100)
@@ -379,7 +379,7 @@ class TestLeased(ClaimTestCase):
         for host in ('one', 'other'):
             self.assertFalse(self.fits(host, server_id), host)
 
-    def test_one_that_runs_moves_where_there_is_room_until_its_end(self):
+    def test_running_server_migrates_if_capacity_is_free_until_end(self):
         server_id, = base.servers_of(self.running_lease(0, 100, resources={
             'VCPU': 2}))
         self.host('two', VCPU=2)
@@ -390,7 +390,7 @@ class TestLeased(ClaimTestCase):
         self.servers(100, 200, resources={'VCPU': 2})
         self.assertTrue(self.fits('three', server_id, VCPU=2))
 
-    def test_one_whose_lease_is_over_is_like_any_other(self):
+    def test_server_of_ended_lease_is_checked_like_any_other(self):
         server_id, = self.servers(0, 100)
         self.servers(100, 200, resources={'VCPU': 2})
         own_of = eligibility.own_of
@@ -431,35 +431,35 @@ class TestGrowth(ClaimTestCase):
         return base.servers_of(self.running_lease(
             0, 100, **{'resources': {'VCPU': 1}, **how}))
 
-    def test_one_that_is_resized_is_within_the_limits(self):
+    def test_resized_server_must_stay_within_limits(self):
         server_id, = self.running()
         self.lease(50, 80)
         for host in ('one', 'two'):
             self.assertFalse(self.fits(host, server_id, VCPU=4), host)
             self.assertTrue(self.fits(host, server_id, VCPU=3), host)
 
-    def test_what_others_have_at_other_times_does_not_count(self):
+    def test_leases_at_other_times_do_not_count(self):
         server_id, = self.running()
         self.lease(100, 200, resources={'VCPU': 4})
         self.assertTrue(self.fits('two', server_id, VCPU=4))
 
-    def test_two_that_are_resized_at_once(self):
+    def test_concurrent_resizes_share_limit(self):
         first, second = self.running(count=2)
         self.assertTrue(self.fits('two', first, VCPU=3))
         self.assertFalse(self.fits('two', second, VCPU=2))
 
-    def test_one_that_moves_as_it_is_counts_once(self):
+    def test_migration_without_resize_counts_once(self):
         first, second = self.running(count=2)
         self.limited(2)
         self.assertTrue(self.fits('two', first))
         self.assertTrue(self.fits('two', second))
 
-    def test_one_above_a_limit_that_was_lowered_moves(self):
+    def test_server_above_lowered_limit_can_migrate(self):
         server_id, = self.running(resources={'VCPU': 4})
         self.limited(2)
         self.assertTrue(self.fits('two', server_id, VCPU=4))
 
-    def test_one_that_has_grown_before_it_is_built_is_booked_so(self):
+    def test_server_resized_before_build_is_booked_with_new_size(self):
         """The server was resized in an earlier occurrence."""
         server_id, = base.servers_of(self.lease(0, 100))
         self.assertFalse(self.fits('one', server_id, VCPU=5))
@@ -512,7 +512,7 @@ class TestReverts(ClaimTestCase):
             return False
         return True
 
-    def test_one_of_two_at_once_is_within_the_limits(self):
+    def test_concurrent_reverts_share_limit(self):
         self.asked('two', **self.kept)
         barrier, answers = threading.Barrier(2), []
         threads = [self.in_thread(lambda server_id=server_id: answers.append(
@@ -522,7 +522,7 @@ class TestReverts(ClaimTestCase):
             thread.join(60)
         self.assertEqual([False, True], sorted(answers))
 
-    def test_what_it_takes_counts_until_it_is_there_and_then_too(self):
+    def test_revert_counts_until_and_after_completion(self):
         first, second = self.own
         self.asked('two', **self.kept)
         self.assertTrue(self.revert(first))
@@ -541,7 +541,7 @@ class TestReverts(ClaimTestCase):
         self.assertFalse(self.revert(second))
         self.assertEqual({'VCPU': 2}, self.row('two').usage)
 
-    def test_so_it_does_where_it_has_stayed_on_its_host(self):
+    def test_revert_on_same_host_counts_until_and_after_completion(self):
         first, second = self.own
         small = dict.fromkeys(self.own, {'VCPU': 1})
         self.asked('one', **self.kept, **small)
@@ -556,7 +556,7 @@ class TestReverts(ClaimTestCase):
         self.assertFalse(self.revert(second, 'one'))
         self.assertEqual({'VCPU': 2}, self.row('one').usage)
 
-    def test_one_that_nova_does_not_revert_counts_for_a_while(self):
+    def test_failed_revert_counts_for_a_while(self):
         for source in 'two', 'one':
             server_id, other = self.own
             there = dict.fromkeys(self.own, {'VCPU': 1}) if (
@@ -575,7 +575,7 @@ class TestReverts(ClaimTestCase):
 class TestClock(ClaimTestCase):
     """A clock that was ahead, and is set right."""
 
-    def test_what_is_over_by_it_is_not_forgotten(self):
+    def test_index_is_reloaded_after_clock_is_set_back(self):
         self.host('full', VCPU=4)
         self.lease(1000, 2000, resources={'VCPU': 4}, hosts=frozenset(
             [self.uuid_of('full')]))
@@ -601,7 +601,7 @@ class TestClock(ClaimTestCase):
             self.clock.advance(5)
 
 
-class TestPlaces(ClaimTestCase):
+class TestSlots(ClaimTestCase):
     """A server with another amount leaves the slot's booking unchanged."""
 
     def setUp(self):
@@ -628,12 +628,12 @@ class TestPlaces(ClaimTestCase):
             server_id, cloud_api.ObservedServer(State.GONE))
         return booked
 
-    def test_one_without_a_disk_of_its_own_leaves_it_to_the_next(self):
+    def test_unused_resources_of_slot_stay_booked(self):
         self.assertEqual({'VCPU': 1, 'DISK_GB': 20},
                          self.come_and_go(VCPU=1))
         self.assertFalse(self.fits('one', DISK_GB=11))
 
-    def test_what_one_takes_beside_it_goes_with_it(self):
+    def test_additional_resources_are_freed_with_server(self):
         self.assertEqual({'VCPU': 2, 'DISK_GB': 20},
                          self.come_and_go(VCPU=2))
         self.assertEqual({'VCPU': 1, 'DISK_GB': 20}, self.booked())
@@ -657,7 +657,7 @@ class TestSiblings(ClaimTestCase):
                     State.RUNNING, self.uuid_of(self.host_of(server_id))))
         return servers
 
-    def test_two_that_move_at_once_do_not_meet(self):
+    def test_concurrent_migrations_respect_anti_affinity(self):
         """Both servers pass the filter before either is claimed."""
         first, second = self.running(affinity=False)
         there, = {'one', 'two', 'three'} - {
@@ -667,7 +667,7 @@ class TestSiblings(ClaimTestCase):
         undo()
         self.assertTrue(self.fits(there, second))
 
-    def test_who_did_not_get_there_is_in_nobodys_way(self):
+    def test_failed_migration_does_not_block_sibling(self):
         """Nova admits the server there, but it stays on its host."""
         first, second = self.running(affinity=False)
         there, = {'one', 'two', 'three'} - {
@@ -683,11 +683,11 @@ class TestSiblings(ClaimTestCase):
         self.assertIsNone(self.booking(first).migrating_to)
         self.assertTrue(self.fits(there, second))
 
-    def test_one_does_not_move_to_where_another_is(self):
+    def test_server_does_not_migrate_to_host_of_sibling(self):
         first, second = self.running(affinity=False)
         self.assertFalse(self.fits(self.host_of(second), first))
 
-    def test_those_that_stay_together_follow_the_first(self):
+    def test_servers_with_affinity_follow_the_first(self):
         first, second = self.running(affinity=True)
         there, elsewhere = {'one', 'two', 'three'} - {self.host_of(first)}
         self.lifecycle.reconciliation.observe(first, cloud_api.ObservedServer(
@@ -696,7 +696,7 @@ class TestSiblings(ClaimTestCase):
         self.assertTrue(self.fits(there, second))
 
 
-class TestTogether(ClaimTestCase):
+class TestMultipleServers(ClaimTestCase):
     """Servers that one request claims one after the other."""
 
     def fits(self, server_id):
@@ -706,7 +706,7 @@ class TestTogether(ClaimTestCase):
         return {self.scalars(models.Host.name, models.Host.uuid == uuid)[0]:
                 room for uuid, room in found.by_host.items()}
 
-    def test_each_sees_those_before_it(self):
+    def test_each_server_sees_earlier_claims(self):
         self.host('one', VCPU=3)
         self.lease(50, 100)
         for room in (2, 1, 0):
@@ -714,7 +714,7 @@ class TestTogether(ClaimTestCase):
             if room:
                 self.claim(f'server {room}', 'one')
 
-    def test_those_of_a_lease_leave_the_others_their_places(self):
+    def test_claims_of_a_lease_keep_capacity_for_siblings(self):
         self.host('one', VCPU=2)
         first, second = base.servers_of(self.lease(0, 100, count=2))
         # The booking of the server or of another one of its lease is used.
@@ -740,7 +740,7 @@ class TestBuilding(ClaimTestCase):
     def overstay(self):
         self.clock.advance(101)
 
-    def test_one_that_a_scheduler_let_in_overstays(self):
+    def test_claimed_server_keeps_capacity_past_end(self):
         self.claim(self.server_id, 'one')
         self.overstay()
         self.assertFalse(self.is_free())
@@ -749,14 +749,14 @@ class TestBuilding(ClaimTestCase):
             self.server_id, cloud_api.ObservedServer(State.GONE))
         self.assertTrue(self.is_free())
 
-    def test_one_that_is_being_built_overstays(self):
+    def test_building_server_keeps_capacity_past_end(self):
         self.lifecycle.reconciliation.observe(
             self.server_id, cloud_api.ObservedServer(
                 State.BUILDING, self.uuid_of('one')))
         self.overstay()
         self.assertFalse(self.is_free())
 
-    def test_who_decides_in_the_database_knows_it_too(self):
+    def test_ledger_counts_claimed_server_past_end(self):
         self.claim(self.server_id, 'one')
         self.overstay()
         with self.database.writer() as session:
@@ -768,7 +768,7 @@ class TestBuilding(ClaimTestCase):
                                       self.request(101, 200).window,
                                       {'VCPU': 1}))])
 
-    def test_a_lease_waits_until_it_is_gone(self):
+    def test_lease_waits_until_claimed_server_is_deleted(self):
         self.claim(self.server_id, 'one')
         later = self.lease(100, 200)
         self.clock.advance(100)
@@ -778,10 +778,10 @@ class TestBuilding(ClaimTestCase):
             self.server_id, cloud_api.ObservedServer(State.GONE))
         self.assertIsNone(self.lifecycle.lease_start.start(later['id']))
 
-    def test_one_that_was_not_built_anywhere_does_not(self):
+    def test_unclaimed_server_keeps_no_capacity_past_end(self):
         self.overstay()
         self.assertTrue(self.is_free())
 
-    def test_where_one_failed_the_cloud_is_asked(self):
+    def test_host_of_failed_build_is_rechecked(self):
         self.assertEqual(['one'], self.lifecycle.reconciliation.observe(
             self.server_id, cloud_api.ObservedServer(State.ERROR)))

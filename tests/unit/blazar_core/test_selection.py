@@ -48,7 +48,7 @@ class TestProperties(admissions_base.AdmissionTestCase):
                 0, 10, len(names), affinity=model.Affinity.DIFFERENT,
                 **self.with_properties(text))), text)
 
-    def test_a_refusal_is_about_the_hosts_that_match(self):
+    def test_refusal_considers_only_matching_hosts(self):
         self.book('old', 0, 50, VCPU=3)
         self.assertEqual(
             refusals.Refusal(refusals.Reason.NO_ROOM, 3, 1, NOW + 50),
@@ -59,7 +59,7 @@ class TestProperties(admissions_base.AdmissionTestCase):
             self.refusal(0, 10, 5, **self.with_properties(
                 '["=", "$gpu", "v100"]')))
 
-    def test_they_go_together_with_named_hosts(self):
+    def test_properties_combine_with_hosts_and_avoid(self):
         gpus = self.with_properties('["in", "$gpu", "v100", "a100"]')
         self.assertEqual(['new'], self.pick(
             0, 10, avoid=frozenset(['old']), **gpus))
@@ -68,7 +68,7 @@ class TestProperties(admissions_base.AdmissionTestCase):
         self.assertEqual(refusals.Reason.NO_HOST, self.refusal(
             0, 10, hosts=frozenset(['plain']), **gpus).reason)
 
-    def test_a_property_that_changes_is_followed(self):
+    def test_changed_property_is_followed(self):
         rare = self.with_properties('["=", "$gpu", "h100"]')
         self.refusal(0, 10, **rare)
         with self.database.writer() as session:
@@ -78,7 +78,7 @@ class TestProperties(admissions_base.AdmissionTestCase):
         self.assertEqual(['plain'], self.pick(0, 10, **rare))
 
 
-class TestWishes(admissions_base.AdmissionTestCase):
+class TestSoftAffinity(admissions_base.AdmissionTestCase):
     """Soft affinities choose among the hosts with free capacity."""
 
     scenarios = ONLY_SQLITE
@@ -104,41 +104,41 @@ class TestWishes(admissions_base.AdmissionTestCase):
     def together(self, count, **more):
         return self.wish(model.Affinity.SOFT_SAME, count, **more)
 
-    def test_apart_each_has_its_host_as_long_as_there_are_some(self):
+    def test_soft_anti_affinity_uses_different_hosts_if_possible(self):
         self.assertEqual(['one', 'two'], self.apart(2))
         self.assertEqual(['one', 'two', 'three'], self.apart(3))
         self.assertEqual(['one', 'two', 'three', 'one', 'two'], self.apart(5))
         self.assertEqual(2 * ['one'] + 4 * ['three'] + 4 * ['two'],
                          sorted(self.apart(10)))
 
-    def test_apart_they_go_where_fewest_of_their_group_are(self):
+    def test_soft_anti_affinity_prefers_hosts_with_fewest_members(self):
         self.assertEqual(['two', 'three', 'one'], self.apart(3, one=1))
         self.assertEqual(['three', 'one'], self.apart(2, one=1, two=2))
         self.assertEqual(['two'], self.apart(1, one=1, three=1, gone=1))
 
-    def test_together_they_go_to_a_host_that_takes_all(self):
+    def test_soft_affinity_prefers_host_that_takes_all(self):
         self.assertEqual(['one', 'one'], self.together(2))
         self.assertEqual(3 * ['two'], self.together(3))
         self.assertEqual(4 * ['two'] + ['three'], self.together(5))
 
-    def test_together_they_take_the_fewest_hosts(self):
+    def test_soft_affinity_uses_fewest_hosts(self):
         self.book('two', 0, 10, VCPU=2)
         self.assertEqual(
             ['three'] * 4 + ['two'] * 2, self.together(6))
 
-    def test_together_they_go_where_most_of_their_group_are(self):
+    def test_soft_affinity_prefers_hosts_with_most_members(self):
         self.assertEqual(['three'], self.together(1, three=1))
         self.assertEqual(['three'] * 2, self.together(2, two=1, three=2))
         self.assertEqual(['one'] * 2 + ['two'], self.together(3, one=1))
         self.assertEqual(['one'], self.together(1, gone=1))
 
-    def test_a_wish_comes_before_a_lost_race_which_breaks_a_tie(self):
+    def test_soft_affinity_outranks_avoidance_of_lost_races(self):
         lost = {self.host_id('one')}
         self.assertEqual(['two', 'three', 'one'], self.apart(3, last=lost))
         self.assertEqual(['one'], self.together(1, last=lost, one=1))
         self.assertEqual(['two'], self.together(1, last=lost))
 
-    def test_a_wish_refuses_nothing(self):
+    def test_soft_affinity_causes_no_refusal(self):
         for affinity in (model.Affinity.SOFT_SAME,
                          model.Affinity.SOFT_DIFFERENT):
             for room, count in ((1, 11), (3, 3), (5, 1)):
@@ -163,30 +163,30 @@ class TestPack(admissions_base.AdmissionTestCase):
         self.assertEqual(['host-1'], self.pick(0, 100))
         self.assertEqual(['host-2'], self.pick(0, 50))
 
-    def test_a_host_that_stays_busy_anyway_comes_first(self):
+    def test_host_busy_beyond_lease_is_preferred(self):
         self.hosts(3, VCPU=2)
         self.book('host-1', 0, 50, VCPU=1)
         self.book('host-2', 0, 200, VCPU=1)
         self.assertEqual(['host-2'], self.pick(0, 100))
 
-    def test_of_those_the_one_that_falls_free_soonest(self):
+    def test_host_that_becomes_free_soonest_is_preferred(self):
         self.hosts(3, VCPU=2)
         self.book('host-1', 0, 300, VCPU=1)
         self.book('host-2', 0, 200, VCPU=1)
         self.assertEqual(['host-2'], self.pick(0, 100))
 
-    def test_else_the_one_that_stays_busy_for_the_least_time_longer(self):
+    def test_host_with_least_additional_busy_time_is_preferred(self):
         self.hosts(3, VCPU=2)
         self.book('host-1', 0, 50, VCPU=1)
         self.book('host-2', 0, 70, VCPU=1)
         self.assertEqual(['host-2'], self.pick(0, 100))
 
-    def test_a_host_with_servers_without_an_end_never_falls_free(self):
+    def test_host_with_open_ended_servers_is_preferred(self):
         self.hosts(1, VCPU=2)
         self.host('used', usage={'VCPU': 1}, VCPU=2)
         self.assertEqual(['used'], self.pick(0, 100))
 
-    def test_empty_hosts_are_left_whole(self):
+    def test_empty_hosts_are_kept_free(self):
         self.hosts(4, VCPU=4)
         for number in range(12):
             for name in self.pick(0, 100 + number % 2):
@@ -214,7 +214,7 @@ class TestSpread(admissions_base.AdmissionTestCase):
         self.admission = admissions.Admission(
             self.database, self.clock, selection.spread)
 
-    def test_every_host_with_room_is_picked_in_time(self):
+    def test_every_host_with_free_capacity_is_picked_eventually(self):
         for name in ('one', 'two', 'three'):
             self.host(name, VCPU=1)
         self.host('full', usage={'VCPU': 1}, VCPU=1)
@@ -222,7 +222,7 @@ class TestSpread(admissions_base.AdmissionTestCase):
             name for _time in range(100) for name in self.pick(0, 10))
         self.assertEqual({'one', 'two', 'three'}, set(picked))
 
-    def test_no_host_gets_more_than_it_has_room_for(self):
+    def test_no_host_gets_more_than_its_free_capacity(self):
         for name in ('one', 'two', 'three'):
             self.host(name, VCPU=2)
         for _time in range(10):
@@ -230,7 +230,7 @@ class TestSpread(admissions_base.AdmissionTestCase):
                 ['one', 'one', 'three', 'three', 'two', 'two'],
                 sorted(self.pick(0, 10, 6)))
 
-    def test_hosts_of_a_lost_race_come_last(self):
+    def test_hosts_of_lost_race_are_picked_last(self):
         for name in ('one', 'two'):
             self.host(name, VCPU=1)
         lost = {self.host_id('one')}
@@ -252,13 +252,13 @@ class TestSpread(admissions_base.AdmissionTestCase):
         self.assertEqual([(2, model.Window(NOW, NOW + 10))], asked)
 
 
-class TestInTheWay(admissions_base.AdmissionTestCase):
+class TestBlockingLeases(admissions_base.AdmissionTestCase):
 
     def setUp(self):
         super().setUp()
         self.log = self.useFixture(fixtures.FakeLogger(level=20))
 
-    def test_the_log_names_the_leases_in_the_way(self):
+    def test_log_names_blocking_leases(self):
         self.host('one', VCPU=1)
         self.book('one', 0, 10, VCPU=1)
         self.refusal(5, 15)
@@ -267,13 +267,13 @@ class TestInTheWay(admissions_base.AdmissionTestCase):
                       'lease',
                       self.log.output)
 
-    def test_one_that_is_too_big_is_in_nobodys_way(self):
+    def test_log_names_no_lease_if_request_is_too_large(self):
         self.host('one', VCPU=1)
         self.book('one', 0, 10, VCPU=1)
         self.refusal(5, 15, 2)
         self.assertNotIn('Blocked by', self.log.output)
 
-    def test_those_that_end_first_come_first_and_others_are_left_out(self):
+    def test_blocking_leases_are_ordered_by_end(self):
         self.host('one', VCPU=9)
         for name, start, end in (('late', 0, 50), ('soon', 0, 20),
                                  ('over', 0, 5), ('after', 30, 40),
@@ -298,7 +298,7 @@ class TestInTheWay(admissions_base.AdmissionTestCase):
                 session, model.Window(NOW + 5, NOW + 30)))
 
 
-class TestMoves(admissions_base.AdmissionTestCase):
+class TestMigrationsWithAffinity(admissions_base.AdmissionTestCase):
     """Migrations of servers of a reservation with an affinity."""
 
     scenarios = ONLY_SQLITE
@@ -341,53 +341,53 @@ class TestMoves(admissions_base.AdmissionTestCase):
                 models.Booking.server_id == server_id).values(
                 migrating_to=self.host_id(host)))
 
-    def test_until_it_is_placed_a_server_keeps_to_what_is_booked(self):
+    def test_unclaimed_server_is_limited_to_booked_hosts(self):
         mine = self.place('one', claimed_at=None)
         self.place('two', server=False)
         self.assertEqual({'one', 'two'}, self.apart(mine))
         self.assertEqual({'one', 'two'}, self.together(mine))
 
-    def test_apart_it_moves_to_where_no_sibling_is(self):
+    def test_anti_affinity_excludes_hosts_of_siblings(self):
         mine = self.place('one')
         self.place('two')
         self.assertEqual({'one', 'three'}, self.apart(mine))
 
-    def test_placed_is_enough_to_be_there(self):
+    def test_claimed_siblings_count_as_present(self):
         mine = self.place('one', claimed_at=NOW)
         self.place('two', claimed_at=NOW)
         self.assertEqual({'one', 'three'}, self.apart(mine))
 
-    def test_apart_it_does_not_move_to_where_one_is_about_to_be_built(self):
+    def test_anti_affinity_excludes_hosts_of_unbuilt_siblings(self):
         mine = self.place('one')
         self.place('two', claimed_at=None)
         self.assertEqual({'one', 'three'}, self.apart(mine))
 
-    def test_apart_a_free_place_is_no_hindrance(self):
+    def test_anti_affinity_ignores_free_slots(self):
         mine = self.place('one')
         self.place('two', server=False)
         self.book('two', 0, 100, 'other', VCPU=1)
         self.assertEqual({'one', 'two', 'three'}, self.apart(mine))
 
-    def test_apart_two_that_move_at_once_do_not_meet(self):
+    def test_anti_affinity_excludes_targets_of_migrating_siblings(self):
         mine, other = self.place('one'), self.place('two')
         self.move(other, 'three')
         self.assertEqual({'one'}, self.apart(mine))
         # On its own target it may be tried again.
         self.assertEqual({'two', 'three'}, self.apart(other))
 
-    def test_nobody_is_built_where_a_sibling_is_about_to_arrive(self):
+    def test_server_is_not_built_on_target_of_migrating_sibling(self):
         self.move(self.place('one'), 'two')
         mine = self.place('two', claimed_at=None)
         self.place('three', server=False)
         self.assertEqual({'three'}, self.apart(mine))
 
-    def test_apart_promises_to_others_are_kept(self):
+    def test_anti_affinity_respects_other_reservations(self):
         mine = self.place('one')
         self.place('two')
         self.book('three', 99, 200, 'other', VCPU=2)
         self.assertEqual({'one'}, self.apart(mine))
 
-    def test_together_one_alone_moves_to_where_all_have_room(self):
+    def test_affinity_moves_single_server_where_all_slots_fit(self):
         mine = self.place('one')
         self.place('one', server=False)
         self.book('two', 99, 200, 'other', VCPU=1)
@@ -397,7 +397,7 @@ class TestMoves(admissions_base.AdmissionTestCase):
             {'VCPU': 1}, {'VCPU': 2})
         self.assertEqual({'one'}, self.together(mine))
 
-    def test_together_the_first_goes_where_the_others_can_follow(self):
+    def test_affinity_moves_first_server_where_others_can_follow(self):
         mine, other = self.place('one'), self.place('one')
         self.book('two', 99, 200, 'other', VCPU=1)
         self.assertEqual({'one', 'three'}, self.together(mine))
@@ -406,12 +406,12 @@ class TestMoves(admissions_base.AdmissionTestCase):
         self.host('four', VCPU=9)
         self.assertEqual({'one', 'three'}, self.together(other))
 
-    def test_together_they_follow_one_that_has_moved(self):
+    def test_affinity_allows_following_a_moved_sibling(self):
         mine = self.place('one')
         self.place('two')
         self.assertEqual({'one', 'two'}, self.together(mine))
 
-    def test_together_places_elsewhere_are_not_waited_for(self):
+    def test_affinity_ignores_slots_without_host(self):
         """A slot without a host has no reserved capacity."""
         mine = self.place('one')
         self.place(None, server=False)

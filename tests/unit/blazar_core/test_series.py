@@ -73,21 +73,21 @@ class RecurringTestCase(base.LeaseTestCase):
 
 class TestAdmission(RecurringTestCase):
 
-    def test_all_of_them_are_booked(self):
+    def test_all_occurrences_are_booked(self):
         lease = self.make(100, 200, 300)
         self.assertEqual([NOW + 100, NOW + 200, NOW + 300], sorted(
             self.scalars(models.Booking.start_date)))
         self.assertEqual(['PENDING'] * 3, self.statuses(lease))
         self.assertEqual(lease['id'], lease['recurrence_id'])
 
-    def test_or_none_and_it_is_said_which(self):
+    def test_no_occurrence_is_booked_if_one_does_not_fit(self):
         self.lease(190, 210)
         before = self.everything()
         error = self.assertRaises(errors.Refused, self.make, 100, 200, 300)
         self.assertIn('Occurrence of 2027-01-15 08:03:20 UTC', str(error))
         self.assertEqual(before, self.everything())
 
-    def test_or_some_and_it_is_said_which(self):
+    def test_occurrences_that_do_not_fit_can_be_left_out(self):
         self.lease(190, 210)
         lease = self.make(100, 200, 300, some=True)
         self.assertEqual(['PENDING', 'LEFT_OUT', 'PENDING'],
@@ -95,17 +95,17 @@ class TestAdmission(RecurringTestCase):
         self.assertIn('There is no capacity',
                       lease['occurrences'][1]['reason'])
 
-    def test_but_not_none_of_some(self):
+    def test_series_without_fitting_occurrence_is_refused(self):
         self.lease(100, 400)
         self.assertRaises(errors.Refused, self.make, 100, 200, some=True)
 
-    def test_none_that_overlap(self):
+    def test_overlapping_occurrences_are_refused(self):
         error = self.assertRaises(
             errors.InvalidLeaseParams, self.make, 100, 149)
         self.assertIn('an earlier end', str(error))
         self.make(100, 150)
 
-    def test_events_move_along(self):
+    def test_events_are_shifted_for_each_occurrence(self):
         asked, _leases = self.wanted(100, 200)
         one, other = self.request(
             100, 150, before_end=NOW + 140, events=(
@@ -117,7 +117,7 @@ class TestAdmission(RecurringTestCase):
             other.before_end, other.events[0].time))
 
 
-class TestMoved(RecurringTestCase):
+class TestMovedSeries(RecurringTestCase):
     """All occurrences move in one transaction."""
 
     def move(self, lease, by, also=None):
@@ -132,13 +132,13 @@ class TestMoved(RecurringTestCase):
         return [one['start_date'] - NOW for one in self.leases.series.get(
             lease['id'])['occurrences']]
 
-    def test_over_each_other(self):
+    def test_occurrences_may_move_over_each_other(self):
         lease = self.make(100, 200, 300)
         for by, starts in ((100, [200, 300, 400]), (-90, [110, 210, 310])):
             self.move(lease, by)
             self.assertEqual(starts, self.starts(lease))
 
-    def test_all_or_none(self):
+    def test_occurrences_are_moved_all_or_none(self):
         lease = self.make(100, 200, 300)
         self.lease(380, 410)
         before = self.everything()
@@ -146,7 +146,7 @@ class TestMoved(RecurringTestCase):
         self.assertEqual(NOW + 360, error.refusal.occurrence)
         self.assertEqual(before, self.everything())
 
-    def test_one_that_runs_is_not_refused_for_another_one(self):
+    def test_refusal_names_blocked_occurrence_not_running_one(self):
         lease = self.make(0, 100)
         self.lifecycle.lease_start.start(lease['occurrences'][0]['id'])
         found = self.leases.series.unfinished(lease['id'])
@@ -161,7 +161,7 @@ class TestMoved(RecurringTestCase):
         self.assertEqual(NOW + 100, error.refusal.occurrence)
         self.assertEqual(before, self.everything())
 
-    def test_nor_is_what_is_said_of_them(self):
+    def test_nominal_dates_change_only_if_move_succeeds(self):
         lease = self.make(100, 200)
         recurring = self.leases.series
         dates = recurrences.Dates(
@@ -198,11 +198,11 @@ class TestStatements(RecurringTestCase):
         return sorted(one.partition(' VALUES ')[0] for one in self.statements
                       if one.startswith(('INSERT', 'UPDATE')))
 
-    def test_all_are_written_by_those_of_one(self):
+    def test_series_is_written_with_statements_of_one_lease(self):
         one = self.written(self.make, 100)
         self.assertEqual(one, self.written(self.make, *range(200, 3200, 100)))
 
-    def test_all_are_renamed_by_one(self):
+    def test_series_is_renamed_with_one_statement(self):
         lease = self.make(*range(100, 3100, 100))
         other = self.make(4000)
         over = lease['occurrences'][0]['id']
@@ -219,7 +219,7 @@ class TestStatements(RecurringTestCase):
         self.assertEqual([number + 1 for number in before[1:]],
                          self.generations(lease)[1:])
 
-    def test_one_whose_end_has_begun_is_left_as_it_is(self):
+    def test_ending_occurrence_is_not_renamed(self):
         lease = self.make(100, 200)
         ending, after = (one['id'] for one in lease['occurrences'])
         with self.database.writer() as session:
@@ -244,13 +244,13 @@ class TestStatements(RecurringTestCase):
                     for one in lease['occurrences']]
 
 
-class TestAsOne(RecurringTestCase):
+class TestListedAsOne(RecurringTestCase):
 
     def page(self, **query):
         return [one['id'] for one in views.page(
             self.database, views.Query(**query))[0]]
 
-    def test_the_next_one_stands_for_all(self):
+    def test_next_occurrence_represents_series(self):
         lease = self.make(100, 200, 300)
         ids = [one['id'] for one in lease['occurrences']]
         self.assertEqual(ids[:1], self.page())
@@ -263,7 +263,7 @@ class TestAsOne(RecurringTestCase):
         self.assertEqual(['DELETED', 'PENDING', 'PENDING'],
                          self.statuses(lease))
 
-    def test_of_what_is_over_the_last_one_does(self):
+    def test_last_occurrence_represents_ended_series(self):
         lease = self.make(100, 200)
         ids = [one['id'] for one in lease['occurrences']]
         self.clock.advance(1000)
@@ -272,7 +272,7 @@ class TestAsOne(RecurringTestCase):
         self.assertEqual([], self.page())
         self.assertEqual(ids[1:], self.page(ended=True))
 
-    def test_a_page_goes_on_behind_one_whose_rest_was_deleted(self):
+    def test_paging_continues_after_series_with_deleted_rest(self):
         lease = self.make(100, 200, 300)
         self.lease(160, 190)
         ids = [one['id'] for one in lease['occurrences']]
@@ -287,7 +287,7 @@ class TestAsOne(RecurringTestCase):
             ended=True, marker=self.leases.series.current(lease['id'])))
         self.assertEqual(ids[0], first)
 
-    def test_what_was_deleted_is_not_there(self):
+    def test_deleted_series_is_not_found(self):
         lease = self.make(100, 200)
         for one in lease['occurrences']:
             self.lifecycle.lease_end.delete(one['id'])
@@ -297,7 +297,7 @@ class TestAsOne(RecurringTestCase):
         self.assertEqual([], self.page(ended=True))
 
 
-class TestKept(RecurringTestCase):
+class TestKeptServers(RecurringTestCase):
 
     def setUp(self):
         super().setUp()
@@ -323,7 +323,7 @@ class TestKept(RecurringTestCase):
                                self.clock.now()))
         self.lifecycle.lease_end.end(self.ids[number], True)
 
-    def test_it_is_shelved_and_brought_back_and_deleted(self):
+    def test_server_is_shelved_unshelved_and_finally_deleted(self):
         self.start(0)
         self.runs()
         for number in (1, 2):
@@ -340,7 +340,7 @@ class TestKept(RecurringTestCase):
         self.end(2)
         self.assertEqual([self.server], self.cloud.deleted)
 
-    def test_who_dies_over_it_is_followed_by_another(self):
+    def test_unshelve_is_repeated_after_process_death(self):
         """The process dies after the start and before it unshelves."""
         self.start(0)
         self.runs()
@@ -354,7 +354,7 @@ class TestKept(RecurringTestCase):
         self.start(1)
         self.assertEqual([self.server], self.cloud.unshelved)
 
-    def test_what_cannot_be_brought_back_is_said_and_tried_again(self):
+    def test_failed_unshelve_is_reported_and_retried(self):
         self.start(0)
         self.runs()
         self.end(0)
@@ -363,7 +363,7 @@ class TestKept(RecurringTestCase):
         self.assertIsNotNone(self.start(1))
         self.assertIn('glance is away', self.reason(1))
 
-    def test_who_stood_still_brings_nothing_back(self):
+    def test_stalled_process_does_not_unshelve(self):
         """The occurrence may have ended when the frozen process continues."""
         self.start(0)
         self.runs()
@@ -373,7 +373,7 @@ class TestKept(RecurringTestCase):
         self.assertIsNotNone(self.start(1))
         self.assertEqual([], self.cloud.unshelved)
 
-    def test_it_waits_until_the_one_before_is_over(self):
+    def test_start_waits_for_end_of_previous_occurrence(self):
         self.start(0)
         self.runs()
         self.assertIn('host is not empty', self.start(1).why)
@@ -386,7 +386,7 @@ class TestKept(RecurringTestCase):
         self.assertEqual([self.server], self.cloud.unshelved)
         self.assertEqual('', self.reason(1))
 
-    def test_where_it_was_deleted_the_next_one_ends(self):
+    def test_next_occurrence_ends_if_server_was_deleted(self):
         self.start(0)
         self.runs()
         self.end(0)
@@ -401,7 +401,7 @@ class TestKept(RecurringTestCase):
         self.assertEqual([NOW + 300],
                          self.scalars(models.Booking.start_date))
 
-    def test_one_that_ends_so_waits_for_nothing_any_more(self):
+    def test_occurrence_ended_for_missing_servers_clears_wait_reason(self):
         self.start(0)
         self.runs()
         self.lifecycle.lease_start._start_timeout = 0
@@ -413,7 +413,7 @@ class TestKept(RecurringTestCase):
                          'started.',
                          self.reason(1))
 
-    def test_who_has_left_is_in_no_other_occurrence(self):
+    def test_removed_server_is_in_no_later_occurrence(self):
         self.start(0)
         self.runs()
         # There is free capacity on its present host.
@@ -427,7 +427,7 @@ class TestKept(RecurringTestCase):
         self.assertIn('removed', self.reason(1))
         self.assertEqual([None], self.scalars(models.Booking.server_id))
 
-    def test_at_the_end_of_what_is_the_last_by_now_it_is_deleted(self):
+    def test_server_is_deleted_after_last_remaining_occurrence(self):
         self.start(0)
         self.runs()
         for lease_id in self.ids[1:]:

@@ -20,7 +20,7 @@ Seen = cloud_api.ObservedServer
 State = base.State
 
 
-class TestPlaces(lifecycle_base.LifecycleTestCase):
+class TestSlotBuilds(lifecycle_base.LifecycleTestCase):
     """Leases whose servers come later."""
 
     def runs(self, server_id, host=None):
@@ -38,7 +38,7 @@ class TestPlaces(lifecycle_base.LifecycleTestCase):
             models.Booking, models.Booking.reservation_id.in_(
                 [one['id'] for one in lease['reservations']]))
 
-    def test_they_are_opened_at_the_start_and_closed_at_the_end(self):
+    def test_reservations_are_opened_at_start_and_closed_at_end(self):
         lease = self.reserve(50, 100, self.places(1, affinity=False),
                              self.places(1))
         self.assertEqual({}, self.places_type.open)
@@ -64,7 +64,7 @@ class TestPlaces(lifecycle_base.LifecycleTestCase):
         self.assertEqual(('TERMINATED', ['deleted'] * 2), self.states(lease))
         self.assertEqual(2, self.room())
 
-    def test_they_are_open_before_the_lease_is_active(self):
+    def test_reservations_are_opened_before_lease_is_active(self):
         """Users may boot as soon as they see that the lease is active."""
         lease = self.reserve(50, 100)
         seen = []
@@ -74,7 +74,7 @@ class TestPlaces(lifecycle_base.LifecycleTestCase):
         self.assertNotIn('ACTIVE', seen)
         self.assertEqual(1, len(seen))
 
-    def test_they_are_closed_before_a_server_is_deleted(self):
+    def test_reservations_are_closed_before_servers_are_deleted(self):
         """No server takes the slot of a server that is being deleted."""
         lease = self.reserve(active=True)
         self.runs(*self.take_slots(lease))
@@ -85,7 +85,7 @@ class TestPlaces(lifecycle_base.LifecycleTestCase):
         self.lifecycle.lease_end.end(lease['id'])
         self.assertEqual([{}], opened)
 
-    def test_one_that_cannot_be_closed_keeps_no_server(self):
+    def test_servers_are_deleted_even_if_closing_fails(self):
         lease = self.reserve(0, 100, self.places(), self.places(),
                              active=True)
         server_id, = self.take_slots(lease)
@@ -103,7 +103,7 @@ class TestPlaces(lifecycle_base.LifecycleTestCase):
         self.assertEqual({}, self.places_type.open)
         self.assertEqual('TERMINATED', self.status(lease))
 
-    def test_a_start_that_fails_is_done_again(self):
+    def test_failed_start_is_retried(self):
         lease = self.reserve()
         self.places_type.broken['start'] = RuntimeError('the database is away')
         for _time in range(2):
@@ -117,7 +117,7 @@ class TestPlaces(lifecycle_base.LifecycleTestCase):
             self.lifecycle.lease_start.start(lease['id'])
         self.assertEqual(['lease.event.start_lease'], self.events_told())
 
-    def test_one_that_cannot_be_opened_fails(self):
+    def test_lease_fails_if_reservation_cannot_be_opened(self):
         lease = self.reserve(0, 10_000)
         self.places_type.broken['start'] = RuntimeError('no')
         self.assertRaises(
@@ -130,7 +130,7 @@ class TestPlaces(lifecycle_base.LifecycleTestCase):
         self.lifecycle.lease_end.end(lease['id'])
         self.assertEqual(('TERMINATED', ['deleted']), self.states(lease))
 
-    def test_one_that_is_moved_while_it_starts_does_not_start(self):
+    def test_lease_moved_during_start_does_not_start(self):
         lease = self.reserve(50, 100)
         self.clock.advance(50)
         retried, moved = self.database.retried, []
@@ -154,7 +154,7 @@ class TestPlaces(lifecycle_base.LifecycleTestCase):
             self.lifecycle.lease_start.start(lease['id'], when_due=True))
         self.assertEqual('ACTIVE', self.status(lease))
 
-    def test_what_is_open_is_what_is_booked(self):
+    def test_reservation_cannot_change_after_opening(self):
         """A reservation cannot change after it was opened."""
         lease = self.reserve(50, 100)
         reservation_id = lease['reservations'][0]['id']
@@ -177,7 +177,7 @@ class TestPlaces(lifecycle_base.LifecycleTestCase):
         self.assertEqual([{'VCPU': 1}],
                          self.scalars(models.Booking.resources))
 
-    def test_a_start_that_loses_against_a_deletion_closes_what_it_opened(
+    def test_start_losing_to_deletion_closes_reservations(
             self):
         for before in (False, True):
             lease = self.reserve(50, 100, self.places(), self.places())
@@ -200,20 +200,20 @@ class TestPlaces(lifecycle_base.LifecycleTestCase):
                               lease['id'])
             self.assertNotIn('lease.event.start_lease', self.events_told())
 
-    def test_a_boot_whose_call_is_lost_does_not_become_active(self):
+    def test_lease_with_lost_call_does_not_become_active(self):
         lease = self.lease(50, 100)
         with self.database.writer() as session:
             session.query(models.DeferredBuild).delete()
         self.assertIsNone(self.lifecycle.lease_start.start(lease['id']))
         self.assertEqual('PENDING', self.status(lease))
 
-    def test_a_boot_that_starts_at_once_does_not_start_again(self):
+    def test_immediate_lease_is_not_started_again(self):
         lease = self.lease(0, 100)
         self.assertIsNone(self.lifecycle.lease_start.start(lease['id']))
         self.assertEqual('STARTING', self.status(lease))
         self.assertEqual([], self.notified)
 
-    def test_a_place_is_given_back_when_its_server_goes(self):
+    def test_slot_is_freed_when_its_server_is_deleted(self):
         lease = self.reserve(0, 10_000, self.places(2), active=True)
         first, second = self.take_slots(lease, 2)
         for server_id in (first, second):
@@ -232,7 +232,7 @@ class TestPlaces(lifecycle_base.LifecycleTestCase):
         self.lifecycle.lease_end.end(lease['id'])
         self.assertEqual('TERMINATED', self.status(lease))
 
-    def test_a_server_that_fails_in_a_place_does_not_fail_its_lease(self):
+    def test_failed_server_in_slot_does_not_fail_lease(self):
         lease = self.reserve(0, 10_000, self.places(2), active=True)
         server_id, = self.take_slots(lease)
         self.notified.clear()
@@ -244,7 +244,7 @@ class TestPlaces(lifecycle_base.LifecycleTestCase):
         self.see(server_id, State.GONE)
         self.take_slots(lease, 2)
 
-    def test_two_servers_of_a_lease_change_places(self):
+    def test_servers_of_a_lease_swap_slots(self):
         two = self.host('two', VCPU=1)
         lease = self.reserve(0, 100, self.places(3), active=True)
         first, second, third = self.take_slots(lease, 3)
@@ -259,7 +259,7 @@ class TestPlaces(lifecycle_base.LifecycleTestCase):
             self.host_of(one) for one in (first, second, third)])
         self.assertEqual({True}, set(self.scalars(models.Booking.running)))
 
-    def test_who_stands_where_no_place_is_takes_his_with_him(self):
+    def test_slot_follows_server_to_host_without_slot(self):
         two = self.host('two', VCPU=1)
         lease = self.reserve(0, 100, self.places(2), active=True)
         server_id, = self.take_slots(lease)
@@ -268,7 +268,7 @@ class TestPlaces(lifecycle_base.LifecycleTestCase):
         self.assertEqual('two', self.host_of(server_id))
         self.assertEqual(1, self.room())
 
-    def test_only_as_many_places_move_as_servers(self):
+    def test_only_as_many_slots_move_as_servers(self):
         two = self.host('two', VCPU=2)
         lease = self.reserve(0, 100, self.places(4), active=True)
         first, = self.take_slots(lease)
@@ -277,7 +277,7 @@ class TestPlaces(lifecycle_base.LifecycleTestCase):
         self.assertEqual([two, self.one, self.one, two],
                          self.hosts_of(lease))
 
-    def test_one_who_runs_stays_where_he_is(self):
+    def test_running_server_keeps_its_slot(self):
         two = self.host('two', VCPU=1)
         lease = self.reserve(0, 100, self.places(3), active=True)
         first, second, third = self.take_slots(lease, 3)
@@ -286,7 +286,7 @@ class TestPlaces(lifecycle_base.LifecycleTestCase):
         self.assertEqual(['two', 'one', 'two'], [
             self.host_of(one) for one in (first, second, third)])
 
-    def test_room_comes_back_with_each_server_once_it_ends(self):
+    def test_capacity_is_freed_with_each_server_at_end(self):
         lease = self.reserve(0, 10_000, self.places(2), active=True)
         first, second = self.take_slots(lease, 2)
         for server_id in (first, second):
@@ -298,7 +298,7 @@ class TestPlaces(lifecycle_base.LifecycleTestCase):
         self.lifecycle.lease_end.end(lease['id'])
         self.assertEqual(2, self.room())
 
-    def test_places_of_another_reservation_stay_where_they_are(self):
+    def test_slots_of_another_reservation_do_not_move(self):
         two = self.host('two', VCPU=1)
         lease = self.reserve(0, 100, self.places(1), self.places(1),
                              active=True)
@@ -314,7 +314,7 @@ class TestPlaces(lifecycle_base.LifecycleTestCase):
         return [uuids[row.host_id] for row in sorted(
             self.bookings(lease), key=lambda row: row.id)]
 
-    def test_a_start_waits_until_the_hosts_of_its_places_are_left(self):
+    def test_start_waits_for_overstaying_servers_on_its_hosts(self):
         before = self.running_lease(0, 50, count=2)
         lease = self.reserve(50, 100)
         self.clock.advance(50)

@@ -22,7 +22,7 @@ load_tests = databases.load_tests
 NOW = base.NOW
 
 
-class TestOccupy(slots_base.PlacesTestCase):
+class TestTakeSlots(slots_base.PlacesTestCase):
 
     def assert_conflict(self, part, lease, count=1):
         before = self.everything()
@@ -31,7 +31,7 @@ class TestOccupy(slots_base.PlacesTestCase):
         self.assertIn(part, str(refused))
         self.assertEqual(before, self.everything())
 
-    def test_servers_take_places_until_all_are_taken(self):
+    def test_servers_take_slots_until_all_are_taken(self):
         lease = self.reserve(0, 100, self.places(3), active=True)
         first, second = self.take_slots(lease, 2)
         self.assert_conflict('in use. Boot at most 1 server', lease, 2)
@@ -45,14 +45,14 @@ class TestOccupy(slots_base.PlacesTestCase):
         # A server in a slot does not run yet.
         self.assertEqual({False}, set(self.scalars(models.Booking.running)))
 
-    def test_places_are_those_of_the_reservation(self):
+    def test_slots_are_taken_from_given_reservation(self):
         lease = self.reserve(0, 100, self.places(1), self.places(2),
                              active=True)
         self.take_slots(lease)
         self.assert_conflict('The slot of reservation', lease)
         self.take_slots(lease, 2, number=1)
 
-    def test_other_projects_are_told_that_there_is_none(self):
+    def test_reservation_is_not_found_for_other_projects(self):
         lease = self.reserve(0, 100, active=True)
         reservation_id = lease['reservations'][0]['id']
         for one, project in ((reservation_id, 'other'),
@@ -64,7 +64,7 @@ class TestOccupy(slots_base.PlacesTestCase):
                              str(refused))
         self.assertEqual([None], self.scalars(models.Booking.server_id))
 
-    def test_there_are_no_places_but_in_their_time(self):
+    def test_slots_can_be_taken_only_while_lease_is_active(self):
         lease = self.reserve(50, 100, self.places(2))
         self.assert_conflict('which is PENDING: boot with it from 2027-01-15 '
                              '08:00:50 to 2027-01-15 08:01:40 UTC', lease)
@@ -80,7 +80,7 @@ class TestOccupy(slots_base.PlacesTestCase):
         self.lifecycle.lease_end.end(lease['id'])
         self.assert_conflict('which is TERMINATING', lease)
 
-    def test_a_place_that_was_given_back_may_be_taken_again(self):
+    def test_freed_slot_can_be_taken_again(self):
         lease = self.reserve(0, 100, self.places(2), active=True)
         kept, given = self.take_slots(lease, 2)
         self.leases.slots.free([given, 'unheard-of'])
@@ -90,16 +90,16 @@ class TestOccupy(slots_base.PlacesTestCase):
         self.assertEqual(sorted([('one', another), ('one', kept)]),
                          self.booked(lease))
 
-    def test_a_server_of_a_boot_has_no_place_that_it_leaves(self):
+    def test_server_of_boot_lease_has_no_slot(self):
         server_id, = base.servers_of(self.running_lease())
         self.assertIsNone(self.leases.lookup.place_of(server_id))
 
 
-class TestOccupyMeanwhile(slots_base.PlacesTestCase):
+class TestConcurrentTakeSlots(slots_base.PlacesTestCase):
 
     scenarios = databases.SERVERS
 
-    def test_who_waits_for_another_takes_another_place(self):
+    def test_waiting_process_takes_another_slot(self):
         lease = self.reserve(0, 100, self.places(2), active=True)
         other = leases.Leases(
             self.books.connect(), self.clock, None, self.types)
@@ -120,7 +120,7 @@ class TestOccupyMeanwhile(slots_base.PlacesTestCase):
                          self.booked(lease))
 
 
-class TestRebind(base.LeaseTestCase):
+class TestReassign(base.LeaseTestCase):
 
     def setUp(self):
         super().setUp()
@@ -150,7 +150,7 @@ class TestRebind(base.LeaseTestCase):
     def get(self):
         return views.get(self.database, self.made['id'])
 
-    def test_bookings_get_another_host_where_there_is_room(self):
+    def test_bookings_are_reassigned_if_capacity_is_free(self):
         described = self.reassign('two', 'two')
         self.assertEqual(['two', 'two'], self.booked())
         self.assertEqual((3, 2), (
@@ -169,14 +169,14 @@ class TestRebind(base.LeaseTestCase):
             self.host_of(one) for one in base.servers_of(
                 self.lease(0, 100, count=2))][:2])
 
-    def test_they_stay_where_they_are_if_there_is_none(self):
+    def test_bookings_stay_without_free_capacity(self):
         self.host('three', VCPU=1)
         self.ids = {host.name: host.id for host in self.scalars(models.Host)}
         self.assertRaises(ledger.OverCapacity, self.reassign, 'three', 'three')
         self.assertEqual(['one', 'one'], self.booked())
         self.assertIs(False, self.get()['degraded'])
 
-    def test_without_a_host_they_take_no_room_and_the_lease_says_why(self):
+    def test_bookings_without_host_take_no_capacity_and_give_reason(self):
         described = self.reassign('one', None, reason='It is so.')
         self.assertEqual([('one', None)], [
             (one['before'], one['after'])
@@ -191,13 +191,13 @@ class TestRebind(base.LeaseTestCase):
         self.lease(50, 100)
         self.assertEqual(['one', None], self.booked())
 
-    def test_it_says_so_until_all_have_a_host_again(self):
+    def test_reason_is_kept_until_all_bookings_have_hosts(self):
         self.reassign(None, None, reason='It is so.')
         self.reassign('two', None)
         self.assertIn('It is so.', self.get()['status_reason'])
         self.assertEqual('', self.reassign('two', 'one')['status_reason'])
 
-    def test_what_else_is_said_of_a_lease_stays(self):
+    def test_other_conditions_are_kept(self):
         with self.database.writer() as session:
             session.execute(sa.update(models.Lease).values(
                 conditions=conditions.changed(
@@ -205,7 +205,7 @@ class TestRebind(base.LeaseTestCase):
         self.assertEqual(lease_conditions.GRACE.message, self.reassign(
             'two', 'two')['status_reason'])
 
-    def test_nothing_is_done_about_a_lease_that_has_changed_meanwhile(self):
+    def test_changed_lease_is_not_reassigned(self):
         self.assertIsNone(
             self.leases.reassignment.reassign(reassignment.Reassigned(
                 self.made['id'], -1, {self.rows[0]: self.ids['two']})))
@@ -214,7 +214,7 @@ class TestRebind(base.LeaseTestCase):
                           reassignment.Reassigned('unheard-of', 0, {}))
         self.assertEqual(['one', 'one'], self.booked())
 
-    def test_nothing_is_done_about_what_is_on_its_way(self):
+    def test_dispatched_or_claimed_booking_is_not_reassigned(self):
         for column in ('dispatched_at', 'claimed_at'):
             with self.database.writer() as session:
                 session.execute(sa.update(models.Booking).where(
@@ -225,7 +225,7 @@ class TestRebind(base.LeaseTestCase):
                     column: None}))
         self.assertIsNotNone(self.reassign('two', 'two'))
 
-    def test_nothing_is_done_about_a_lease_on_its_way_out(self):
+    def test_deleted_or_failed_lease_is_not_reassigned(self):
         self.lifecycle.lease_end.delete(self.made['id'])
         self.assertIsNone(self.reassign('two', 'two'))
         with self.database.writer() as session:
@@ -233,7 +233,7 @@ class TestRebind(base.LeaseTestCase):
                 deleted_at=None, status='ERROR'))
         self.assertIsNone(self.reassign('two', 'two'))
 
-    def test_places_go_elsewhere_while_nobody_has_taken_them(self):
+    def test_only_free_slots_are_reassigned(self):
         lease = self.reserve(0, 100, self.places(2), active=True)
         self.rows = sorted(self.scalars(
             models.Booking.id, models.Booking.reservation_id ==

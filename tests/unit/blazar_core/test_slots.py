@@ -80,7 +80,7 @@ class SlotsTestCase(base.LeaseTestCase):
             return session.scalars(sa.select(models.SlotBuild.server_id)).all()
 
 
-class TestDying(SlotsTestCase):
+class TestProcessDeath(SlotsTestCase):
 
     def die(self, dispatches):
         done = subprocess.run(
@@ -89,7 +89,7 @@ class TestDying(SlotsTestCase):
             cwd=imports.ROOT, env={**os.environ}, timeout=60)
         self.assertEqual(-signal.SIGKILL, done.returncode)
 
-    def test_what_a_killed_process_has_not_sent_is_sent(self):
+    def test_build_of_killed_process_is_sent(self):
         self.die(dispatches=False)
         self.look(dispatch.HEAD_START - 1)
         self.assertEqual([], self.sent)
@@ -97,15 +97,15 @@ class TestDying(SlotsTestCase):
         self.assertEqual([('decrypted encrypted', False)], self.sent)
         self.assertEqual([], self.left())
 
-    def test_what_it_may_have_sent_is_not(self):
+    def test_build_possibly_sent_by_killed_process_is_not_sent(self):
         self.die(dispatches=True)
         self.look()
         self.assertEqual([], self.sent)
 
 
-class TestOnce(SlotsTestCase):
+class TestSentOnce(SlotsTestCase):
 
-    def test_of_a_request_and_two_listeners_one_sends_it(self):
+    def test_request_and_two_listeners_send_build_once(self):
         self.take()
         barrier, rights = threading.Barrier(3), []
         self.at_gate = lambda: barrier.wait(20)
@@ -122,7 +122,7 @@ class TestOnce(SlotsTestCase):
         self.assertEqual(1, sum(rights) + len(self.sent))
         self.assertEqual([], self.left())
 
-    def test_it_costs_a_boot_two_statements(self):
+    def test_protection_costs_boot_two_statements(self):
         statements = []
         sa.event.listen(
             self.database.engine, 'before_cursor_execute',
@@ -142,17 +142,17 @@ class TestOnce(SlotsTestCase):
                          (before, statements))
 
 
-class TestTrying(SlotsTestCase):
+class TestRetries(SlotsTestCase):
 
     scenarios = databases.SCENARIOS
 
-    def test_one_whose_servers_are_gone_is_not_kept(self):
+    def test_build_of_deleted_servers_is_dropped(self):
         self.take()
         self.are_there = False
         self.look()
         self.assertEqual([], self.left())
 
-    def test_what_fails_is_tried_again_and_not_for_ever(self):
+    def test_failed_build_is_retried_for_a_limited_time(self):
         def fail():
             raise errors.CloudUnavailable('It is away')
 
@@ -170,7 +170,7 @@ class TestTrying(SlotsTestCase):
         self.look(3601)
         self.assertEqual(([], 1), (self.left(), len(self.sent)))
 
-    def test_one_of_a_clock_that_was_ahead_does_not_wait_for_it(self):
+    def test_build_with_future_time_is_sent_at_once(self):
         self.clock.step(3600)
         self.take()
         self.clock.step(-3600)

@@ -30,7 +30,7 @@ NOW = base.NOW
 ONLY_SQLITE = [('sqlite', {'kind': 'sqlite'})]
 
 
-class TestRoomsForAgainstBruteForce(admissions_base.AgainstBruteForce):
+class TestForServerAgainstBruteForce(admissions_base.AgainstBruteForce):
 
     #: More than any host of the examples can take.
     MANY = 20
@@ -39,7 +39,7 @@ class TestRoomsForAgainstBruteForce(admissions_base.AgainstBruteForce):
         return eligibility.Eligibility(
             self.database, admitting._clock, admitting.index)
 
-    def test_servers_may_go_where_no_promise_is_broken(self):
+    def test_server_fits_where_reservations_are_kept(self):
         rooms = collections.Counter()
 
         def check(world, resources, own, followed):
@@ -108,7 +108,7 @@ class TestAvailability(admissions_base.AdmissionTestCase):
         return [(time - NOW, fits) for time, fits in found], (
             known and known - NOW)
 
-    def test_it_changes_where_bookings_end_and_come_into_the_way(self):
+    def test_availability_changes_at_starts_and_ends_of_bookings(self):
         self.host('one', VCPU=2)
         self.book('one', 0, 20, VCPU=2)
         self.book('one', 50, 60, VCPU=1)
@@ -117,19 +117,19 @@ class TestAvailability(admissions_base.AdmissionTestCase):
         self.assertEqual(([(0, 0), (20, 1)], None),
                          self.available(count=1))
 
-    def test_what_has_no_room_yet_is_cut_and_said_to_be(self):
+    def test_availability_is_truncated_with_continuation(self):
         self.host('one', VCPU=2)
         self.book('one', 0, 20, VCPU=2)
         self.book('one', 50, 60, VCPU=1)
         self.assertEqual(([(0, 0), (20, 2)], 41), self.available(most=2))
 
-    def test_servers_that_overstay_are_expected_to_go(self):
+    def test_overstaying_servers_count_for_a_minute(self):
         self.host('one', VCPU=1)
         self.book('one', -100, -50, running=True, VCPU=1)
         self.assertEqual(([(0, 0), (60, 1)], None), self.available())
         self.assertEqual(([(0, 0)], None), self.available(end=60))
 
-    def test_together_and_apart(self):
+    def test_availability_respects_affinity(self):
         for name in ('one', 'two'):
             self.host(name, VCPU=3)
         for affinity, fits in ((model.Affinity.NONE, 6),
@@ -138,7 +138,7 @@ class TestAvailability(admissions_base.AdmissionTestCase):
             self.assertEqual(([(0, fits)], None),
                              self.available(affinity=affinity))
 
-    def test_only_hosts_that_may_be_used_count(self):
+    def test_only_permitted_hosts_count(self):
         uuid = self.host('one', VCPU=3)
         self.host('two', VCPU=2)
         self.assertEqual(([(0, 3)], None), self.available(
@@ -149,7 +149,7 @@ class TestAvailability(admissions_base.AdmissionTestCase):
 
 class TestAvailabilityAgainstBruteForce(admissions_base.AgainstBruteForce):
 
-    def test_every_start_has_as_many_as_trying_everything_says(self):
+    def test_availability_matches_brute_force(self):
         seen = collections.Counter()
 
         def check(question, duration):
@@ -181,7 +181,7 @@ class SlowClock(driven.ManualClock):
         return self.spent
 
 
-class TestPatience(admissions_base.AdmissionTestCase):
+class TestSearchCost(admissions_base.AdmissionTestCase):
     """The cost of a request, for itself and for concurrent ones."""
 
     scenarios = ONLY_SQLITE
@@ -229,7 +229,7 @@ class TestPatience(admissions_base.AdmissionTestCase):
         self.assertIsNone(self.quote(self.kinds(20)))
         self.assertEqual(2 * 20 - 1, len(self.searches))
 
-    def test_nothing_is_tried_again_and_again_that_never_fits(self):
+    def test_demands_that_never_fit_are_not_retried(self):
         self.host('one', VCPU=2, MEMORY_MB=1000)
         self.book('one', 0, 10 ** 8, VCPU=1)
         self.note('fits')
@@ -240,7 +240,7 @@ class TestPatience(admissions_base.AdmissionTestCase):
         # Now, and after the last booking.
         self.assertLessEqual(len(self.searches), 2 * (2 * 3))
 
-    def test_growing_a_lease_searches_once_for_all_that_stays(self):
+    def test_growing_lease_searches_once_for_pinned_bookings(self):
         ids = []
         for number in range(30):
             self.host(f'host{number}', VCPU=2)
@@ -251,7 +251,7 @@ class TestPatience(admissions_base.AdmissionTestCase):
             kept=[selection.Pinned({'VCPU': 1}, dict.fromkeys(ids, 1))])
         self.assertEqual(2, len(self.searches))
 
-    def test_a_search_that_takes_too_long_says_what_it_knows(self):
+    def test_long_search_stops_with_partial_result(self):
         self.host('one', VCPU=2, MEMORY_MB=1000)
         self.book('one', 0, 50, VCPU=1)
         self.book('one', 0, 10 ** 8, VCPU=1)
@@ -268,7 +268,7 @@ class TestPatience(admissions_base.AdmissionTestCase):
                       'a later one may exist',
                       refusal.sentence())
 
-    def test_one_kind_has_its_answer_however_long_that_takes(self):
+    def test_search_for_one_kind_has_no_time_limit(self):
         self.host('one', VCPU=2)
         self.book('one', 0, 50, VCPU=2)
         self.note('earliest', cost=100)
@@ -286,7 +286,7 @@ class TestPatience(admissions_base.AdmissionTestCase):
         with self.admission.index.fresh():
             self.searches.append('other')
 
-    def test_others_have_their_turn_between_two_steps(self):
+    def test_other_requests_proceed_between_search_steps(self):
         self.host('one', VCPU=2, MEMORY_MB=1000)
         self.book('one', 0, 10 ** 6, VCPU=1)
         self.others = []
@@ -295,7 +295,7 @@ class TestPatience(admissions_base.AdmissionTestCase):
         self.assertEqual(['earliest', 'other', 'earliest'],
                          self.searches[:3])
 
-    def test_others_have_their_turn_while_a_host_is_judged(self):
+    def test_other_requests_proceed_while_properties_are_matched(self):
         self.host('one', VCPU=2)
 
         class Slow(host_properties.Comparison):
@@ -319,7 +319,7 @@ class TestPatience(admissions_base.AdmissionTestCase):
         return [(time - NOW, fits) for time, fits in found], (
             known and known - NOW)
 
-    def test_others_have_their_turn_while_many_starts_are_looked_at(self):
+    def test_other_requests_proceed_during_availability_search(self):
         self.busy_and_free(12)
         self.others = []
         self.note('fits', also=self.come)
@@ -327,7 +327,7 @@ class TestPatience(admissions_base.AdmissionTestCase):
         self.assertEqual(['fits'] * start_times.SLICE + ['other'],
                          self.searches[:start_times.SLICE + 1])
 
-    def test_what_is_free_is_told_as_far_as_there_was_time(self):
+    def test_slow_availability_is_returned_in_parts(self):
         self.busy_and_free(30)
         every, known = self.availability()
         self.assertEqual((61, None), (len(every), known))
@@ -340,7 +340,7 @@ class TestPatience(admissions_base.AdmissionTestCase):
             together.update(found)
         self.assertEqual(dict(every), together)
 
-    def test_one_row_after_the_other(self):
+    def test_availability_can_be_paged_row_by_row(self):
         self.busy_and_free(3)
         every, _known = self.availability()
         pages, start = [], 0
@@ -349,7 +349,7 @@ class TestPatience(admissions_base.AdmissionTestCase):
             pages += found
         self.assertEqual(every, pages)
 
-    def test_who_asks_again_gets_on_where_nothing_changes(self):
+    def test_continuation_advances_without_changes(self):
         self.host('one', VCPU=1)
         self.host('full', usage={'VCPU': 1}, VCPU=1)
         for one in range(50):
@@ -360,7 +360,7 @@ class TestPatience(admissions_base.AdmissionTestCase):
         self.assertGreater(known, 0)
 
 
-class TestRoomsFor(admissions_base.AdmissionTestCase):
+class TestForServer(admissions_base.AdmissionTestCase):
 
     def fits(self, server_id='unleased', **resources):
         """Return the booked host, and how many fit by host name."""
@@ -374,14 +374,14 @@ class TestRoomsFor(admissions_base.AdmissionTestCase):
         self.host('full', usage={'VCPU': 9}, VCPU=1)
         self.assertEqual((None, {}), self.fits(VCPU=1))
 
-    def test_an_open_ended_server_does_not_eat_what_is_promised_later(self):
+    def test_open_ended_server_does_not_use_later_reservations(self):
         self.host('one', VCPU=4)
         self.book('one', 5000, 6000, VCPU=2)
         self.assertEqual((None, {'one': 2}), self.fits(VCPU=1))
         self.assertEqual((None, {'one': 1}), self.fits(VCPU=2))
         self.assertEqual((None, {'one': 0}), self.fits(VCPU=3))
 
-    def test_a_leased_server_may_use_what_is_promised_after_its_end(self):
+    def test_leased_server_may_use_capacity_reserved_after_its_end(self):
         self.host('booked', VCPU=1)
         self.host('other', VCPU=1)
         mine = self.book('booked', 0, 1000, VCPU=1)
@@ -390,20 +390,20 @@ class TestRoomsFor(admissions_base.AdmissionTestCase):
         self.book('other', 999, 1000, VCPU=1, running=True)
         self.assertEqual(('booked', {'other': 0}), self.fits(mine, VCPU=1))
 
-    def test_a_leased_server_may_go_to_its_host_whatever_is_there(self):
+    def test_leased_server_always_fits_on_its_booked_host(self):
         self.host('one', usage={'VCPU': 9}, VCPU=1)
         mine = self.book('one', 0, 10, VCPU=1)
         self.book('one', 0, 10, running=True, VCPU=1)
         self.assertEqual(('one', {'one': 1}), self.fits(mine, VCPU=1))
 
-    def test_a_booking_does_not_stand_in_its_own_way(self):
+    def test_booking_does_not_block_its_own_server(self):
         self.host('one', VCPU=3)
         mine = self.book('one', 0, 10, VCPU=2)
         self.book('one', 0, 10, reservation='other', VCPU=1)
         self.assertEqual(('one', {'one': 1}), self.fits(mine, VCPU=2))
         self.assertEqual((None, {'one': 0}), self.fits(VCPU=2))
 
-    def test_servers_of_a_reservation_may_change_places(self):
+    def test_servers_of_a_reservation_may_swap_hosts(self):
         self.host('one', VCPU=2)
         self.host('two', VCPU=2)
         mine = self.book('one', 0, 10, VCPU=1)
@@ -413,14 +413,14 @@ class TestRoomsFor(admissions_base.AdmissionTestCase):
         self.assertEqual(('one', {'one': 1, 'two': 1}),
                          self.fits(mine, VCPU=1))
 
-    def test_a_server_of_the_reservation_that_runs_has_its_place(self):
+    def test_running_sibling_keeps_its_capacity(self):
         self.host('one', VCPU=1)
         self.host('two', VCPU=1)
         mine = self.book('one', 0, 10, VCPU=1)
         self.book('two', 0, 10, running=True, VCPU=1)
         self.assertEqual(('one', {'two': 0}), self.fits(mine, VCPU=1))
 
-    def test_a_server_that_lost_its_host_is_judged_until_its_end(self):
+    def test_server_without_host_is_checked_until_its_end(self):
         self.host('one', VCPU=1)
         mine = self.book(None, 0, 100, VCPU=1)
         self.book('one', 100, 200, reservation='other', VCPU=1)
@@ -428,12 +428,12 @@ class TestRoomsFor(admissions_base.AdmissionTestCase):
         self.book('one', 50, 60, reservation='other', VCPU=1)
         self.assertEqual((None, {'one': 0}), self.fits(mine, VCPU=1))
 
-    def test_an_overdue_running_server_is_still_there(self):
+    def test_overdue_running_server_still_counts(self):
         self.host('one', VCPU=1)
         self.book('one', -100, -1, running=True, VCPU=1)
         self.assertEqual((None, {'one': 0}), self.fits(VCPU=1))
 
-    def test_what_is_over_and_does_not_run_is_forgotten(self):
+    def test_past_booking_without_running_server_is_ignored(self):
         self.host('one', VCPU=1)
         self.book('one', -100, 0, VCPU=1)
         self.assertEqual((None, {}), self.fits(VCPU=1))

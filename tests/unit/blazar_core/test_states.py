@@ -27,11 +27,11 @@ class TestMachine(base.BaseTestCase):
         self.machine.check('ON', 'OFF')
         self.machine.check('OFF', 'ON')
 
-    def test_to_stay_is_always_allowed(self):
+    def test_keeping_the_state_is_always_allowed(self):
         for state in self.machine.steps:
             self.machine.check(state, state)
 
-    def test_any_other_step_is_refused_with_what_would_be_allowed(self):
+    def test_other_transitions_are_refused_with_alternatives(self):
         refused = self.assertRaises(
             errors.InvalidTransition, self.machine.check, 'OFF', 'BROKEN')
         self.assertEqual('A toy cannot go from OFF to BROKEN; from OFF it '
@@ -40,7 +40,7 @@ class TestMachine(base.BaseTestCase):
             errors.InvalidTransition, self.machine.check, 'BROKEN', 'ON')
         self.assertIn('nothing', str(refused))
 
-    def test_what_nothing_follows_is_final(self):
+    def test_state_without_transitions_is_final(self):
         self.assertEqual(['BROKEN'], self.machine.final())
 
 
@@ -53,7 +53,7 @@ class TestTables(base.BaseTestCase):
                     set(after), set(machine.steps), (machine.name, state))
                 self.assertNotIn(state, after)
 
-    def test_every_state_comes_to_an_end(self):
+    def test_final_state_is_reachable_from_every_state(self):
         # An event may be carried out again as long as its lease exists.
         for machine in (states.LEASE, states.RESERVATION):
             final = set(machine.final())
@@ -74,7 +74,7 @@ class TestTables(base.BaseTestCase):
             self.assertIn('PENDING', reachable(states.LEASE, seeking))
         self.assertIn('TIMEDOUT', states.LEASE.steps['IN_PROGRESS'])
 
-    def test_a_lease_never_goes_back(self):
+    def test_lease_never_returns_to_earlier_status(self):
         for earlier, later in (('STARTING', 'PENDING'),
                                ('ACTIVE', 'PENDING'), ('ACTIVE', 'STARTING'),
                                ('TERMINATING', 'ACTIVE'),
@@ -95,13 +95,13 @@ class TestTables(base.BaseTestCase):
             if state not in ('OFFERED', 'TERMINATED'):
                 states.LEASE.check(state, 'TERMINATING')
 
-    def test_an_offer_is_accepted_or_over(self):
+    def test_offer_can_only_be_accepted_or_end(self):
         self.assertEqual({'PENDING', 'TERMINATING', 'TERMINATED'},
                          set(states.LEASE.steps['OFFERED']))
         for state, after in states.LEASE.steps.items():
             self.assertNotIn('OFFERED', after, state)
 
-    def test_an_event_is_done_by_the_one_who_works_on_it(self):
+    def test_event_is_completed_only_from_in_progress(self):
         states.EVENT.check('UNDONE', 'IN_PROGRESS')
         for outcome in ('DONE', 'UNDONE', 'ERROR'):
             states.EVENT.check('IN_PROGRESS', outcome)
@@ -109,7 +109,7 @@ class TestTables(base.BaseTestCase):
             self.assertRaises(errors.InvalidTransition, states.EVENT.check,
                               state, 'IN_PROGRESS')
 
-    def test_a_row_enters_a_state_if_it_may(self):
+    def test_row_enters_only_permitted_states(self):
         for model, old, new, wrong in (
                 (models.Lease, 'ACTIVE', 'TERMINATING', 'PENDING'),
                 (models.Reservation, 'pending', 'active', 'gone'),

@@ -360,7 +360,7 @@ class TimelineTest(base.BaseTestCase):
 
     @CASES
     @hypothesis.given(stories, shapes)
-    def test_as_many_fit_on_each_host_as_by_looking_at_every_second(
+    def test_fits_match_check_of_every_second(
             self, changes, shape):
         def ask(story, one):
             asked, hosts = story.hosts(one)
@@ -443,7 +443,7 @@ class TimelineTest(base.BaseTestCase):
 
     @CASES
     @hypothesis.given(stories, shapes)
-    def test_overfull_hosts_are_those_with_more_than_they_have(
+    def test_overfull_hosts_match_check_of_every_second(
             self, changes, shape):
         def ask(story, one):
             seconds = range(one.start, max(LAST, one.start) + 1)
@@ -458,7 +458,7 @@ class TimelineTest(base.BaseTestCase):
 
     @CASES
     @hypothesis.given(stories, shapes)
-    def test_busy_hosts_are_those_with_a_second_that_is_taken(
+    def test_busy_hosts_match_check_of_every_second(
             self, changes, shape):
         def ask(story, one):
             end = story.calendar.end(one, one.start)
@@ -513,7 +513,7 @@ class TimelineTest(base.BaseTestCase):
 
     @CASES
     @hypothesis.given(st.lists(bookings, max_size=40), shapes, st.randoms())
-    def test_nothing_is_left_of_what_was_all_taken_away(
+    def test_removing_all_bookings_leaves_no_steps(
             self, booked, shape, chance):
         story = self._story(shape)
         single = [(one, sign) for one in booked for sign in (1, -1)]
@@ -654,14 +654,14 @@ class ManyTest(base.BaseTestCase):
             if start == instant or instant >= last:
                 break
 
-    def test_whole_hosts(self):
+    def test_whole_hosts_match_scan_of_bookings(self):
         self.capacity = 4
         self._fill(['CUSTOM_HOST'], 4)
         for count in (1, 10, 100, 120, 140, 150):
             self._check_question(['CUSTOM_HOST'], count, 1500,
                                  model.Affinity.DIFFERENT)
 
-    def test_parts_of_hosts(self):
+    def test_parts_of_hosts_match_scan_of_bookings(self):
         self.capacity = 8
         self._fill(['VCPU', 'MEMORY_MB'], 8)
         for count in (1, 4, 100, 400, 500, 600):
@@ -680,7 +680,7 @@ class ContractTest(base.BaseTestCase):
         self.timeline.set_host(3, {'VCPU': 2}, {})
         self.window = model.Window(10, 20)
 
-    def test_answers_are_in_the_order_in_which_hosts_came(self):
+    def test_results_are_in_order_of_adding_hosts(self):
         rooms = self.timeline.fits(model.Demand({'VCPU': 1}, 9),
                                    self.window)
         self.assertEqual([7, 3], self.timeline.ids)
@@ -701,13 +701,13 @@ class ContractTest(base.BaseTestCase):
         self.assertIsNone(empty.earliest(demand, 10, 0))
         self.assertIsNone(self.timeline.earliest(demand, 10, 0, []))
 
-    def test_a_class_that_nobody_has_fits_nowhere(self):
+    def test_unknown_resource_class_fits_nowhere(self):
         demand = model.Demand({'CUSTOM_FPGA': 1})
         self.assertEqual([0, 0], self.timeline.fits(
             demand, self.window).tolist())
         self.assertIsNone(self.timeline.earliest(demand, 10, 0))
 
-    def test_shared_classes_are_those_it_was_told(self):
+    def test_shared_classes_are_those_given(self):
         demand = model.Demand({'VCPU': 1, 'CUSTOM_NET': 5})
         shared = timelines.Timeline(shared=['CUSTOM_NET'])
         shared.set_host(1, {'VCPU': 1}, {})
@@ -715,7 +715,7 @@ class ContractTest(base.BaseTestCase):
         shared.set_host(1, {'VCPU': 1, 'CUSTOM_NET': 4}, {})
         self.assertEqual([0], shared.fits(demand, self.window).tolist())
 
-    def test_what_is_asked_wrongly_is_refused(self):
+    def test_invalid_arguments_are_refused(self):
         demand = model.Demand({'VCPU': 1})
         booked = timelines.Block([7], [5], [6], {'VCPU': [1]})
         for wrong in (
@@ -730,7 +730,7 @@ class ContractTest(base.BaseTestCase):
         self.assertRaises(KeyError, self.timeline.peak, 8, self.window)
         self.assertEqual(2, self.timeline.steps)
 
-    def test_what_comes_and_goes_is_not_what_levels_grow_to(self):
+    def test_repeated_add_and_remove_does_not_widen_levels(self):
         self.timeline.set_host(1, {'DISK_GB': 4000}, {})
         with mock.patch.object(
                 step_functions.Rows, '_prepare', autospec=True,
@@ -741,7 +741,7 @@ class ContractTest(base.BaseTestCase):
                                         {'DISK_GB': 2000}, sign)
         self.assertEqual(0, prepare.call_count)
 
-    def test_small_amounts_that_are_many_are_exact(self):
+    def test_many_small_amounts_are_exact(self):
         for host, until in ((1, 100), (2, 200)):
             self.timeline.set_host(host, {'CUSTOM_GB': 100_000}, {})
             for _number in range(95):
@@ -753,7 +753,7 @@ class ContractTest(base.BaseTestCase):
         self.assertEqual(100, self.timeline.earliest(
             model.Demand({'CUSTOM_GB': 10_000}), 50, 0))
 
-    def test_so_are_those_that_go_before_they_come(self):
+    def test_amounts_removed_before_they_are_added_are_exact(self):
         for sign, number in ((-1, 40), (1, 80)):
             for _number in range(number):
                 self.timeline.apply(
@@ -784,7 +784,7 @@ class ContractTest(base.BaseTestCase):
             self.assertEqual(start, self.timeline.earliest(
                 model.Demand({'CUSTOM_BYTES': 2 ** 39}, count), 5, 0))
 
-    def test_every_class_counts_where_the_first_one_leaves_few_hosts(self):
+    def test_every_class_counts_if_first_leaves_few_hosts(self):
         full = timelines.Timeline()
         for host in range(1, 9):
             full.set_host(host, {'VCPU': 4, 'MEMORY_MB': 4}, {})
@@ -797,7 +797,7 @@ class ContractTest(base.BaseTestCase):
             self.assertEqual([0] * 8, full.fits(
                 model.Demand(needs), model.Window(0, 10)).tolist())
 
-    def test_the_highest_level_for_ever_is_that_of_what_is_to_come(self):
+    def test_open_ended_peak_covers_future_bookings(self):
         calendar = timelines.Timeline()
         calendar.set_host(1, {'VCPU': 8}, {})
         calendar.apply(1, model.Window(0, 10), {'VCPU': 3}, 1)
@@ -814,7 +814,7 @@ class ContractTest(base.BaseTestCase):
         self.assertEqual([5], highest(30))
         self.assertEqual([5], highest(0))
 
-    def test_free_time_grows_when_a_booking_is_taken_away(self):
+    def test_free_time_grows_when_booking_is_removed(self):
         whole = timelines.Timeline()
         for host in (1, 2):
             whole.set_host(host, {'CUSTOM_HOST': 1}, {})
@@ -826,7 +826,7 @@ class ContractTest(base.BaseTestCase):
         self.assertEqual(100, whole.earliest(
             model.Demand({'CUSTOM_HOST': 1}, 2), 30, 0))
 
-    def test_forgetting_gives_memory_back(self):
+    def test_forgetting_the_past_frees_memory(self):
         starts = np.arange(0, 100_000, 10)
         self.timeline.load([timelines.Block(
             np.full(len(starts), 7), starts, starts + 5,

@@ -18,7 +18,7 @@ load_tests = databases.load_tests
 NEW = transfer.Owner('new', 'other')
 
 
-class TestOwning(base.LeaseTestCase):
+class TestTransfer(base.LeaseTestCase):
 
     def setUp(self):
         super().setUp()
@@ -42,7 +42,7 @@ class TestOwning(base.LeaseTestCase):
     def reservation(self):
         return self.scalars(models.Reservation.id)[0]
 
-    def test_it_belongs_to_somebody_else_with_all_that_it_has(self):
+    def test_lease_is_transferred_and_its_trusts_are_returned(self):
         lease_id = self.made(credential=self.encryption.encrypt('trust'))
         self.replace_credential(lease_id, 'another')
         lease, encrypted = self.hand(lease_id)
@@ -52,7 +52,7 @@ class TestOwning(base.LeaseTestCase):
                          list(map(self.encryption.decrypt, encrypted)))
         self.assertEqual([], self.scalars(models.Credential.lease_id))
 
-    def test_what_it_says_about_the_limits_of_its_project_is_removed(self):
+    def test_transfer_removes_limit_warning_of_old_project(self):
         lease_id = self.made()
         near = conditions.Condition(
             conditions.Type.LIMIT_NEAR, conditions.Reason.LIMIT_NEAR,
@@ -65,7 +65,7 @@ class TestOwning(base.LeaseTestCase):
                 0]['status_reason'])
         self.assertEqual('', self.hand(lease_id)[0]['status_reason'])
 
-    def test_its_trust_is_there_with_its_new_owner(self):
+    def test_new_trust_is_stored_with_transfer(self):
         lease_id = self.made(credential=self.encryption.encrypt('trust'))
         looked, keys = self.transfer.look(lease_id), self.leases.credentials
 
@@ -89,7 +89,7 @@ class TestOwning(base.LeaseTestCase):
             self.encryption.decrypt(one)
             for one in self.scalars(models.Credential.encrypted)])
 
-    def test_one_that_was_changed_meanwhile_is_decided_about_again(self):
+    def test_transfer_of_changed_lease_is_a_conflict(self):
         lease_id = self.made()
         seen = self.transfer.look(lease_id).generation
         self.leases.slots.take(self.reservation(), 'project', ['server'])
@@ -100,7 +100,7 @@ class TestOwning(base.LeaseTestCase):
             lease_id, transfer.Owner('project', 'other'))
         self.assertEqual('other', lease['user_id'])
 
-    def test_a_boot_that_has_found_its_reservation_before_gets_no_place(self):
+    def test_boot_gets_no_slot_after_concurrent_transfer(self):
         lease_id = self.made()
         find = self.leases.slots._lease_of
 
@@ -114,23 +114,23 @@ class TestOwning(base.LeaseTestCase):
                           self.reservation(), 'project', ['server'])
         self.assertEqual([None, None], self.scalars(models.Booking.server_id))
 
-    def test_one_of_a_boot_stays_in_its_project(self):
+    def test_lease_created_by_boot_cannot_be_transferred(self):
         lease_id = self.lease(10, 100)['id']
         self.assertIn('was created by the boot', str(self.assertRaises(
             errors.Conflict, self.hand, lease_id)))
 
-    def test_one_that_is_deleted_is_nobodys(self):
+    def test_deleted_lease_cannot_be_transferred(self):
         lease_id = self.made(10, 100)
         self.lifecycle.lease_end.delete(lease_id)
         self.assertRaises(errors.Conflict, self.hand, lease_id)
 
-    def test_who_counts_what_either_has_counts_again(self):
+    def test_transfer_advances_generation_of_both_projects(self):
         lease_id = self.made()
         self.hand(lease_id)
         self.assertEqual(['new', 'project'], sorted(
             self.scalars(models.Project.id)))
 
-    def test_one_that_is_unknown(self):
+    def test_unknown_lease_is_not_found(self):
         self.assertRaises(errors.NotFound, self.transfer.look, 'x')
         self.assertRaises(errors.NotFound, self.transfer.transfer,
                           'x', 0, NEW, None, False)

@@ -205,7 +205,7 @@ class TestDeaths(ProcessTestCase):
     def test_usage_is_exact_wherever_a_process_is_killed(self):
         self.assertLess(50, self.story())
 
-    def test_records_in_a_transaction_of_their_own_are_missed(self):
+    def test_separate_transaction_for_records_is_detected(self):
         """So that the test would see it."""
         write = usage_records.Records.write
 
@@ -241,7 +241,7 @@ class TestTwoListeners(ProcessTestCase):
                 lease['id']))
             self.race(lambda one=one: self.see([one]))
 
-    def test_usage_is_exact(self):
+    def test_usage_is_exact_with_two_listeners(self):
         self.story()
 
     def test_events_are_carried_out_once(self):
@@ -252,7 +252,7 @@ class TestTwoListeners(ProcessTestCase):
             self.race(lambda: driven.run_due(self.new_engine(
                 f'listener {os.getpid()}')))
 
-    def test_without_locks_it_would_not_be(self):
+    def test_missing_locks_are_detected(self):
         """So that the test would see it."""
         if self.kind != 'mariadb':
             self.skipTest('The database itself ends one of two that meet.')

@@ -122,7 +122,7 @@ class TestRecords(UsageTestCase):
         self.assertEqual((0, 0, 0), self.vcpus(0, 100))
         self.assertEqual((100, 100, 0), self.vcpus(50, 150))
 
-    def test_servers_are_used_from_when_they_run_until_they_are_gone(self):
+    def test_servers_are_used_from_active_until_deleted(self):
         lease = self.running_lease(0, 300, count=2)
         self.clock.advance(50)
         self.assertEqual((600, 600, 100), self.vcpus())
@@ -137,13 +137,13 @@ class TestRecords(UsageTestCase):
         self.clock.advance(1000)
         self.assertEqual((300, 300, 340), self.vcpus())
 
-    def test_one_that_is_deleted_before_its_start_has_reserved_nothing(self):
+    def test_lease_deleted_before_start_reserves_nothing(self):
         lease = self.reserve(100, 300, self.places(3))
         self.clock.advance(50)
         self.lifecycle.lease_end.delete(lease['id'])
         self.assertEqual((600, 0, 0), self.vcpus())
 
-    def test_what_is_deleted_early_counts_until_then(self):
+    def test_lease_deleted_early_counts_until_deletion(self):
         lease = self.reserve(0, 300, self.places(3))
         self.clock.advance(50)
         self.lifecycle.lease_end.delete(lease['id'])
@@ -161,14 +161,14 @@ class TestRecords(UsageTestCase):
             self.vcpus(*one)[1] for one in (
                 (0, 100), (100, 200), (200, 300), (500, 600))])
 
-    def test_one_that_waits_has_reserved_nothing(self):
+    def test_waiting_lease_reserves_nothing(self):
         self.lease(0, 1000, count=120)
         self.leases.creation.create(new_leases.NewLease(
             'other', 'user', self.request(
                 0, 500, retry=requests.Retry(60, 3)), (self.places(1),)), None)
         self.assertEqual((0, 0, 0), self.vcpus(project_id='other'))
 
-    def test_a_transferred_lease_is_its_new_owners_from_then_on(self):
+    def test_transferred_lease_counts_for_new_owner_from_then_on(self):
         lease = self.reserve(0, 300, self.places(2), active=True)
         self.clock.advance(100)
         self.hand_over(lease)
@@ -240,7 +240,7 @@ class TestRecords(UsageTestCase):
         self.assertEqual((0, 3200, 3200 - 20 * 40),
                          self.vcpus(project_id='new'))
 
-    def test_a_later_change_counts_later_whatever_the_clock_says(self):
+    def test_changes_are_ordered_despite_clock_steps(self):
         lease = self.reserve(0, 300, self.places(1, 3), active=True)
         self.clock.advance(100)
         self.change(lease, end=NOW + 400)
@@ -249,7 +249,7 @@ class TestRecords(UsageTestCase):
         self.assertEqual((900, 300, 0), self.vcpus())
         self.assertEqual(300, self.vcpus(0, 100)[1])
 
-    def test_what_is_added_in_time_that_passes_again_counts_in_it(self):
+    def test_addition_in_repeated_time_counts(self):
         lease = self.reserve(0, 300, self.places(4, 3), active=True)
         self.clock.advance(100)
         self.change(lease, reservations={
@@ -260,7 +260,7 @@ class TestRecords(UsageTestCase):
         self.assertEqual([600, 600 + 450, 600], [
             self.vcpus(*one)[1] for one in ((0, 50), (50, 100), (100, 150))])
 
-    def test_intervals_that_follow_each_other_add_up(self):
+    def test_consecutive_intervals_add_up(self):
         lease = self.running_lease(0, 3 * DAY, count=3)
         self.clock.advance(DAY + 7)
         self.gone(lease)
@@ -292,7 +292,7 @@ class TestRecords(UsageTestCase):
         after = self.totals(group_by=keys, after=(NOW, found[0].keys))
         self.assertEqual(found[1:], after)
 
-    def test_pages_add_up_whatever_one_statement_returns(self):
+    def test_pages_add_up_for_any_size_of_results(self):
         for number in range(12):
             self.lease(number * DAY // 3, number * DAY // 2 + 100 * number + 9,
                        project=f'p{number * 5 % 7}', count=1 + number % 3)
@@ -320,7 +320,7 @@ class TestRecords(UsageTestCase):
                         after = page[-1].window.start, page[-1].keys
                 self.assertEqual(whole, pages, (values, most, limit))
 
-    def test_many_days_are_few_statements(self):
+    def test_many_days_take_few_statements(self):
         """Each reads all records of the interval."""
         for day in range(0, 300, 5):
             self.lease(day * DAY, day * DAY + 3600)
@@ -339,7 +339,7 @@ class TestRecords(UsageTestCase):
             self.assertEqual([NOW // DAY + day for day in range(0, 300, 5)],
                              [one.window.start // DAY for one in pages])
 
-    def test_leases_of_former_times_are_omitted(self):
+    def test_leases_outside_of_interval_are_omitted(self):
         leases = [self.running_lease(0, 300) for _lease in range(4)]
         self.clock.advance(300)
         for lease in leases:
@@ -352,7 +352,7 @@ class TestRecords(UsageTestCase):
         # They do not fill the answers of statements either.
         self.assertEqual(1, len(asked))
 
-    def test_totals_of_leases_by_their_tags(self):
+    def test_totals_can_be_filtered_by_tags(self):
         for tags in (('ci',), ('ci', 'dev'), ()):
             self.lease(request=self.request(100, 200, tags=tags))
         self.assertEqual(200, self.vcpus(tags=('ci',))[1])
@@ -361,7 +361,7 @@ class TestRecords(UsageTestCase):
         self.assertEqual([['ci', 'dev']], self.scalars(
             models.Lease.tags, models.Lease.id == found.keys[0]))
 
-    def test_an_admission_a_start_and_an_end_cost_one_statement(self):
+    def test_admission_start_and_end_cost_one_statement_each(self):
         statements = self.count_statements('usage_records')
 
         def count(work, *args):
@@ -381,7 +381,7 @@ class TestRecords(UsageTestCase):
         ended, _seen = count(check, server_id)
         self.assertEqual((1, 1, 0, 1), (admitted, started, again, ended))
 
-    def test_without_records_there_would_be_one_statement_less(self):
+    def test_records_cost_at_most_one_statement(self):
         """Of all statements, reading included."""
         statements = []
         with self.database.connection() as connection:
@@ -544,7 +544,7 @@ class Broken(BaseException):
     """The process dies."""
 
 
-class TestStories(UsageTestCase):
+class TestRandomStories(UsageTestCase):
     """Random sequences of operations, compared with an independent count."""
 
     scenarios = databases.EACH
@@ -589,7 +589,7 @@ class TestStories(UsageTestCase):
             if self.dies_at < 0:
                 raise Broken
 
-    def test_records_are_what_was_so_at_each_second(self):
+    def test_records_match_independent_count(self):
         self.tell_all(STORIES)
         # Slots had another host at once, or lost theirs and had one later,
         # and servers were evacuated.
@@ -597,7 +597,7 @@ class TestStories(UsageTestCase):
             'evacuated', *(('virtual:instance', *hosts) for hosts in (
                 (True, True), (True, False), (False, True)))} - self.exchanged)
 
-    def test_so_are_they_if_the_clock_is_set_back(self):
+    def test_records_match_independent_count_if_clock_is_set_back(self):
         self.tell_all((STORIES + 1) // 2, backwards=0.1)
 
     def tell_all(self, stories, backwards=0.0):

@@ -42,7 +42,7 @@ class ReportTestCase(worlds.BooksTestCase):
 
 class TestReport(ReportTestCase):
 
-    def test_a_new_host_is_written_down_with_what_runs_there(self):
+    def test_new_host_is_recorded_with_its_usage(self):
         self.assertTrue(self.report(
             a={'VCPU': 1}, b={'VCPU': 2, 'MEMORY_MB': 3}))
         row = self.row()
@@ -52,13 +52,13 @@ class TestReport(ReportTestCase):
             (row.name, row.service_host, row.capacity, row.usage,
              row.updated_at))
 
-    def test_the_same_again_changes_nothing(self):
+    def test_repeated_report_changes_nothing(self):
         self.report(a={'VCPU': 1})
         self.assertFalse(self.report(now=NOW + 99, a={'VCPU': 1}))
         self.assertEqual(1, self.row().generation)
         self.assertEqual(NOW + 5, self.row().updated_at)
 
-    def test_what_is_new_is_written_and_disturbs_who_decides(self):
+    def test_changed_report_advances_generation(self):
         self.report()
         for changed in ({'name': 'two'}, {'service_host': 'elsewhere'},
                         {'capacity': {'VCPU': 5}}, {'a': {'VCPU': 1}},
@@ -67,7 +67,7 @@ class TestReport(ReportTestCase):
             self.assertTrue(self.report(**changed), changed)
             self.assertEqual(before + 1, self.row().generation, changed)
 
-    def test_a_leased_server_that_runs_on_its_host_is_no_usage(self):
+    def test_leased_server_on_its_host_is_not_usage(self):
         self.report()
         mine = self.book('one', 0, 10, running=True, VCPU=1)
         self.assertTrue(self.report(**{mine: {'VCPU': 1}, 'b': {'VCPU': 2}}))
@@ -80,7 +80,7 @@ class TestReport(ReportTestCase):
         self.assertTrue(self.report('uuid-2', 'two', **{mine: {'VCPU': 1}}))
         self.assertEqual({'VCPU': 1}, self.row('uuid-2').usage)
 
-    def test_the_booking_of_a_resized_server_follows(self):
+    def test_booking_of_resized_server_is_updated(self):
         self.report()
         mine = self.book('one', 0, 10, running=True, VCPU=1)
         self.assertTrue(self.report(**{mine: {'VCPU': 3}}))
@@ -91,7 +91,7 @@ class TestReport(ReportTestCase):
         self.assertEqual(3, self.row().generation)
         self.assertFalse(self.report(**{mine: {'VCPU': 3}}))
 
-    def test_a_place_stays_what_was_reserved(self):
+    def test_resize_does_not_change_slot_reservation(self):
         self.report()
         mine = self.book('one', 0, 10, running=True, VCPU=1)
         with self.database.writer() as session:
@@ -103,7 +103,7 @@ class TestReport(ReportTestCase):
         self.assertEqual({1}, {one['VCPU'] for one in self.scalars(
             models.Reservation.resources)})
 
-    def test_servers_of_a_reservation_that_differ_leave_it_as_it_was(self):
+    def test_reservation_is_unchanged_if_its_servers_differ(self):
         self.report()
         mine = self.book('one', 0, 10, running=True, VCPU=1)
         other = self.book('one', 0, 10, running=True, VCPU=1)
@@ -117,7 +117,7 @@ class TestReport(ReportTestCase):
         self.assertIn({'VCPU': 3},
                       self.scalars(models.Reservation.resources))
 
-    def test_a_booking_whose_server_does_not_run_keeps_its_size(self):
+    def test_booking_without_running_server_keeps_its_size(self):
         self.report()
         mine = self.book('one', 0, 10, VCPU=1)
         self.assertFalse(self.report(**{mine: {'VCPU': 3}}))
@@ -133,7 +133,7 @@ class TestReportOfUsage(ReportTestCase):
                 session, NOW + 9, uuid, allocations,
                 inventory.generations(session, [uuid]).get(uuid))
 
-    def test_what_runs_there_is_written_down_and_nothing_else(self):
+    def test_only_usage_is_recorded(self):
         self.report(name='one', properties={'gpu': 'a100'})
         mine = self.book('one', 0, 10, running=True, VCPU=1)
         self.assertTrue(self.report_usage(
@@ -147,13 +147,13 @@ class TestReportOfUsage(ReportTestCase):
                          self.scalars(models.Booking.resources))
         self.assertEqual(NOW + 9, row.updated_at)
 
-    def test_the_same_again_changes_nothing(self):
+    def test_repeated_report_changes_nothing(self):
         self.report(a={'VCPU': 1})
         self.assertFalse(self.report_usage(a={'VCPU': 1}))
         self.assertTrue(self.report_usage())
         self.assertEqual({}, self.row().usage)
 
-    def test_who_asked_before_somebody_else_wrote_asks_again(self):
+    def test_outdated_report_loses_race(self):
         self.report(a={'VCPU': 1}, b={'VCPU': 2})
         seen = self.row().generation
         # Two have read the cloud; a was deleted, and the later reader is
@@ -172,12 +172,12 @@ class TestReportOfUsage(ReportTestCase):
             self.assertFalse(inventory.report_usage(
                 session, NOW + 9, 'uuid', {'b': {'VCPU': 2}}, seen))
 
-    def test_an_unknown_host_is_left_to_a_report_in_full(self):
+    def test_unknown_host_is_left_to_full_report(self):
         self.assertFalse(self.report_usage('nobody', a={'VCPU': 1}))
         self.assertEqual([], self.scalars(models.Host.uuid))
 
 
-class TestTell(ReportTestCase):
+class TestRecord(ReportTestCase):
 
     def tell(self, server_id='a', node='one', service_host='compute',
              now=NOW + 9, **takes):
@@ -189,7 +189,7 @@ class TestTell(ReportTestCase):
     def usage(self):
         return self.row().usage
 
-    def test_a_server_that_came_is_usage_until_it_leaves(self):
+    def test_arrived_server_is_usage_until_it_leaves(self):
         self.report(a={'VCPU': 1})
         self.assertTrue(self.tell('b', VCPU=2))
         self.assertEqual(({'VCPU': 3}, NOW + 9, 2), (
@@ -199,7 +199,7 @@ class TestTell(ReportTestCase):
         self.assertTrue(self.tell('a'))
         self.assertEqual({}, self.usage())
 
-    def test_told_twice_it_counts_once(self):
+    def test_repeated_notification_counts_once(self):
         self.report(a={'VCPU': 1})
         for server_id in 'abab':
             self.assertTrue(self.tell(server_id, VCPU=1))
@@ -210,18 +210,18 @@ class TestTell(ReportTestCase):
         self.assertEqual(({'VCPU': 1}, 3),
                          (self.usage(), self.row().generation))
 
-    def test_what_left_before_it_came_does_not_come(self):
+    def test_arrival_reported_after_departure_is_ignored(self):
         self.report()
         self.assertTrue(self.tell())
         self.assertTrue(self.tell(VCPU=1))
         self.assertEqual({}, self.usage())
 
-    def test_classes_that_the_host_lacks_and_nothing_are_left_out(self):
+    def test_missing_classes_and_zero_amounts_are_left_out(self):
         self.report(capacity={'VCPU': 4, 'MEMORY_MB': 9})
         self.assertTrue(self.tell(VCPU=1, MEMORY_MB=0, DISK_GB=7))
         self.assertEqual({'VCPU': 1}, self.usage())
 
-    def test_what_cannot_be_known_from_it_has_to_be_asked(self):
+    def test_inconclusive_notification_requires_lookup(self):
         self.report(capacity={'VCPU': 4, 'PCPU': 4}, a={'PCPU': 1})
         mine = self.book('one', 0, 10, running=True, VCPU=1)
         for told in ({'node': 'two'}, {'service_host': 'elsewhere'},
@@ -232,7 +232,7 @@ class TestTell(ReportTestCase):
         self.assertTrue(self.tell('a'))
         self.assertEqual({}, self.usage())
 
-    def test_a_host_of_which_the_consumers_are_not_known_is_asked(self):
+    def test_host_with_unknown_consumers_requires_lookup(self):
         self.report(a={'VCPU': 1})
         with self.database.begin() as connection:
             connection.execute(sa.update(models.Host).values(consumers=None))
@@ -241,7 +241,7 @@ class TestTell(ReportTestCase):
         self.assertTrue(self.tell('b', VCPU=1))
         self.assertEqual({'VCPU': 2}, self.usage())
 
-    def test_a_host_that_was_lost_and_came_back_under_its_name(self):
+    def test_recreated_host_of_same_name_gets_usage(self):
         self.report()
         with self.database.writer() as session:
             inventory.retain(session, set(), NOW)
@@ -251,7 +251,7 @@ class TestTell(ReportTestCase):
         self.assertEqual(({}, {'VCPU': 1}),
                          (self.usage(), self.row('uuid-2').usage))
 
-    def test_placement_is_right_but_for_what_was_told_since_it_was_asked(self):
+    def test_report_keeps_notifications_newer_than_it(self):
         self.report(now=NOW + 8, a={'VCPU': 1})
         self.tell('a')
         self.tell('b', VCPU=1)
@@ -264,7 +264,7 @@ class TestTell(ReportTestCase):
         self.tell('a', now=NOW + 11)
         self.assertEqual({'VCPU': 2}, self.usage())
 
-    def test_who_left_is_forgotten_when_placement_is_asked(self):
+    def test_departure_is_forgotten_after_report(self):
         self.report()
         self.tell()
         self.assertTrue(self.report(now=NOW + 10))
@@ -273,7 +273,7 @@ class TestTell(ReportTestCase):
         self.assertEqual({'VCPU': 1}, self.usage())
 
 
-class TestReportsThatMeet(ReportTestCase):
+class TestConcurrentReports(ReportTestCase):
 
     scenarios = databases.SERVERS
 
@@ -296,7 +296,7 @@ class TestReportsThatMeet(ReportTestCase):
         with self.books.connect().writer() as session:
             work(session, *args)
 
-    def test_a_report_that_loses_the_race_is_made_again(self):
+    def test_report_that_loses_race_is_repeated(self):
         self.report()
         self.meanwhile(lambda: self.elsewhere(ledger.amend, NOW, [
             ledger.Edit(None, ledger.NewBooking(
@@ -310,7 +310,7 @@ class TestReportsThatMeet(ReportTestCase):
                          (self.row().capacity, self.row().usage))
         self.assertEqual(3, self.row().generation)
 
-    def test_what_was_told_when_somebody_was_faster_is_told_again(self):
+    def test_notification_that_loses_race_is_repeated(self):
         self.report()
         self.meanwhile(lambda: self.elsewhere(
             inventory.report_usage, NOW, 'uuid', {'a': {'VCPU': 1}},
@@ -340,7 +340,7 @@ class TestRetain(worlds.BooksTestCase):
         with self.database.writer() as session:
             return inventory.retain(session, uuids, NOW + 9)
 
-    def test_hosts_that_nova_lost_have_no_capacity_any_more(self):
+    def test_hosts_missing_in_nova_lose_their_capacity(self):
         kept = self.host('kept', VCPU=1)
         self.host('gone', VCPU=1)
         self.assertEqual(['gone'], self.retain(kept))
@@ -349,13 +349,13 @@ class TestRetain(worlds.BooksTestCase):
             sorted((row.name, row.capacity, row.updated_at, row.generation)
                    for row in self.scalars(models.Host)))
 
-    def test_a_host_is_lost_only_once(self):
+    def test_missing_host_is_reported_once(self):
         self.host('gone', VCPU=1)
         self.assertEqual(['gone'], self.retain())
         self.assertEqual([], self.retain())
         self.assertEqual(2, self.generation('gone'))
 
-    def test_nothing_is_booked_on_a_lost_host(self):
+    def test_nothing_is_booked_on_missing_host(self):
         self.host('gone', VCPU=1)
         host_id = self.host_id('gone')
         admitting = admissions.Admission(self.database, self.clock)
@@ -375,7 +375,7 @@ class TestTrim(worlds.BooksTestCase):
 
     scenarios = databases.SQL
 
-    def test_what_changed_before_is_forgotten_but_for_the_newest(self):
+    def test_old_changes_except_the_newest_are_deleted(self):
         self.host('one', VCPU=9)
         self.clock.advance(10)
         self.book('one', 10, 20, VCPU=1)
@@ -395,7 +395,7 @@ class TestTrim(worlds.BooksTestCase):
                 'sign': 1, 'created_at': NOW + one}
                 for number, one in enumerate(seconds)])
 
-    def test_many_are_forgotten_by_several_transactions(self):
+    def test_many_changes_are_deleted_in_several_transactions(self):
         self.change(*range(12))
         some = []
         real = feed._trim_some
@@ -407,7 +407,7 @@ class TestTrim(worlds.BooksTestCase):
         self.assertEqual([NOW + 9, NOW + 10, NOW + 11], sorted(
             self.scalars(models.Change.created_at)))
 
-    def test_what_a_clock_that_is_ahead_has_written_keeps_nothing(self):
+    def test_changes_with_future_time_do_not_block_trimming(self):
         self.change(999, 0, 999, 1, 2, 999)
         self.assertEqual(4, feed.trim(self.database, NOW + 10))
         self.assertEqual([NOW + 2, NOW + 999], sorted(

@@ -58,12 +58,12 @@ class ViewsTestCase(base.LeaseTestCase):
 
 class TestFilters(ViewsTestCase):
 
-    def test_without_filters_all_leases_come_by_their_start(self):
+    def test_unfiltered_leases_are_sorted_by_start(self):
         for name, start in (('b', 60), ('c', 70), ('a', 50)):
             self.named(name, start)
         self.assertEqual(['a', 'b', 'c'], self.names())
 
-    def test_by_project_and_by_name(self):
+    def test_filter_by_project_and_name(self):
         for name, project in (('a', 'mine'), ('b', 'mine'), ('a', 'yours')):
             self.named(name, project=project)
         self.assertEqual(2, len(self.page(project_id='mine')))
@@ -72,7 +72,7 @@ class TestFilters(ViewsTestCase):
         self.assertEqual(('mine', 'a'), (found['project_id'], found['name']))
         self.assertEqual([], self.names(project_id='nobodys'))
 
-    def test_by_tags(self):
+    def test_filter_by_tags(self):
         # A user's tag never has a percent sign.
         for name, tags in (('a', ('50%', 'ci')), ('b', ('ci', 'gr\xfc\xdfe')),
                            ('c', ('c',)), ('d', ())):
@@ -87,7 +87,7 @@ class TestFilters(ViewsTestCase):
         self.assertEqual((['50%', 'ci'], 'It is.'), (
             found['tags'], found['description']))
 
-    def test_by_status(self):
+    def test_filter_by_status(self):
         active = self.named('active', 0, active=True)
         self.named('pending')
         self.leases.creation.offer(self.new_lease(request=self.request(
@@ -100,7 +100,7 @@ class TestFilters(ViewsTestCase):
         self.assertEqual([], self.names(status='ACTIVE'))
         self.assertEqual(['active'], self.names(status='TERMINATED'))
 
-    def test_one_whose_deletion_is_under_way_is_deleting(self):
+    def test_lease_being_deleted_has_status_deleting(self):
         going = self.running_lease(count=1)
         self.lifecycle.lease_end.delete(going['id'])
         ending = self.running_lease(count=1)
@@ -112,7 +112,7 @@ class TestFilters(ViewsTestCase):
                              (found['id'], found['status']))
             self.assertEqual(found, views.get(self.database, lease['id']))
 
-    def test_one_that_was_deleted_and_is_gone_is_shown_no_more(self):
+    def test_deleted_lease_is_not_shown(self):
         kept, deleted = self.named('kept'), self.named('deleted')
         self.lifecycle.lease_end.delete(deleted['id'])
         self.assertEqual(['kept'], self.names())
@@ -129,7 +129,7 @@ class TestFilters(ViewsTestCase):
             self.assertIsNone(views.owner_of_deleted(
                 self.database, lease_id))
 
-    def test_one_that_ended_by_itself_is_shown_to_who_asks_for_it(self):
+    def test_ended_lease_is_shown_on_request(self):
         over, deleted = self.named('over'), self.named('deleted')
         self.named('to come', 60)
         self.lifecycle.lease_end.end(over['id'])
@@ -149,7 +149,7 @@ class TestFilters(ViewsTestCase):
         self.assertEqual('over', views.get(
             self.database, over['id'])['name'])
 
-    def test_those_that_are_over_keep_nobody_from_the_others(self):
+    def test_ended_leases_do_not_displace_others(self):
         """A list without pages is complete, or refused."""
         over = self.named('over', 40)
         self.lifecycle.lease_end.end(over['id'])
@@ -172,7 +172,7 @@ class TestFilters(ViewsTestCase):
                 f'blazar_core.leases.views.{name}', 1))
         self.assertEqual((['one'], True), page(3))
 
-    def test_one_that_failed_or_is_going_is_not_over(self):
+    def test_failed_or_ending_lease_is_not_ended(self):
         going, failed = self.running_lease(), self.named('failed')
         self.cloud.stubborn.update(base.servers_of(going))
         self.lifecycle.lease_end.end(going['id'])
@@ -180,7 +180,7 @@ class TestFilters(ViewsTestCase):
             session.get(models.Lease, failed['id']).status = 'ERROR'
         self.assertEqual(['lease', 'failed'], self.names())
 
-    def test_by_the_window_that_they_overlap(self):
+    def test_filter_by_window(self):
         self.named('early', 10, 20)
         self.named('late', 20, 30)
         for start, end, names in (
@@ -192,7 +192,7 @@ class TestFilters(ViewsTestCase):
                 start=None if start is None else NOW + start,
                 end=None if end is None else NOW + end), (start, end))
 
-    def test_by_resource_type(self):
+    def test_filter_by_resource_type(self):
         lease = self.named('both')
         self.reserve(50, 100, self.places(), self.places())
         with self.database.writer() as session:
@@ -233,7 +233,7 @@ class TestOrder(ViewsTestCase):
                              [lease['id'] for lease in found], sort)
             self.assertEqual(5, len(found))
 
-    def test_pages_put_together_are_the_list(self):
+    def test_pages_add_up_to_whole_list(self):
         for key, other, down, size in itertools.product(
                 ('start_date', 'name', 'id'), ('end_date', 'name'),
                 (False, True), (1, 2, 5)):
@@ -245,13 +245,13 @@ class TestOrder(ViewsTestCase):
                 marker = found[-1]['id']
             self.assertEqual(self.page(sort=sort), together, (sort, size))
 
-    def test_who_asks_for_less_is_told_that_there_is_more(self):
+    def test_limited_page_states_whether_more_exist(self):
         for limit, more in ((4, True), (5, False), (6, False)):
             found, said = views.page(
                 self.database, views.Query(limit=limit))
             self.assertEqual((min(limit, 5), more), (len(found), said))
 
-    def test_what_ends_between_two_pages_ends_no_list(self):
+    def test_marker_of_ended_lease_stays_valid(self):
         every = self.page()
         self.lifecycle.lease_end.end(every[1]['id'])
         self.lifecycle.lease_end.delete(every[2]['id'])
@@ -275,7 +275,7 @@ class TestOrder(ViewsTestCase):
         # Three parts each: a reservation and two events.
         self.assertEqual(([4, 1], every), (sizes, together))
 
-    def test_a_marker_is_one_of_the_leases_that_are_asked_for(self):
+    def test_marker_must_be_one_of_the_listed_leases(self):
         yours = self.named('yours', project='yours')
         for marker in ('unheard-of', yours['id']):
             refused = self.assertRaises(
@@ -289,7 +289,7 @@ class TestOrder(ViewsTestCase):
 
 class TestStatements(ViewsTestCase):
 
-    def test_a_page_takes_two_statements_whatever_is_on_it(self):
+    def test_page_takes_two_statements(self):
         self.assertEqual(1, len(self.statements(self.page)))
         for number in range(1, 4):
             self.reserve(50, 100, *[self.places(2)] * number)
@@ -299,7 +299,7 @@ class TestStatements(ViewsTestCase):
                 limit=2, status='PENDING', resource_type='virtual:instance',
                 sort=(('name', True), ('end_date', False))))))
 
-    def test_a_list_of_very_many_takes_some_more(self):
+    def test_long_list_takes_a_few_more_statements(self):
         self.useFixture(fixtures.MonkeyPatch(
             'blazar_core.leases.views._AT_ONCE', 2))
         made = [self.reserve(50 + number, 100, self.places(1))
@@ -316,7 +316,7 @@ class TestDescribe(ViewsTestCase):
             one for one in self.page() if one['id'] == lease['id']])
         self.assertEqual(lease, views.get(self.database, lease['id']))
 
-    def test_a_lease_by_the_api_is_described_in_full(self):
+    def test_lease_created_by_api_is_described_in_full(self):
         lease = self.reserve(50, 100, self.places(2, 3), request=self.request(
             50, 100, before_end=NOW + 90, events=(
                 requests.EventRequest(
@@ -345,7 +345,7 @@ class TestDescribe(ViewsTestCase):
         }, lease['events'][0])
         self.assertEqual(NOW + 90, lease['before_end_date'])
 
-    def test_reservations_stand_in_the_order_in_which_they_were_asked_for(
+    def test_reservations_are_in_requested_order(
             self):
         for amounts in ([3, 1, 2], [1, 5, 2, 4], [4, 3, 2, 1]):
             lease = self.reserve(50, 100, *map(self.places, amounts))
@@ -353,7 +353,7 @@ class TestDescribe(ViewsTestCase):
                 one['amount'] for one in lease['reservations']])
             self.assert_same_everywhere(lease)
 
-    def test_servers_stand_in_the_order_of_their_places(self):
+    def test_servers_are_in_order_of_their_slots(self):
         for name in ('two', 'three', 'four'):
             self.host(name, VCPU=20)
         lease = self.reserve(0, 100, self.places(12), active=True)
@@ -365,14 +365,14 @@ class TestDescribe(ViewsTestCase):
         self.take_slots(lease, 12)
         self.assert_same_everywhere(views.get(self.database, lease['id']))
 
-    def test_a_lease_of_a_boot_has_its_servers_and_no_parameters(self):
+    def test_lease_created_by_boot_has_servers_but_no_params(self):
         lease = self.lease(50, 100, count=3)
         self.assert_same_everywhere(lease)
         reservation, = lease['reservations']
         self.assertEqual(3, len(reservation['servers']))
         self.assertIsNone(reservation['params'])
 
-    def test_servers_in_places_are_shown(self):
+    def test_servers_in_slots_are_shown(self):
         lease = self.reserve(
             0, 100, self.places(2), self.places(1), active=True)
         server_id, = self.take_slots(lease, number=0)
@@ -381,7 +381,7 @@ class TestDescribe(ViewsTestCase):
             one['servers'] for one in lease['reservations']])
         self.assert_same_everywhere(lease)
 
-    def test_a_reservation_that_lost_a_host_misses_it(self):
+    def test_reservation_without_host_has_missing_resources(self):
         whole = self.reserve(50, 100, self.places(2))
         lease = self.reserve(50, 100, self.places(2), self.places(1))
         self.lifecycle.lease_start.give_up(lease['id'], 'start_lease')
@@ -400,14 +400,14 @@ class TestDescribe(ViewsTestCase):
         self.assertEqual((False, [False]), (whole['degraded'], [
             one['missing_resources'] for one in whole['reservations']]))
 
-    def test_a_lease_without_reservations(self):
+    def test_lease_without_reservations_is_described(self):
         lease = self.leases.creation.create(new_leases.NewLease(
             'project', 'user', self.request(50, 100), ()), None)
         self.assertEqual([], lease['reservations'])
         self.assertIs(False, lease['degraded'])
         self.assert_same_everywhere(lease)
 
-    def test_there_are_no_secrets_in_it(self):
+    def test_description_contains_no_secrets(self):
         lease = self.lease(50, 100, call='secret', credential='trust')
         encrypted, = self.scalars(models.DeferredBuild.encrypted)
         trust, = self.scalars(models.Credential.encrypted)
@@ -417,7 +417,7 @@ class TestDescribe(ViewsTestCase):
             for secret in ('secret', encrypted, trust):
                 self.assertNotIn(secret, text)
 
-    def test_its_status_is_that_of_its_deletion(self):
+    def test_status_depends_on_deletion(self):
         for deleted_at, status, shown in (
                 (None, 'ACTIVE', 'ACTIVE'), (1, 'TERMINATING', 'DELETING'),
                 (1, 'TERMINATED', 'TERMINATED'),

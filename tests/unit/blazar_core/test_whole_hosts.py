@@ -29,9 +29,9 @@ NOW = base.NOW
 load_tests = databases.load_tests
 
 
-class TestReserving(whole_hosts_base.WholeHostsTestCase):
+class TestReserveHosts(whole_hosts_base.WholeHostsTestCase):
 
-    def test_all_that_a_host_has_is_booked(self):
+    def test_whole_capacity_of_host_is_booked(self):
         self.host('one', VCPU=4, MEMORY_MB=100)
         lease = self.reserve_machines(10, 20)
         self.assertEqual({'one': {'VCPU': 4, 'MEMORY_MB': 100}},
@@ -45,7 +45,7 @@ class TestReserving(whole_hosts_base.WholeHostsTestCase):
         self.lease(0, 10)
         self.lease(20, 30)
 
-    def test_no_part_of_it_may_be_taken_in_the_same_time(self):
+    def test_partly_reserved_or_used_host_is_not_reserved_whole(self):
         self.host('one', VCPU=4)
         self.lease(0, 50)
         refused = self.assertRaises(
@@ -55,7 +55,7 @@ class TestReserving(whole_hosts_base.WholeHostsTestCase):
         self.host('two', {'VCPU': 1}, VCPU=4)
         self.assertRaises(errors.Refused, self.reserve_machines, 49, 100)
 
-    def test_as_many_as_there_are_but_not_fewer_than_the_least(self):
+    def test_number_of_hosts_is_between_minimum_and_maximum(self):
         for name in ('one', 'two', 'three'):
             self.host(name, VCPU=4)
         lease = self.reserve_machines(0, 100, least=1, most=9)
@@ -67,7 +67,7 @@ class TestReserving(whole_hosts_base.WholeHostsTestCase):
         self.assertEqual((2, NOW + 100), (
             refused.refusal.wanted, refused.refusal.next_start))
 
-    def test_where_there_are_fewer_it_says_how_many_there_are(self):
+    def test_refusal_states_number_of_fitting_hosts(self):
         for name in ('one', 'two'):
             self.host(name, VCPU=4)
         refused = self.assertRaises(
@@ -79,7 +79,7 @@ class TestReserving(whole_hosts_base.WholeHostsTestCase):
             self.places(amount=1, vcpus=4))
         self.assertNotIn('requested hosts fit now', str(refused))
 
-    def test_with_others_it_takes_more_only_of_what_they_leave(self):
+    def test_optional_hosts_are_left_to_other_reservations(self):
         for name in ('one', 'two', 'three'):
             self.host(name, VCPU=4)
         lease = self.reserve(
@@ -88,7 +88,7 @@ class TestReserving(whole_hosts_base.WholeHostsTestCase):
         self.assertEqual([1, 1, 1], sorted(
             one['amount'] for one in lease['reservations']))
 
-    def test_it_grows_and_shrinks_before_it_starts(self):
+    def test_pending_lease_of_hosts_grows_and_shrinks(self):
         for name in ('one', 'two', 'three'):
             self.host(name, VCPU=4)
         lease = self.reserve_machines(50, 100)
@@ -102,7 +102,7 @@ class TestReserving(whole_hosts_base.WholeHostsTestCase):
         self.assertRaises(errors.Refused, self.change, lease, 4, 4)
         self.assertEqual(1, len(self.bookings_of(lease)))
 
-    def test_it_moves_and_is_prolonged_as_a_whole(self):
+    def test_lease_of_hosts_can_be_moved_and_extended(self):
         self.host('one', VCPU=4)
         lease = self.reserve_machines(50, 100)
         self.lease(200, 300)
@@ -116,7 +116,7 @@ class TestReserving(whole_hosts_base.WholeHostsTestCase):
                 lease['reservations'][0]['id']: self.machines_of()}))
         self.assertEqual({'two': {'VCPU': 8}}, self.bookings_of(lease))
 
-    def test_a_host_that_is_larger_by_now_is_booked_as_it_is(self):
+    def test_booking_follows_changed_capacity_of_host(self):
         """No other lease gets the new capacity."""
         uuid = self.host('one', VCPU=4)
         lease = self.reserve_machines(10, 20)
@@ -128,7 +128,7 @@ class TestReserving(whole_hosts_base.WholeHostsTestCase):
         self.overbooking_check().look()
         self.assertEqual({'one': {'VCPU': 2}}, self.bookings_of(lease))
 
-    def test_one_that_is_gone_is_exchanged_for_another(self):
+    def test_removed_host_is_replaced(self):
         self.host('one', VCPU=4)
         lease = self.reserve_machines(10, 20)
         self.host('two', VCPU=16)
@@ -137,7 +137,7 @@ class TestReserving(whole_hosts_base.WholeHostsTestCase):
         self.overbooking_check().look()
         self.assertEqual({'two': {'VCPU': 16}}, self.bookings_of(lease))
 
-    def test_one_that_is_gone_comes_back_as_it_is_then(self):
+    def test_returned_host_is_booked_with_its_new_capacity(self):
         uuid = self.host('one', VCPU=4)
         lease = self.reserve_machines(10, 20)
         with self.database.writer() as session:
@@ -151,7 +151,7 @@ class TestReserving(whole_hosts_base.WholeHostsTestCase):
         self.overbooking_check().look()
         self.assertEqual({'one': {'VCPU': 6}}, self.bookings_of(lease))
 
-    def test_nothing_is_booked_of_a_host_that_has_nothing(self):
+    def test_nothing_is_booked_on_host_without_capacity(self):
         """The host disappears between the search and the decision."""
         self.host('one', VCPU=4)
         lease = self.reserve(0, 10)
@@ -171,7 +171,7 @@ class TestLimits(whole_hosts_base.WholeHostsTestCase):
         return limits.Asked('project', 'user', model.Window(NOW, NOW + 50),
                             0, resources)
 
-    def test_hosts_count_as_such_and_not_by_what_they_have(self):
+    def test_whole_hosts_count_as_hosts_not_as_vcpus(self):
         for name in ('one', 'two', 'three'):
             self.host(name, VCPU=64)
         self.books.conf.set_override(
@@ -190,7 +190,7 @@ class TestLimits(whole_hosts_base.WholeHostsTestCase):
             '(max_reserved_hosts_per_project): its other leases have 2 at '
             'the same time, and this one asks for 2', str(exc))
 
-    def test_a_period_of_grace_is_as_long_as_the_lease_is_longer(self):
+    def test_grace_period_counts_for_duration_and_cleaning_does_not(self):
         self.host('one', VCPU=4)
         self.machines.cleaning_time = 60
         lease = self.reserve(50, 1050, self.machines_of(
@@ -215,7 +215,7 @@ class TestLimits(whole_hosts_base.WholeHostsTestCase):
         self.assertRaises(errors.LimitExceeded, check, 451, None)
 
 
-class TestHolding(whole_hosts_base.WholeHostsTestCase):
+class TestAssignedHosts(whole_hosts_base.WholeHostsTestCase):
 
     def policies(self):
         return {**super().policies(), 'shelve': end_policies.Shelve()}
@@ -238,7 +238,7 @@ class TestHolding(whole_hosts_base.WholeHostsTestCase):
                 session, self.clock.now(), self.uuid, {'somebody': usage},
                 inventory.generations(session, [self.uuid])[self.uuid])
 
-    def test_from_start_to_end_it_has_all_of_the_host(self):
+    def test_host_is_assigned_from_start_to_end_of_lease(self):
         lease, reservation_id = self.started()
         self.assertEqual({'one': reservation_id}, self.held())
         self.assertEqual({reservation_id: (self.uuid,)},
@@ -250,7 +250,7 @@ class TestHolding(whole_hosts_base.WholeHostsTestCase):
         self.assertEqual([self.clock.now()],
                          self.scalars(models.Host.recheck_at))
 
-    def test_what_runs_within_it_is_no_usage(self):
+    def test_servers_on_assigned_host_are_not_usage(self):
         _lease, _id = self.started()
         self.report(self.uuid, 'one', {'VCPU': 3}, {'VCPU': 4})
         with self.database.begin() as connection:
@@ -259,7 +259,7 @@ class TestHolding(whole_hosts_base.WholeHostsTestCase):
                 {'VCPU': 1}))
         self.assertEqual([{}], self.scalars(models.Host.usage))
 
-    def test_what_is_left_when_it_is_given_back_is_usage(self):
+    def test_servers_left_on_unassigned_host_are_usage(self):
         _lease, _id = self.started()
         self.report(self.uuid, 'one', {'VCPU': 3}, {'VCPU': 4})
         self.clock.advance(100)
@@ -267,7 +267,7 @@ class TestHolding(whole_hosts_base.WholeHostsTestCase):
         self.report(self.uuid, 'one', {'VCPU': 3}, {'VCPU': 4})
         self.assertEqual([{'VCPU': 3}], self.scalars(models.Host.usage))
 
-    def test_its_room_is_taken_until_it_is_really_given_back(self):
+    def test_capacity_stays_reserved_until_hosts_are_unassigned(self):
         lease, reservation_id = self.started()
         self.machines.full[reservation_id] = [uuidutils.generate_uuid()]
         self.clock.advance(100)
@@ -309,7 +309,7 @@ class TestHolding(whole_hosts_base.WholeHostsTestCase):
         driven.run_due(self.engine)
         self.assertEqual('TERMINATED', self.status(lease))
 
-    def test_no_lease_gets_it_where_its_type_is_not_installed(self):
+    def test_host_stays_overdue_while_its_type_is_not_installed(self):
         self.started()
         self.types.named.clear()
         self.clock.advance(100)
@@ -321,7 +321,7 @@ class TestHolding(whole_hosts_base.WholeHostsTestCase):
         self.assertEqual([self.clock.now()],
                          self.scalars(models.Host.overdue_at))
 
-    def test_the_servers_that_are_there_come_to_their_end_first(self):
+    def test_hosted_servers_are_deleted_before_host_is_freed(self):
         lease, reservation_id = self.started()
         hosted = uuidutils.generate_uuid()
         self.cloud.servers[hosted] = cloud_api.ObservedServer(
@@ -363,13 +363,13 @@ class TestHolding(whole_hosts_base.WholeHostsTestCase):
             self.clock.advance(elapsed)
             driven.run_due(self.engine)
 
-    def test_what_is_on_a_host_that_others_wait_for_is_deleted_early(self):
+    def test_servers_on_host_needed_by_others_are_deleted_early(self):
         hosted, wanted = self.awaited()
         self.run_until_awaited()
         self.assertEqual([hosted[wanted]], self.cloud.deleted[:1])
         self.assertEqual({hosted[wanted]}, {*self.cloud.deleted})
 
-    def test_not_while_the_host_is_unavailable(self):
+    def test_no_early_deletion_while_host_is_unavailable(self):
         """The other lease cannot start there anyway."""
         _hosted, wanted = self.awaited()
         self.new_maintenance().announce(
@@ -377,7 +377,7 @@ class TestHolding(whole_hosts_base.WholeHostsTestCase):
         self.run_until_awaited()
         self.assertEqual([], self.cloud.deleted)
 
-    def test_a_server_is_left_alone_once_the_lease_is_over(self):
+    def test_stalled_process_changes_no_server_after_lease_end(self):
         """A process stands still while another one completes the end."""
         lease, reservation_id = self.started()
         hosted = uuidutils.generate_uuid()
@@ -407,7 +407,7 @@ class TestHolding(whole_hosts_base.WholeHostsTestCase):
             (self.cloud.rests, [*self.cloud.servers.values()],
              self.cloud.deleted))
 
-    def test_who_comes_next_waits_however_long_it_takes(self):
+    def test_next_lease_waits_until_host_is_free(self):
         first, first_id = self.started()
         self.machines.full[first_id] = [uuidutils.generate_uuid()]
         second = self.reserve_machines(100, 2000)
@@ -439,7 +439,7 @@ class TestHolding(whole_hosts_base.WholeHostsTestCase):
         self.assertEqual({'one': second['reservations'][0]['id']},
                          self.held())
 
-    def test_one_that_is_moved_waits_for_its_new_start_alone(self):
+    def test_moved_lease_waits_only_for_its_new_start(self):
         _first, first_id = self.started()
         self.machines.full[first_id] = [uuidutils.generate_uuid()]
         second = self.reserve_machines(100, 2000)
@@ -451,7 +451,7 @@ class TestHolding(whole_hosts_base.WholeHostsTestCase):
         self.assertEqual(('PENDING', ''), (
             self.status(second), self.reason(second)))
 
-    def test_nor_does_it_start_beside_a_server_that_overstays(self):
+    def test_start_waits_for_overstaying_server(self):
         lease = self.running_lease(0, 50)
         whole = self.reserve_machines(50, 2000)
         self.clock.advance(50 + self.start_timeout + 1)
@@ -466,7 +466,7 @@ class TestHolding(whole_hosts_base.WholeHostsTestCase):
         driven.run_due(self.engine)
         self.assertEqual('ACTIVE', self.status(whole))
 
-    def test_hosts_that_come_later_are_held_too(self):
+    def test_hosts_added_later_are_assigned(self):
         lease, reservation_id = self.started()
         other = self.host('two', VCPU=2)
         self.change(lease, 2, 2)
@@ -476,7 +476,7 @@ class TestHolding(whole_hosts_base.WholeHostsTestCase):
         self.assertEqual({self.uuid, other},
                          set(self.machines.doors[reservation_id]))
 
-    def test_what_could_not_start_holds_nothing(self):
+    def test_failed_start_assigns_no_host(self):
         lease, reservation_id = self.started()
         with self.database.writer() as session:
             row = session.get(models.Lease, lease['id'])
@@ -486,7 +486,7 @@ class TestHolding(whole_hosts_base.WholeHostsTestCase):
         self.assertEqual({}, self.held())
         self.assertEqual('ERROR', self.status(lease))
 
-    def test_to_be_handed_over_twice_is_to_be_once(self):
+    def test_assigning_hosts_twice_is_idempotent(self):
         lease, _id = self.started()
         before = self.scalars(models.Host.generation)
         with self.database.writer() as session:
@@ -495,7 +495,7 @@ class TestHolding(whole_hosts_base.WholeHostsTestCase):
         self.assertEqual(before, self.scalars(models.Host.generation))
 
 
-class TestEnded(whole_hosts_base.WholeHostsTestCase):
+class TestEndedLookup(whole_hosts_base.WholeHostsTestCase):
     """The lease of a host that has ended is found by its reservation."""
 
     def setUp(self):
@@ -509,7 +509,7 @@ class TestEnded(whole_hosts_base.WholeHostsTestCase):
     def ended(self, lease):
         return self.lookup.ended_hosts(lease['reservations'][0]['id'])
 
-    def test_it_is_not_that_of_another_reservation(self):
+    def test_ended_lease_is_found_only_by_its_own_reservation(self):
         driven.run_due(self.new_engine())
         self.assertFalse(self.lookup.any_ending())
         self.assertIsNone(self.ended(self.first))

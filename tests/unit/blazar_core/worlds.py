@@ -24,9 +24,6 @@ from tests import examples
 from tests.unit import base
 from tests.unit.blazar_core import oracle
 
-__all__ = ['BooksTestCase', 'OVERDUE', 'Row', 'World', 'clear', 'fill',
-           'needs', 'numbered', 'questions', 'rows', 'uuid_of', 'worlds']
-
 NOW = base.NOW
 T = ty.TypeVar('T')
 #: Seconds that an overdue server is counted in the property tests.

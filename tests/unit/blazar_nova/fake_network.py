@@ -8,8 +8,6 @@ import typing as ty
 from blazar_core.common import errors
 from blazar_nova.compat import network_api
 
-__all__ = ['NETWORK', 'FakeNetwork']
-
 NETWORK = 'public'
 
 

@@ -27,8 +27,6 @@ from tests import databases
 from tests import driven
 from tests.unit import base
 
-__all__ = ['Payer', 'main']
-
 
 class Payer:
     """A nova-api and a blazar-listener in one, without a Nova."""

@@ -108,7 +108,7 @@ class TestAnyBody(base.BaseTestCase):
 
     @examples.repeatable(150)
     @hypothesis.given(st.one_of(_LEASES, _WITH_DATES))
-    def test_of_a_new_lease(self, body):
+    def test_any_lease_body_is_parsed_or_refused(self, body):
         running_servers.is_asked(body)
         found = self.read(lease_schema.create, body, NOW, DEFAULTS)
         if found is None:
@@ -125,7 +125,7 @@ class TestAnyBody(base.BaseTestCase):
 
     @examples.repeatable(100)
     @hypothesis.given(_CHANGES)
-    def test_of_a_change(self, body):
+    def test_any_change_body_is_parsed_or_refused(self, body):
         there = {key: value for key, value in body.items()
                  if value is not None}
         self.assertEqual(running_servers.is_asked(there),
@@ -140,7 +140,7 @@ class TestAnyBody(base.BaseTestCase):
     @hypothesis.given(_some(
         name=_TEXTS, gpu=_COUNTS, reservable=st.booleans(), trust_id=_TEXTS,
         private=_TEXTS, id=_COUNTS, values=_RESERVATIONS))
-    def test_of_a_host(self, body):
+    def test_any_host_body_is_parsed_or_refused(self, body):
         for reader in (host_schema.create, host_schema.change,
                        host_schema.private):
             self.read(reader, body)

@@ -40,7 +40,7 @@ class ReadingTest(base.TestCase):
     def read(self):
         return blazar_source.read(self.blazar.url)
 
-    def test_hosts_and_what_is_said_of_them(self):
+    def test_hosts_and_extra_capabilities_are_read(self):
         self.blazar.host('ten', '10', gpu='A100', rack='7')
         self.blazar.host('two', '2', reservable=False, rack='8')
         self.blazar.hide('rack')
@@ -52,7 +52,7 @@ class ReadingTest(base.TestCase):
                 'gpu': 'A100', 'rack': '7'})], [*found.hosts.values()])
         self.assertEqual(frozenset(['rack']), found.private)
 
-    def test_leases_with_all_that_belongs_to_them(self):
+    def test_leases_with_reservations_and_events_are_read(self):
         for number in '12':
             self.blazar.host(number, number)
         later, _id = self.blazar.lease(NOW + 500, NOW + 600)
@@ -83,7 +83,7 @@ class ReadingTest(base.TestCase):
                 (one.event_type, one.time, one.status)
                 for one in found.events])
 
-    def test_reservations_of_servers(self):
+    def test_instance_reservations_are_read(self):
         self.blazar.host('one', '1')
         self.blazar.lease_of_servers(
             NOW, NOW + 100, '1', '1', vcpus=2, affinity=True,
@@ -96,13 +96,13 @@ class ReadingTest(base.TestCase):
             'affinity': True, 'resource_properties': '["=", "$gpu", "x"]',
         }, reservation.asked)
 
-    def test_reservations_of_something_else(self):
+    def test_other_resource_types_are_read_without_parameters(self):
         self.blazar.lease(NOW, NOW + 100, resource_type='virtual:floatingip')
         reservation, = self.read().leases[0].reservations
         self.assertEqual((None, 'virtual:floatingip'), (
             reservation.asked, reservation.resource_type))
 
-    def test_a_table_or_a_column_is_missing(self):
+    def test_missing_tables_and_columns_are_reported(self):
         self.blazar.execute('ALTER TABLE leases DROP COLUMN status')
         self.blazar.execute('DROP TABLE computehost_allocations')
         exc = self.assertRaises(blazar_source.Unreadable, self.read)
@@ -112,7 +112,7 @@ class ReadingTest(base.TestCase):
 
 class UrlTest(base.TestCase):
 
-    def test_it_may_stand_in_a_file_so_that_no_password_is_shown(self):
+    def test_url_can_be_read_from_configuration_file(self):
         path = f'{self.useFixture(fixtures.TempDir()).path}/blazar.conf'
         with open(path, 'w') as file:
             file.write('[database]\nconnection = mysql+pymysql://a:b@c/d\n')
@@ -123,7 +123,7 @@ class UrlTest(base.TestCase):
             self.assertRaises(blazar_source.Unreadable, blazar_source.url_of,
                               where)
 
-    def test_the_password_is_not_printed(self):
+    def test_error_message_masks_password(self):
         exc = self.assertRaises(
             blazar_source.Unreadable, blazar_source.read,
             'mysql+pymysql://blazar:secret@127.0.0.1:1/blazar')
@@ -151,7 +151,7 @@ class Cloud:
                 for one in self.there.get(host.service_host, ())]
 
 
-class JudgingTestCase(base.DatabaseTestCase):
+class ImportPlanTestCase(base.DatabaseTestCase):
     """Two hosts that exist in Nova and Blazar; none is enrolled."""
 
     def setUp(self):
@@ -198,9 +198,9 @@ class JudgingTestCase(base.DatabaseTestCase):
                     self.database, self.clock, self.types).adopt(item.known)
 
 
-class JudgingTest(JudgingTestCase):
+class ImportPlanTest(ImportPlanTestCase):
 
-    def test_a_plan_can_be_carried_out(self):
+    def test_planned_host_lease_can_be_imported(self):
         lease_id = self.lease(10, 20, '1', '2', least=1, most=2,
                               resource_properties=['=', '$gpu', 'x'])
         self.assertEqual({}, self.refusals())
@@ -221,7 +221,7 @@ class JudgingTest(JudgingTestCase):
         self.assertEqual([items.Outcome.THERE], [
             one.outcome for one in self.plan().leases])
 
-    def test_what_is_over_is_counted(self):
+    def test_ended_leases_are_only_counted(self):
         for status in ('TERMINATED', 'ERROR', 'TERMINATED'):
             self.lease(-20, -10, '1', status=status)
         self.lease(-20, -10, '1')
@@ -230,19 +230,19 @@ class JudgingTest(JudgingTestCase):
         self.assertEqual({'TERMINATED': 2, 'ERROR': 1, 'PENDING': 1},
                          dict(plan.over))
 
-    def test_what_somebody_was_at_is_named(self):
+    def test_leases_in_transitional_status_are_refused(self):
         ids = {status: self.lease(10, 20, '1', status=status) for status in (
             'CREATING', 'STARTING', 'UPDATING', 'TERMINATING', 'DELETING')}
         found = self.refusals()
         for status, lease_id in ids.items():
             self.assertIn(f'It is {status} in Blazar', found[lease_id])
 
-    def test_what_is_not_carried_over_yet_is_named(self):
+    def test_unsupported_resource_types_are_refused(self):
         for kind in ('virtual:floatingip', 'something'):
             lease_id = self.lease(10, 20, resource_type=kind)
             self.assertIn(f'is of {kind}.', self.refusals()[lease_id])
 
-    def test_hosts_that_cannot_be_enrolled_and_their_leases(self):
+    def test_unenrollable_hosts_and_their_leases_are_refused(self):
         self.blazar.host('three', '3')
         self.blazar.host('four', '4', vcpus_='8', **{'a b': 'x'})
         self.blazar.host('five', '5')
@@ -254,14 +254,14 @@ class JudgingTest(JudgingTestCase):
         self.assertIn('not in the reservation database yet', found['five'])
         self.assertIn('Its host three is refused', found[lease_id])
 
-    def test_bookings_of_others(self):
+    def test_overlap_with_existing_bookings_is_refused(self):
         self.enrol('one')
         self.lease(10, 20, '1')
         self.adopt(self.plan())
         later = self.lease(15, 25, '1', name='later')
         self.assertIn('Host one would be overbooked', self.refusals()[later])
 
-    def test_who_has_a_host_first_keeps_it(self):
+    def test_older_or_active_lease_keeps_conflicting_host(self):
         ids = [self.lease(10, 20, '1', created_at=NOW - 5),
                self.lease(15, 30, '1', created_at=NOW - 9),
                self.lease(30, 40, '1', created_at=NOW - 1)]
@@ -272,7 +272,7 @@ class JudgingTest(JudgingTestCase):
         self.lease(-10, 16, '1', created_at=NOW, status='ACTIVE')
         self.assertEqual({*ids[:2]}, {*self.refusals()})
 
-    def test_servers_of_a_lease_may_stay_and_others_may_not(self):
+    def test_only_servers_of_active_lease_may_stay_on_host(self):
         reservation_id = self.blazar.lease(
             NOW - 10, NOW + 10, '1', status='ACTIVE')[1]
         self.cloud.there['one'] = [
@@ -305,7 +305,7 @@ class JudgingTest(JudgingTestCase):
         self.cloud.there['two'] = []
         self.assertEqual({'one', shared, both}, {*self.refusals()})
 
-    def test_hosts_are_cleaned_unless_somebody_comes_close_behind(self):
+    def test_cleaning_time_ends_before_next_lease_of_host(self):
         self.cleaning_time = 1
         for start, end in ((10, 20), (45, 50), (50, 60), (500, 600)):
             self.lease(start, end, '1')
@@ -313,14 +313,14 @@ class JudgingTest(JudgingTestCase):
             item.known.cleaning_time for item in sorted(
                 self.plan().leases, key=lambda one: one.known.window.start)])
 
-    def test_what_is_otherwise_than_it_was_is_said(self):
+    def test_missing_hosts_and_dropped_snapshot_are_reported(self):
         self.lease(10, 20, '1', least=2, most=2, before_end='snapshot')
         item, = self.plan().leases
         self.assertIn('1 of its hosts are missing', item.text)
         self.assertIn('no snapshot', item.text)
         self.assertEqual(2, len(item.known.reservations[0].host_ids))
 
-    def test_events_go_on_where_they_were(self):
+    def test_event_statuses_are_imported(self):
         lease_id = self.lease(-10, 20, '1', status='ACTIVE')
         for event_type, status in (('mine', 'IN_PROGRESS'),
                                    ('expire_offer', 'UNDONE'),
@@ -336,7 +336,7 @@ class JudgingTest(JudgingTestCase):
                 one.event_type: one.status for one in item.known.events})
         self.assertIn('events that users cannot create', item.text)
 
-    def test_properties_that_users_may_not_ask_for(self):
+    def test_private_properties_are_planned(self):
         self.blazar.host('three', '3', gpu='x', rack='7')
         self.cloud.uuids['three'] = self.host('three', VCPU=4)
         self.blazar.hide('gpu')
@@ -352,14 +352,14 @@ class JudgingTest(JudgingTestCase):
             self.assertEqual([items.Outcome.THERE], [
                 one.outcome for one in self.plan().properties])
 
-    def test_a_cloud_that_does_not_answer_is_not_a_refusal(self):
+    def test_unavailable_nova_is_an_error_and_no_refusal(self):
         def silent(_name):
             raise errors.CloudUnavailable('Nova is away.')
 
         self.cloud.member = silent
         self.assertRaises(errors.CloudUnavailable, self.plan)
 
-    def test_nonsense_is_named(self):
+    def test_invalid_leases_are_refused_with_reason(self):
         for values, part in (
                 ({'project': None}, 'no project'),
                 ({'reserved': 'error'}, 'is error'),

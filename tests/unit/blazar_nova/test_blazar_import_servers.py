@@ -19,7 +19,7 @@ from tests.unit.blazar_nova import test_blazar_import
 NOW = base.NOW
 
 
-class ServersTest(test_blazar_import.JudgingTestCase):
+class ServersTest(test_blazar_import.ImportPlanTestCase):
     """Hosts of 4 VCPU, 100 MB of memory and 20 GB of disk."""
 
     def setUp(self):
@@ -50,7 +50,7 @@ class ServersTest(test_blazar_import.JudgingTestCase):
                 found[one].append((name, amounts))
         return found
 
-    def test_what_was_asked_for_and_where_it_is(self):
+    def test_instance_reservation_keeps_parameters_and_hosts(self):
         lease_id, together = self.servers(
             10, 20, '1', '1', vcpus=2, memory_mb=30, disk_gb=5, affinity=True,
             resource_properties=['=', '$gpu', 'x'])
@@ -78,7 +78,7 @@ class ServersTest(test_blazar_import.JudgingTestCase):
         return [one.name for one in self.plan().leases
                 if one.outcome != items.Outcome.THERE]
 
-    def test_like_a_flavor(self):
+    def test_flavor_reservation_books_resources_of_flavor(self):
         with self.database.writer() as session:
             session.execute(sa.update(models.Host).values(
                 capacity={'PCPU': 4, 'MEMORY_MB': 128, 'DISK_GB': 20}))
@@ -97,7 +97,7 @@ class ServersTest(test_blazar_import.JudgingTestCase):
             ('one', {'PCPU': 2, 'MEMORY_MB': 64, 'DISK_GB': 7})] * 2,
             self.adopted()[reservation_id])
 
-    def test_parts_of_a_host_up_to_what_it_offers(self):
+    def test_slots_beyond_host_capacity_are_refused(self):
         ids = [self.servers(start, end, *hosts, vcpus=2, created_at=NOW - age)[
             0] for start, end, hosts, age in (
                 (10, 20, '1', 9), (15, 30, '1', 8), (25, 40, '11', 7),
@@ -107,7 +107,7 @@ class ServersTest(test_blazar_import.JudgingTestCase):
         self.assertIn(f'Host one would be overbooked: lease {ids[1]} has '
                       'reserved parts of it', found[ids[2]])
 
-    def test_every_amount_counts(self):
+    def test_each_resource_class_is_checked_for_overbooking(self):
         for amounts in ({'memory_mb': 51}, {'disk_gb': 11}):
             self.servers(10, 20, '1', created_at=NOW - 9, **amounts)
         later = self.servers(
@@ -118,7 +118,7 @@ class ServersTest(test_blazar_import.JudgingTestCase):
                       'lease alone uses 2 MEMORY_MB, 6 VCPU there',
                       self.refusals()[alone])
 
-    def test_whole_hosts_are_whole(self):
+    def test_host_lease_and_slots_on_one_host_conflict(self):
         whole = self.lease(10, 20, '1', created_at=NOW - 9)
         part = self.servers(19, 30, '1', created_at=NOW)[0]
         self.assertIn(f'lease {whole} has reserved it at that',
@@ -127,7 +127,7 @@ class ServersTest(test_blazar_import.JudgingTestCase):
         self.servers(19, 30, '2', created_at=NOW - 1)
         self.assertIn('reserved parts of it', self.refusals()[later])
 
-    def test_the_books_hold_the_same_rule(self):
+    def test_import_rechecks_host_capacity(self):
         """The plan does not include leases that are created meanwhile."""
         for name in ('one', 'two'):
             self.enrol(name)
@@ -143,7 +143,7 @@ class ServersTest(test_blazar_import.JudgingTestCase):
             "UPDATE leases SET status = 'PENDING' WHERE id = :id", id=first)
         self.assertIn('reserved parts of it', self.refusals()[first])
 
-    def test_both_kinds_in_one_lease(self):
+    def test_lease_with_hosts_and_instances_is_imported(self):
         self.cleaning_time = 1
         lease_id = self.lease(10, 20, '1')
         of_servers = self.blazar.servers(lease_id, '2', '2', vcpus=2)
@@ -157,14 +157,14 @@ class ServersTest(test_blazar_import.JudgingTestCase):
             name for name, _its in found.pop(of_servers)])
         self.assertEqual(2, len(found))
 
-    def test_a_place_that_is_missing_is_looked_for(self):
+    def test_missing_slots_are_reported_and_kept_in_reservation(self):
         lease_id = self.servers(10, 20, '1', amount=3)[0]
         item, = self.plan().leases
         self.assertIn('2 of its places are missing', item.text)
         self.assertEqual(
             3, len(self.known()[lease_id].reservations[0].host_ids))
 
-    def test_what_cannot_be_carried_over_is_named(self):
+    def test_invalid_reservations_are_refused_with_reason(self):
         for values, part in (
                 ({'flavor': {'id': '7'}}, 'no record of its flavor'),
                 ({'flavor': {**blazar18.FLAVOR, 'extra_specs': {
@@ -184,7 +184,7 @@ class ServersTest(test_blazar_import.JudgingTestCase):
     def active(self, *hosts, **values):
         return self.servers(-10, 20, *hosts, status='ACTIVE', **values)
 
-    def test_servers_that_have_places_may_stay(self):
+    def test_only_servers_with_slots_may_stay_on_host(self):
         lease_id, reservation_id = self.active('1', '1')
         other, beside = self.active('1')
         self.cloud.there['one'] = [
@@ -201,7 +201,7 @@ class ServersTest(test_blazar_import.JudgingTestCase):
         self.cloud.there['two'] = [('gone', 'project', None, beside)]
         self.assertIn('(gone)', self.refusals()['two'])
 
-    def test_of_a_lease_that_is_refused_none_may_stay(self):
+    def test_servers_of_refused_lease_may_not_stay(self):
         lease_id, reservation_id = self.active('1')
         other, beside = self.active('1', resource_properties=['like', 1, 2])
         self.cloud.there['one'] = [('mine', 'project', None, reservation_id)]
@@ -211,7 +211,7 @@ class ServersTest(test_blazar_import.JudgingTestCase):
         self.assertEqual({'one', lease_id, other}, {*found})
         self.assertIn('of a lease that is refused', found['one'])
 
-    def test_more_servers_than_places(self):
+    def test_more_servers_than_slots_are_refused(self):
         lease_id, reservation_id = self.active('1', '2')
         self.cloud.there['one'] = [
             (name, 'project', None, reservation_id) for name in 'ab']

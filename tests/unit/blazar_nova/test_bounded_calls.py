@@ -31,7 +31,7 @@ class TestBounded(base.TestCase):
         self.answers.wait(20)
         return 'late'
 
-    def test_what_is_answered_or_raised_comes_through(self):
+    def test_results_and_exceptions_are_passed_through(self):
         self.assertEqual(7, self.bounded('he', int, '7'))
         self.assertRaises(ValueError, self.bounded, 'he', int, 'x')
         self.assertRaises(exception.InstanceNotFound, self.bounded, 'he',
@@ -44,7 +44,7 @@ class TestBounded(base.TestCase):
 
         return fail
 
-    def test_who_is_silent_is_left_alone_until_he_answers(self):
+    def test_silent_service_is_not_called_until_it_answers(self):
         with fixtures.MonkeyPatch('blazar_nova.compat.bounded_calls.LIMIT',
                                   0.05):
             late = self.assertRaises(errors.CloudUnavailable, self.bounded,
@@ -59,7 +59,7 @@ class TestBounded(base.TestCase):
                       'the answer')
         self.assertEqual(0, self.bounded('Cell one', int))
 
-    def test_who_is_silent_is_asked_again_now_and_then(self):
+    def test_silent_service_is_retried_with_growing_pauses(self):
         now = [1000.0]
         with fixtures.MonkeyPatch('time.monotonic', lambda: now[0]):
             for pause in (60, 120, 240):
@@ -77,7 +77,7 @@ class TestBounded(base.TestCase):
         return str(self.assertRaises(
             errors.CloudUnavailable, self.bounded, 'Cell one', work))
 
-    def test_few_wait_for_who_is_silent(self):
+    def test_only_two_workers_wait_for_silent_service(self):
         """All others have their workers back soon."""
         done = []
 
@@ -101,7 +101,7 @@ class TestBounded(base.TestCase):
         self.assertEqual({}, self.bounded._waiting)
         self.assertEqual(0, self.bounded('Cell one', int))
 
-    def test_all_calls_of_the_api_database_are_waited_for(self):
+    def test_all_workers_wait_for_api_database(self):
         done = []
         with fixtures.MonkeyPatch(
                 'blazar_nova.compat.bounded_calls.SHORT_LIMIT', 0):
@@ -115,7 +115,7 @@ class TestBounded(base.TestCase):
                 thread.join(20)
         self.assertEqual(['late'] * 4, done)
 
-    def test_one_asks_whether_it_answers_again(self):
+    def test_only_one_call_probes_silent_service(self):
         now = [1000.0]
         with fixtures.MonkeyPatch('time.monotonic', lambda: now[0]):
             with fixtures.MonkeyPatch(
@@ -131,7 +131,7 @@ class TestBounded(base.TestCase):
             thread.join(20)
             self.assertEqual(0, self.bounded('Cell one', int))
 
-    def test_an_error_of_silence_is_no_answer(self):
+    def test_timeout_errors_keep_service_unavailable(self):
         """Neither of a call that was left behind nor of the one that asks
         again.
         """
@@ -153,7 +153,7 @@ class TestBounded(base.TestCase):
             self.assertEqual(0, self.bounded('Cell one', int))
             self.assertEqual(0, self.bounded('Cell one', int))
 
-    def test_after_a_long_silence_it_is_soon_asked_again(self):
+    def test_pause_between_retries_is_bounded(self):
         """Also if the calls that were left behind never end."""
         now = [1000.0]
         with fixtures.MonkeyPatch('time.monotonic', lambda: now[0]):
@@ -165,14 +165,14 @@ class TestBounded(base.TestCase):
                     now[0] += 16 * 60
             self.assertEqual(0, self.bounded('Cell one', int))
 
-    def test_who_says_that_somebody_is_away(self):
+    def test_connection_errors_become_cloud_unavailable(self):
         for said in (db_exception.DBConnectionError(),
                      exception.NovaException('Cell x is not responding')):
             self.assertRaises(errors.CloudUnavailable, self.bounded, 'he',
                               self.fail_with(said))
 
 
-class TestOfCells(base.TestCase):
+class TestCells(base.TestCase):
 
     def setUp(self):
         super().setUp()
@@ -199,7 +199,7 @@ class TestOfCells(base.TestCase):
             raise ValueError('no such thing')
         return name + suffix
 
-    def test_one_that_is_silent_is_in_the_way_of_no_other(self):
+    def test_silent_cell_does_not_block_other_cells(self):
         with fixtures.MonkeyPatch('blazar_nova.compat.bounded_calls.LIMIT',
                                   0.2):
             for _time in range(20):
@@ -210,7 +210,7 @@ class TestOfCells(base.TestCase):
                     [False, True, True],
                     [*map(nova_context.is_cell_failure_sentinel, answers)])
 
-    def test_those_that_do_not_answer_are_named(self):
+    def test_failed_cells_are_reported_by_name(self):
         self.answers.set()
         silent = set()
         self.assertEqual(

@@ -126,7 +126,7 @@ class TestDeaths(base.DatabaseTestCase):
             models.Event.id, models.Event.status.in_(states.OPEN),
             models.Event.event_type.like(':%')))
 
-    def test_nova_api_is_killed_before_or_after_a_commit(self):
+    def test_charges_match_leases_after_kill_of_nova_api(self):
         for at in ('before', 'after'):
             self.die('create', at)
         self.payer.create()
@@ -136,7 +136,7 @@ class TestDeaths(base.DatabaseTestCase):
         self.assertEqual(2, self.service.asked.count('/on-end'))
         self.assert_settled(1)
 
-    def test_the_service_dies_before_it_answers(self):
+    def test_charge_without_answer_is_refunded(self):
         self.service.at = 'mute'
         self.assertRaises(errors.CloudUnavailable, self.payer.create)
         self.assertEqual(1, len(self.service.charged))
@@ -147,7 +147,7 @@ class TestDeaths(base.DatabaseTestCase):
             self.payer.run_due()
         self.assert_settled(0)
 
-    def test_a_listener_is_killed_around_on_end(self):
+    def test_lease_is_refunded_once_after_kill_of_listener(self):
         for at in ('before', 'after'):
             lease = self.payer.create()
             self.payer.lifecycle.lease_end.delete(lease['id'])
@@ -156,7 +156,7 @@ class TestDeaths(base.DatabaseTestCase):
             self.payer.run_due()
             self.assert_settled(0)
 
-    def test_a_listener_is_killed_around_a_change(self):
+    def test_changed_end_is_charged_once_after_kill_of_listener(self):
         lease = self.payer.create()
         for at in ('before', 'after', 'mute'):
             end = lease['end_date'] = lease['end_date'] + 60

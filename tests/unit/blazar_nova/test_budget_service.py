@@ -97,9 +97,9 @@ class ExternalTestCase(base.TestCase):
         return budget_service.External(conf, lambda: dict(PLACE), dict)
 
 
-class TestAsked(ExternalTestCase):
+class TestRequests(ExternalTestCase):
 
-    def test_a_new_lease(self):
+    def test_check_create_sends_context_and_lease(self):
         self.external().check(ASKED)
         (path, headers, body), = self.service.asked
         self.assertEqual('/check-create', path)
@@ -107,39 +107,39 @@ class TestAsked(ExternalTestCase):
         self.assertNotIn('X-Auth-Token', headers)
         self.assertEqual({'context': CONTEXT, 'lease': SENT}, body)
 
-    def test_a_change(self):
+    def test_check_update_sends_current_and_changed_lease(self):
         self.external().check(CHANGED)
         (path, _headers, body), = self.service.asked
         self.assertEqual('/check-update', path)
         self.assertEqual({'context': CONTEXT, 'current_lease': SENT,
                           'lease': {**SENT, 'name': 'new'}}, body)
 
-    def test_an_end(self):
+    def test_on_end_sends_context_and_lease(self):
         self.external().on_end(LEASE)
         (path, _headers, body), = self.service.asked
         self.assertEqual('/on-end', path)
         self.assertEqual({'context': CONTEXT, 'lease': SENT}, body)
 
-    def test_hosts_that_somebody_knows_are_sent(self):
+    def test_known_allocations_are_sent(self):
         hosts = [{'id': '1', 'hypervisor_hostname': 'one'}]
         self.external().on_end({**LEASE, 'reservations': [
             {**LEASE['reservations'][0], 'allocations': hosts}]})
         self.assertEqual(hosts, self.service.asked[0][2]['lease'][
             'reservations'][0]['allocations'])
 
-    def test_the_token(self):
+    def test_token_is_sent_in_x_auth_token(self):
         self.external(base_endpoint=self.service.url,
                       token='secret').check(ASKED)
         self.assertEqual('secret', self.service.asked[0][1]['X-Auth-Token'])
 
-    def test_the_token_as_coral_credits_reads_it(self):
+    def test_token_can_be_sent_as_bearer_too(self):
         self.external(base_endpoint=self.service.url, token='t',
                       bearer=True).check(ASKED)
         headers = self.service.asked[0][1]
         self.assertEqual(('t', 'Bearer t'), (
             headers['X-Auth-Token'], headers['Authorization']))
 
-    def test_reservations_have_what_blazar_sends(self):
+    def test_reservations_have_fields_that_blazar_sends(self):
         """Reservations as users write them, and those of boots."""
         amounts = {'VCPU': 1, 'PCPU': 2, 'MEMORY_MB': 64, 'DISK_GB': 3}
         shown = {'vcpus': 3, 'memory_mb': 64, 'disk_gb': 3}
@@ -161,14 +161,14 @@ class TestAsked(ExternalTestCase):
                 [{**one, 'allocations': [], **more}],
                 self.service.asked.pop()[2]['lease']['reservations'])
 
-    def test_nobody_is_asked_unless_configured(self):
+    def test_no_request_is_sent_without_endpoint(self):
         with fixtures.MonkeyPatch('requests.post', self.fail):
             nobody = self.external(token='secret')
             nobody.check(ASKED)
             nobody.check(CHANGED)
             nobody.on_end(LEASE)
 
-    def test_each_address_may_be_another_and_stand_alone(self):
+    def test_each_endpoint_can_be_set_separately(self):
         only = self.external(check_update_endpoint=f'{self.service.url}a/b')
         only.check(ASKED)
         only.on_end(LEASE)
@@ -180,7 +180,7 @@ class TestAsked(ExternalTestCase):
         self.assertEqual(['/a/b', '/v1/check-create', '/end'],
                          [path for path, *_rest in self.service.asked])
 
-    def test_what_is_committed(self):
+    def test_commits_send_id_and_resource_requests(self):
         lease = {**LEASE, 'reservations': [
             {'resource_type': 'virtual:instance', 'amount': 2, 'affinity': at,
              'resources': {'VCPU': 1, 'MEMORY_MB': memory, 'DISK_GB': 0}}
@@ -203,7 +203,7 @@ class TestAsked(ExternalTestCase):
             self.assertEqual((wanted, sent, {'context', 'lease', *more}),
                              (path, body['lease'], body.keys()))
 
-    def test_a_change_of_a_lease_that_it_does_not_know_is_a_new_one(self):
+    def test_update_of_unknown_lease_is_committed_as_new_lease(self):
         self.service.answer = (404, {}, '')
         made = self.external(base_endpoint=self.service.url, commits=True)
         made.refund(LEASE)
@@ -213,7 +213,7 @@ class TestAsked(ExternalTestCase):
             ['/on-end', '/commit-update', '/commit-create', '/check-create'],
             [path for path, *_rest in self.service.asked])
 
-    def test_commits_are_asked_for_by_name(self):
+    def test_commit_endpoints_require_commits_option(self):
         for name in ('commit_create_endpoint', 'commit_update_endpoint'):
             refused = self.assertRaises(
                 errors.ConfigurationError, self.external,
@@ -226,7 +226,7 @@ class TestAsked(ExternalTestCase):
         self.assertEqual(['/create/'], [
             path for path, *_rest in self.service.asked])
 
-    def test_what_is_no_address_is_named(self):
+    def test_invalid_endpoint_is_reported_with_its_option(self):
         for name in ('base_endpoint', 'check_create_endpoint',
                      'check_update_endpoint', 'on_end_endpoint'):
             for url in ('controller:8088', 'ftp://controller/', 'http://'):
@@ -236,7 +236,7 @@ class TestAsked(ExternalTestCase):
                               str(refused))
 
 
-class TestAnswered(ExternalTestCase):
+class TestResponses(ExternalTestCase):
 
     def refused(self, status, text, asked=ASKED):
         self.service.answer = (status, {}, text)
@@ -249,13 +249,13 @@ class TestAnswered(ExternalTestCase):
         self.assertIn('does not answer', sentence)
         return sentence
 
-    def test_no_with_its_message(self):
+    def test_refusal_has_message_of_service(self):
         text = '{"message": "Your budget is used up."}'
         self.assertEqual('Your budget is used up.', self.refused(403, text))
         self.assertEqual('Your budget is used up.',
                          self.refused(403, text, CHANGED))
 
-    def test_no_without_a_message_is_no(self):
+    def test_refusal_without_message_is_a_refusal(self):
         for text in ('', 'secret', '{}', '[]', '"secret"', '{"message": 1}',
                      '{"message": ""}', '{"message": null}'):
             sentence = self.refused(403, text)
@@ -263,14 +263,14 @@ class TestAnswered(ExternalTestCase):
             self.assertNotIn('secret', sentence)
         self.assertIn('secret', self.log.output)
 
-    def test_anything_else_is_no_answer_and_told_to_the_operator(self):
+    def test_unexpected_status_is_logged_and_means_unavailable(self):
         for status in (200, 400, 401, 404, 500, 503):
             self.service.answer = (status, {}, f'secret {status}')
             for asked in (ASKED, CHANGED):
                 self.assertNotIn('secret', self.silent(asked=asked))
             self.assertIn(f'secret {status}', self.log.output)
 
-    def test_it_goes_nowhere_else_with_the_token(self):
+    def test_redirects_are_not_followed(self):
         other = self.useFixture(Service())
         for status in (301, 302, 307, 308):
             self.service.answer = (status, {'Location': other.url}, '')
@@ -278,20 +278,20 @@ class TestAnswered(ExternalTestCase):
                                       token='secret'))
         self.assertEqual([], other.asked)
 
-    def test_when_nobody_listens(self):
+    def test_refused_connection_means_unavailable(self):
         with socket.socket() as free:
             free.bind(('127.0.0.1', 0))
             port = free.getsockname()[1]
             self.silent(self.external(
                 base_endpoint=f'http://127.0.0.1:{port}/'))
 
-    def test_when_it_accepts_and_says_nothing(self):
+    def test_timeout_means_unavailable(self):
         with socket.create_server(('127.0.0.1', 0)) as mute:
             self.silent(self.external(
                 base_endpoint=f'http://127.0.0.1:{mute.getsockname()[1]}/',
                 timeout=1))
 
-    def test_an_end_that_cannot_be_told_is_logged_only(self):
+    def test_failed_on_end_is_only_logged(self):
         for answer in ((500, {}, ''), (403, {}, '{"message": "Why?"}')):
             self.service.answer = answer
             self.external().on_end(LEASE)

@@ -9,7 +9,7 @@ from oslotest import base
 from blazar_nova.compat import build_calls
 
 
-class MakesWhatIsTheUsersTest(base.BaseTestCase):
+class NeedsUserTokenTest(base.BaseTestCase):
     """Builds that need the token of their user."""
 
     def makes(self, extra_specs=(), properties=(), devices=(), networks=()):
@@ -23,28 +23,28 @@ class MakesWhatIsTheUsersTest(base.BaseTestCase):
             [types.SimpleNamespace(source_type=source, destination_type=to)
              for source, to in devices], None).makes_what_is_the_users
 
-    def test_what_is_there_already_is_not_made(self):
+    def test_existing_resources_need_no_user_token(self):
         self.assertFalse(self.makes(
             ['hw:cpu_policy', 'aggregate_instance_extra_specs:x'],
             ['hw_disk_bus', 'os_type'],
             [('image', 'local'), ('volume', 'volume'), ('blank', 'local')],
             [(None, None), (None, 'port'), ('10.0.0.5', 'port')]))
 
-    def test_volumes(self):
+    def test_new_volumes_need_user_token(self):
         for source in 'image', 'snapshot', 'blank':
             self.assertTrue(self.makes(devices=[(source, 'volume')]))
 
-    def test_an_address(self):
+    def test_fixed_ip_needs_user_token(self):
         self.assertTrue(self.makes(networks=[('10.0.0.5', None)]))
 
-    def test_secrets_and_accelerators(self):
+    def test_secrets_and_accelerators_need_user_token(self):
         for name in ('hw:tpm_version', 'accel:device_profile',
                      'hw:ephemeral_encryption'):
             self.assertTrue(self.makes(extra_specs=[name]))
         for name in 'hw_tpm_model', 'hw_ephemeral_encryption_format':
             self.assertTrue(self.makes(properties=[name]))
 
-    def test_where_nothing_is_said_nothing_is_made(self):
+    def test_call_without_details_needs_no_user_token(self):
         call = build_calls.BuildCall(None, [], [types.SimpleNamespace(
             flavor=types.SimpleNamespace(extra_specs={}))], None, None, None,
             None, None, None)
@@ -62,18 +62,18 @@ class ExclusiveTest(base.BaseTestCase):
             [types.SimpleNamespace(volume_id=one) for one in volumes],
             None).exclusive
 
-    def test_nothing(self):
+    def test_call_without_ports_and_volumes_is_not_exclusive(self):
         self.assertEqual(frozenset(), self.needed(networks_there=False))
         self.assertEqual(frozenset(), self.needed([(None, None)], [None]))
 
-    def test_ports_and_addresses_however_they_are_spelled(self):
+    def test_ports_and_normalized_fixed_ips_are_exclusive(self):
         self.assertEqual(
             {'port p', 'fixed IP 10.0.0.5 of network net',
              'fixed IP fd00::1 of network net'},
             self.needed([('p', None), ('p', '10.0.0.9'), (None, '10.0.0.5'),
                          (None, 'fd00:0::0001'), (None, 'FD00::1')]))
 
-    def test_volumes_that_one_server_has(self):
+    def test_volumes_without_multiattach_are_exclusive(self):
         volumes = {'mine': {'multiattach': False}, 'all': {
             'multiattach': True}}
         self.useFixture(fixtures.MonkeyPatch(

@@ -29,7 +29,7 @@ class TestCalendar(base.LeaseTestCase):
             return what(connection, model.Window(NOW + start, NOW + end),
                         *args)
 
-    def test_leases_that_overlap_the_time(self):
+    def test_bars_are_leases_that_overlap_window(self):
         for start, end, project in ((50, 100, 'a'), (100, 200, 'b'),
                                     (150, 300, 'a'), (300, 400, 'a')):
             self.lease(start, end, project=project)
@@ -40,13 +40,13 @@ class TestCalendar(base.LeaseTestCase):
         self.assertEqual(('a', 'lease', 'PENDING', ('virtual:instance',)), (
             bar.project_id, bar.name, bar.status, bar.types))
 
-    def test_one_that_was_deleted_before_it_started_is_not_there(self):
+    def test_lease_deleted_before_its_start_has_no_bar(self):
         lease = self.lease(100, 200)
         self.lifecycle.lease_end.delete(lease['id'])
         self.lifecycle.lease_end.end(lease['id'])
         self.assertEqual([], self.ask(calendar.bars, 0, 400, None))
 
-    def test_statuses_are_those_of_the_api(self):
+    def test_bars_have_lease_statuses_of_api(self):
         lease = self.running_lease(0, 200)
         self.lifecycle.lease_end.delete(lease['id'])
         self.assertEqual('DELETING', self.status(lease))
@@ -54,7 +54,7 @@ class TestCalendar(base.LeaseTestCase):
             self.assertEqual(['DELETING'], [
                 one.status for one in self.ask(what, 0, 400, None)])
 
-    def test_what_leases_have_on_hosts(self):
+    def test_bars_by_host_show_bookings_of_leases(self):
         lease = self.lease(50, 100, count=10)
         self.assertEqual([
             ('one', 50, 100, lease['id']), ('two', 50, 100, lease['id'])], [
@@ -67,7 +67,7 @@ class TestCalendar(base.LeaseTestCase):
             (bar,) = self.ask(calendar.on_hosts, 0, 400, 'other')
         self.assertEqual(other['id'], bar.lease_id)
 
-    def test_how_much_is_free_as_levels(self):
+    def test_free_capacity_is_shown_as_levels(self):
         self.lease(100, 200, count=8)
         self.lease(150, 160, count=4)
         self.assertEqual([(0, 100, 3), (100, 150, 1), (150, 160, 0),
@@ -75,21 +75,21 @@ class TestCalendar(base.LeaseTestCase):
             (one.window.start - NOW, one.window.end - NOW,
              one.levels['VCPU']) for one in self.ask(calendar.free)])
 
-    def test_the_least_that_is_free_within_a_part_counts(self):
+    def test_interval_shows_its_lowest_free_capacity(self):
         self.lease(100, 200, count=12)
         found = self.ask(calendar.free, 0, 200_000)
         self.assertEqual([(0, 1000, 0), (1000, 200_000, 3)], [
             (one.window.start - NOW, one.window.end - NOW,
              one.levels['VCPU']) for one in found])
 
-    def test_more_bars_than_can_be_drawn_are_refused(self):
+    def test_too_many_bars_are_refused(self):
         self.lease(50, 100, count=2)
         with mock.patch.object(calendar, 'MOST', 0):
             for what in (calendar.bars, calendar.on_hosts):
                 self.assertRaises(errors.InvalidLeaseParams, self.ask, what,
                                   0, 400, None)
 
-    def test_more_bookings_than_can_be_added_up_are_refused(self):
+    def test_too_many_bookings_are_refused(self):
         for number in range(3):
             # Equal bookings are one row.
             self.lease(50 + number, 100, count=2)

@@ -46,11 +46,11 @@ paste.app_factory = blazar_nova.api.rest:factory
 
 class TestScheduler(base.TestCase):
 
-    def test_as_documented(self):
+    def test_documented_scheduler_options_pass(self):
         self.assertEqual([], configuration_checks.scheduler(scheduler()))
         self.assertEqual([], configuration_checks.filter_order(scheduler()))
 
-    def test_each_line_to_write_is_named(self):
+    def test_missing_scheduler_options_are_reported(self):
         # An option that is not set has a default, which has to be named too.
         self.assertEqual(
             [f'{SECTION}: available_filters = {ALL}',
@@ -65,7 +65,7 @@ class TestScheduler(base.TestCase):
              f'all,{configuration_checks.WEIGHER}'],
             configuration_checks.scheduler(scheduler(weighers=['all'])))
 
-    def test_our_filter_is_the_last(self):
+    def test_lease_filter_must_be_last(self):
         self.assertEqual(
             [f'{SECTION} the filter at the end: enabled_filters = '
              f'One,Two,LeaseFilter'], configuration_checks.filter_order(
@@ -77,7 +77,7 @@ class TestScheduler(base.TestCase):
 
 class TestVolumes(base.TestCase):
 
-    def test_a_user_for_those_that_nobody_else_gives_back(self):
+    def test_cinder_credentials_are_required(self):
         for group, good in (
                 ({'auth_type': 'password', 'auth_section': None}, True),
                 ({'auth_type': None, 'auth_section': 'nova'}, True),
@@ -88,10 +88,10 @@ class TestVolumes(base.TestCase):
         self.assertIn('auth_type = password', problems[-1])
 
 
-class TestAnotherNova(base.TestCase):
+class TestNovaApi(base.TestCase):
     """Differences that the table of seams cannot express."""
 
-    def test_states(self):
+    def test_missing_reserved_state_is_reported(self):
         with mock.patch('nova.api.openstack.common.status_from_state',
                         lambda _state: 'UNKNOWN'):
             problem, = configuration_checks.reserved_status(1)
@@ -121,11 +121,11 @@ class TestApiPaste(base.TestCase):
             file.write(_PASTE.format(factory=factory, composite=composite))
         return path
 
-    def test_as_documented(self):
+    def test_documented_api_paste_passes(self):
         self.write('paste.app_factory = blazar_nova.api.app:factory')
         self.assertEqual([], configuration_checks.api_paste(self.conf))
 
-    def test_the_line_to_write_is_named_with_its_file(self):
+    def test_wrong_app_factory_is_reported_with_its_file(self):
         for line, has in (
                 ('paste.app_factory = nova.api:other', 'nova.api:other'),
                 ('', 'nothing')):
@@ -135,7 +135,7 @@ class TestApiPaste(base.TestCase):
                  f'paste.app_factory = blazar_nova.api.app:factory (it has '
                  f'{has})'], configuration_checks.api_paste(self.conf))
 
-    def test_each_line_is_asked_for(self):
+    def test_every_missing_line_is_reported(self):
         right = 'paste.app_factory = blazar_nova.api.app:factory'
         path = self.write(right, composite='other')
         self.assertEqual(
@@ -146,7 +146,7 @@ class TestApiPaste(base.TestCase):
             file.write(f'[app:osapi_compute_app_v21]\n{right}\n')
         self.assertEqual(7, len(configuration_checks.api_paste(self.conf)))
 
-    def test_requests_may_take_another_way_to_us(self):
+    def test_pipeline_may_have_additional_middleware(self):
         path = self.write('paste.app_factory = blazar_nova.api.app:factory')
         with open(path) as file:
             text = file.read()
@@ -154,7 +154,7 @@ class TestApiPaste(base.TestCase):
             file.write(text.replace('sizelimit', 'osprofiler sizelimit'))
         self.assertEqual([], configuration_checks.api_paste(self.conf))
 
-    def test_it_is_the_file_that_nova_api_reads(self):
+    def test_file_is_taken_from_os_nova_config_files(self):
         self.write('paste.app_factory = nova.api:other')
         self.write('paste.app_factory = blazar_nova.api.app:factory',
                    name='mine.ini')
@@ -162,13 +162,13 @@ class TestApiPaste(base.TestCase):
             'OS_NOVA_CONFIG_FILES', 'mine.ini;nova.conf'))
         self.assertEqual([], configuration_checks.api_paste(self.conf))
 
-    def test_where_nobody_said_where_it_is_beside_nova_conf(self):
+    def test_file_is_found_in_configuration_directories(self):
         self.found = self.write(
             'paste.app_factory = nova.api:other', self.elsewhere)
         problem, = configuration_checks.api_paste(self.conf)
         self.assertIn(self.elsewhere, problem)
 
-    def test_one_that_cannot_be_read(self):
+    def test_unreadable_api_paste_is_reported(self):
         problem, = configuration_checks.api_paste(self.conf)
         self.assertIn(f'{self.folder}/api-paste.ini could not be read',
                       problem)

@@ -18,7 +18,7 @@ from tests.unit import base
 DAY = 86400
 
 
-class DefaultingTestCase(base.TestCase):
+class DefaultLeasesTestCase(base.TestCase):
 
     def setUp(self):
         super().setUp()
@@ -36,7 +36,7 @@ class DefaultingTestCase(base.TestCase):
         self.conf.set_override(name, value, group)
 
 
-class TestRequest(DefaultingTestCase):
+class TestRequest(DefaultLeasesTestCase):
 
     def request(self, hints=None, roles=('member',)):
         return self.by_default.request(types.SimpleNamespace(
@@ -45,7 +45,7 @@ class TestRequest(DefaultingTestCase):
             flavor_names={'1', 'tiny'}, image_names={'cirros'},
             server_ids=('a', 'b'), hint=(hints or {}).get))
 
-    def test_it_is_what_reserved_alone_would_be_from_now_on(self):
+    def test_default_lease_uses_default_options_and_starts_now(self):
         self.set('reservation_start_date', '2031-02-03 04:05')
         self.set('reservation_length_days', 2)
         self.set('reservation_length_hours', 1)
@@ -58,21 +58,21 @@ class TestRequest(DefaultingTestCase):
             (asked.window, asked.before_end, asked.on_end, asked.starts_now,
              asked.grace_period))
 
-    def test_nothing_of_it_is_done_unless_it_is_wanted(self):
+    def test_no_default_lease_when_option_is_off(self):
         self.set('default_reservation', 'off')
         for hints in ({}, {'reserved': 'False'}):
             self.assertIsNone(self.request(hints))
         self.noted.note.assert_not_called()
         self.assertFalse(self.by_default.is_on())
 
-    def test_who_says_no_is_told_what_to_write(self):
+    def test_opting_out_is_refused_with_alternatives(self):
         refused = str(self.assertRaises(
             errors.Forbidden, self.request, {'reserved': 'False'}))
         self.assertIn('Leave it out for a lease until 2027-02-14 08:00 UTC',
                       refused)
         self.assertIn('--hint reserved=True --hint lease_params=', refused)
 
-    def test_each_exemption(self):
+    def test_exemptions_by_project_role_flavor_and_image(self):
         for what, values, hit in (
                 ('project_ids', ['other', 'mine'], True),
                 ('project_ids', ['MINE', 'me', 'min'], False),
@@ -92,7 +92,7 @@ class TestRequest(DefaultingTestCase):
             self.set(f'default_reservation_exempt_{what}', [])
         self.assertIsNotNone(self.request(roles=None))
 
-    def test_what_is_only_announced_is_noted(self):
+    def test_announce_mode_only_notes_servers(self):
         self.set('default_reservation', 'announce')
         self.assertIsNone(self.request({'reserved': 'False'}))
         self.noted.note.assert_called_once_with(
@@ -100,7 +100,7 @@ class TestRequest(DefaultingTestCase):
             model.Window(base.NOW, base.NOW + 30 * DAY))
         self.assertFalse(self.by_default.is_on())
 
-    def test_who_did_not_ask_is_told_why(self):
+    def test_refusal_explains_that_lease_is_by_default(self):
         asked = self.request()
         for exc in (errors.LimitExceeded('Too much.'), errors.Refused(
                 refusals.Refusal(refusals.Reason.NO_HOST, 1, 0, None))):
@@ -110,9 +110,9 @@ class TestRequest(DefaultingTestCase):
         self.assertEqual('It is away.', default_leases.explained(away, asked))
 
 
-class TestConfiguration(DefaultingTestCase):
+class TestConfiguration(DefaultLeasesTestCase):
 
-    def test_a_lease_that_nobody_could_have_is_refused(self):
+    def test_default_lease_beyond_limits_is_a_configuration_error(self):
         default_leases.check(self.conf)
         self.set('max_lease_duration', 30 * DAY, 'blazar_enforcement')
         default_leases.check(self.conf)
@@ -129,7 +129,7 @@ class TestConfiguration(DefaultingTestCase):
         self.set('max_lease_duration', -1, 'blazar_enforcement')
         default_leases.check(self.conf)
 
-    def test_words_that_cannot_be_meant_are_told(self):
+    def test_implausible_exemptions_are_reported(self):
         self.set('default_reservation_exempt_project_ids', [
             'service', 'a' * 32, '12345678-1234-1234-1234-123456789abc'])
         self.set('default_reservation_exempt_roles', ['admin', 'b' * 32])

@@ -47,18 +47,18 @@ LEASE = {
          'action': 'notify', **_TIMES}]}
 
 
-class TestPutBack(base.BaseTestCase):
+class TestEchoedLease(base.BaseTestCase):
 
     def put(self, **changes):
         return echoed_fields.without({**copy.deepcopy(LEASE), **changes},
                                      LEASE, TYPES)
 
-    def test_utilization_goes_on_meanwhile(self):
+    def test_echoed_utilization_is_dropped(self):
         body = self.put(reservations=[{
             'id': 'r1', 'amount': 2, 'utilization': {'VCPU': {'used': 1}}}])
         self.assertNotIn('utilization', body['reservations'][0])
 
-    def test_a_lease_as_it_was_shown(self):
+    def test_unchanged_read_only_fields_are_dropped(self):
         self.assertEqual({
             'name': 'x', 'start_date': LEASE['start_date'],
             'end_date': LEASE['end_date'], 'reservations': [
@@ -67,7 +67,7 @@ class TestPutBack(base.BaseTestCase):
                         'time': '2027-01-15T09:30:00.000000'}]},
             self.put())
 
-    def test_what_is_changed_is_read(self):
+    def test_changed_fields_are_kept(self):
         events = copy.deepcopy(LEASE['events'])
         events[0]['time'] = events[1]['time'] = '2027-01-15 09:45'
         found = self.put(status='ACTIVE', events=events, reservations=[
@@ -82,19 +82,19 @@ class TestPutBack(base.BaseTestCase):
              {'event_type': 'remind', 'time': '2027-01-15 09:45',
               'action': 'notify'}], found['events'])
 
-    def test_what_is_no_body_stays(self):
+    def test_malformed_body_is_left_unchanged(self):
         for body in (None, [], 'x', {'events': 5, 'reservations': {}},
                      {'events': [None, 'x', {'id': []}, {'id': 'other'}]}):
             self.assertEqual(body, echoed_fields.without(body, LEASE, TYPES))
 
 
-class TestWhatAsksForNothing(base.BaseTestCase):
+class TestNeutralFields(base.BaseTestCase):
 
     def drop(self, name, **given):
         return reservation_requests._without_nothing(
             given, TYPES.named[name], name)
 
-    def test_is_left_out(self):
+    def test_fields_that_request_nothing_are_dropped(self):
         self.assertEqual({'vcpus': 1}, self.drop(
             'virtual:instance', vcpus=1, ephemeral_gb=0, extra_specs={},
             before_end='default', hypervisor_properties=''))
@@ -103,7 +103,7 @@ class TestWhatAsksForNothing(base.BaseTestCase):
         self.assertEqual({'min': 1}, self.drop(
             'physical:host', min=1, affinity=False, vcpus=0))
 
-    def test_what_asks_for_something_is_refused(self):
+    def test_unsupported_fields_that_request_something_are_refused(self):
         for name, given in (
                 ('virtual:instance', {'ephemeral_gb': 5}),
                 ('virtual:instance', {'ephemeral_gb': False}),
@@ -124,7 +124,7 @@ class TestHeat(base.BaseTestCase):
             'start_date': '2027-01-15 09:00', 'end_date': '2027-01-15 12:00',
             **more}, NOW, DEFAULTS)
 
-    def test_events_have_a_time(self):
+    def test_event_date_may_be_given_as_time(self):
         for event in ({'time': '2027-01-15 10:00'},
                       {'event_date': '2027-01-15 10:00'},
                       {'time': '2027-01-15 10:00',
@@ -139,7 +139,7 @@ class TestHeat(base.BaseTestCase):
         self.assertIn('another "time"', str(error))
         self.assertIn('time', event_schema.DATES)
 
-    def test_images_are_made_before_the_end(self):
+    def test_before_end_snapshot_sets_before_end_action(self):
         hosts = {'resource_type': 'physical:host', 'min': 1, 'max': 1}
         for before_end, action in (('snapshot', 'snapshot'),
                                    ('default', 'notify'), (None, 'notify')):
@@ -157,7 +157,7 @@ class TestHeat(base.BaseTestCase):
                     {**hosts, 'before_end': 'snapshot'}]}, NOW,
             hint_params.Defaults('now', 3600, 60, ends=('delete',)))
 
-    def test_and_may_be_taken_back(self):
+    def test_before_end_of_reservation_can_be_changed(self):
         for before, said, action in (
                 ('snapshot', 'default', 'notify'), (None, 'default', None),
                 (None, 'snapshot', 'snapshot'), ('snapshot', None, None)):

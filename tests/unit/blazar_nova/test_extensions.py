@@ -51,24 +51,24 @@ class TestLoad(base.BaseTestCase):
             errors.ConfigurationError, self.load, **kwargs)
         self.assertIn(part, str(refused))
 
-    def test_what_is_installed_is_found(self):
+    def test_installed_entry_points_are_loaded(self):
         self.install(f'delete = {DELETE}')
         self.install(f'remove = {DELETE}')
         found = self.load(required='delete')
         self.assertEqual({'delete', 'remove'}, found.keys())
         self.assertIsInstance(found['remove'], end_policies.Delete)
 
-    def test_what_must_be_there(self):
+    def test_missing_required_entry_point_is_refused(self):
         self.assert_refused('no entry point at all')
         self.install(f'remove = {DELETE}')
         self.assert_refused('no entry point delete', required='delete')
 
-    def test_two_of_one_name(self):
+    def test_duplicate_entry_points_are_refused(self):
         self.install(f'delete = {DELETE}')
         self.install('delete = tests.unit.blazar_core.test_end_policies:Keep')
         self.assert_refused('two entry points delete')
 
-    def test_what_is_something_else(self):
+    def test_invalid_entry_points_are_refused(self):
         for value, part in (
                 ('collections:OrderedDict', 'derives from blazar_core'), (
                     'blazar_core.plugins.end_policies:EndPolicy', 'abstract'),
@@ -78,6 +78,6 @@ class TestLoad(base.BaseTestCase):
                 self.install(f'one = {value}')
                 self.assert_refused(part)
 
-    def test_a_name_that_is_too_long(self):
+    def test_too_long_entry_point_name_is_refused(self):
         self.install(f'{"x" * 65} = {DELETE}')
         self.assert_refused('64 characters')

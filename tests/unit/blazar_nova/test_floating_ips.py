@@ -104,9 +104,9 @@ class FloatingIPTestCase(base.LeaseTestCase):
             lambda _what, work, *args: work(*args))
 
 
-class TestLife(FloatingIPTestCase):
+class TestLifecycle(FloatingIPTestCase):
 
-    def test_they_are_had_from_start_to_end(self):
+    def test_addresses_are_allocated_from_start_to_end(self):
         lease = self.reserve(50, 100, self.ips(2))
         self.assertEqual([], self.network.addresses())
         self.assertEqual(2, len(self.allocated(lease)))
@@ -119,38 +119,38 @@ class TestLife(FloatingIPTestCase):
         self.assertEqual(('TERMINATED', []), (
             self.status(lease), self.network.addresses()))
 
-    def test_the_required_ones_are_among_them(self):
+    def test_required_address_is_allocated(self):
         lease = self.started(2, THIRD)
         self.assertIn(THIRD, self.network.addresses())
         self.assertEqual(2, len(self.allocated(lease)))
 
-    def test_all_may_be_required(self):
+    def test_all_addresses_may_be_required(self):
         self.started(3, THIRD, FIRST, SECOND)
         self.assertEqual([FIRST, SECOND, THIRD], self.network.addresses())
 
-    def test_one_that_another_lease_requires_is_refused(self):
+    def test_address_required_by_another_lease_is_refused(self):
         self.reserve(0, 100, self.ips(1, THIRD))
         refused = self.assertRaises(
             errors.Refused, self.reserve, 50, 150, self.ips(2, THIRD))
         self.assertEqual(NOW + 100, refused.refusal.next_start)
         self.reserve(50, 150, self.ips(2))
 
-    def test_one_that_is_not_enrolled_is_refused(self):
+    def test_address_that_is_not_enrolled_is_refused(self):
         for address in ('203.0.113.77', '203.0.113.200', '2001:db8::1'):
             refused = self.assertRaises(
                 errors.Refused, self.reserve, 0, 100, self.ips(1, address))
             self.assertIsNone(refused.refusal.next_start)
 
-    def test_another_network_has_none(self):
+    def test_network_without_enrolled_addresses_is_refused(self):
         self.assertRaises(errors.Refused, self.reserve, 0, 100, self.ips(
             network_id='other'))
 
-    def test_there_are_no_more_than_are_enrolled(self):
+    def test_amount_beyond_enrolled_addresses_is_refused(self):
         refused = self.assertRaises(
             errors.Refused, self.reserve, 0, 100, self.ips(4))
         self.assertIsNone(refused.refusal.next_start)
 
-    def test_one_that_waits_gets_what_it_requires(self):
+    def test_waiting_lease_gets_its_required_address(self):
         self.reserve(0, 100, self.ips(1, THIRD))
         lease = self.leases.creation.create(self.waiting(
             1, THIRD), None)
@@ -166,7 +166,7 @@ class TestLife(FloatingIPTestCase):
         return new_leases.NewLease('project', 'user', self.request(
             0, 1000, retry=requests.Retry(10, 50)), (self.ips(*ips),))
 
-    def test_availability_knows_the_required_ones(self):
+    def test_availability_considers_required_addresses(self):
         self.reserve(0, 100, self.ips(1, THIRD))
         window = self.request(0, 1000).window
         for required, first in (((), 2), ((THIRD,), 0)):
@@ -174,13 +174,13 @@ class TestLife(FloatingIPTestCase):
                 self.ips(3, *required).demand, window, 10, 5)
             self.assertEqual([(NOW, first), (NOW + 100, 3)], found)
 
-    def test_servers_and_addresses_in_one_lease(self):
+    def test_lease_may_have_servers_and_addresses(self):
         lease = self.reserve(0, 100, self.ips(2), self.places())
         driven.run_due(self.engine)
         self.assertEqual('ACTIVE', self.status(lease))
         self.assertEqual(2, len(self.network.addresses()))
 
-    def test_compute_nodes_are_no_addresses(self):
+    def test_compute_nodes_do_not_count_as_addresses(self):
         self.assertEqual(3, self.admission.fits(
             self.ips(10).demand, self.request(0, 100).window))
 
@@ -191,7 +191,7 @@ class TestCrash(FloatingIPTestCase):
     def dies(self, method):
         self.network.dies_after[method] = RuntimeError('killed')
 
-    def test_an_address_is_created_once(self):
+    def test_address_is_allocated_once_despite_crash(self):
         for method in ('allocate', 'tag floatingips'):
             self.dies(method)
             lease = self.started(2)
@@ -206,7 +206,7 @@ class TestCrash(FloatingIPTestCase):
             self.run_for(400)
             self.assertEqual([], self.network.addresses())
 
-    def test_neutron_that_does_not_answer_is_waited_for(self):
+    def test_start_and_end_are_retried_until_neutron_answers(self):
         self.network.broken['allocate'] = errors.CloudUnavailable('away')
         lease = self.started()
         self.run_for(4000 // 10)
@@ -257,7 +257,7 @@ class TestCrash(FloatingIPTestCase):
         self.assertEqual(('STARTING', [SECOND, THIRD]), (
             self.status(lease), self.network.addresses()))
 
-    def test_what_is_left_of_an_ended_lease_is_released(self):
+    def test_leftover_address_of_ended_lease_is_released(self):
         lease = self.started()
         self.run_for(1100)
         self.network.allocate(NETWORK, FIRST, 'project')
@@ -287,7 +287,7 @@ class TestCrash(FloatingIPTestCase):
             self.assertEqual('TERMINATED', api.found(
                 session, lease['id']).status)
 
-    def test_one_who_is_late_leaves_the_next_lease_its_address(self):
+    def test_delayed_end_keeps_addresses_of_next_lease(self):
         first = self.reserve(0, 100, self.ips(3))
         second = self.reserve(100, 1000, self.ips(3))
         driven.run_due(self.engine)
@@ -301,7 +301,7 @@ class TestCrash(FloatingIPTestCase):
         self.assertEqual(3, len(self.network.addresses()))
 
 
-class TestMembers(FloatingIPTestCase):
+class TestOwnerChanges(FloatingIPTestCase):
     """Attempts of the owner of a floating IP to keep it."""
 
     def check_released(self, *tags):
@@ -315,19 +315,19 @@ class TestMembers(FloatingIPTestCase):
         self.assertEqual(('TERMINATED', []), (
             self.status(lease), self.network.addresses()))
 
-    def test_one_without_tags_is_released(self):
+    def test_address_without_tags_is_released(self):
         self.check_released()
 
-    def test_one_with_the_tag_of_another_reservation_is_released(self):
+    def test_address_with_tag_of_another_reservation_is_released(self):
         self.check_released('another')
 
-    def test_one_that_its_owner_has_deleted(self):
+    def test_lease_ends_after_owner_deleted_its_address(self):
         lease = self.started(1, FIRST)
         self.network.found.clear()
         self.run_for(1100)
         self.assertEqual('TERMINATED', self.status(lease))
 
-    def test_the_tag_of_another_lease_harms_nobody(self):
+    def test_tagged_address_of_another_project_is_kept(self):
         lease = self.started(1, FIRST)
         made = self.network.allocate(NETWORK, '203.0.113.200', 'other')
         self.network.tag(
@@ -336,7 +336,7 @@ class TestMembers(FloatingIPTestCase):
         self.assertEqual('TERMINATED', self.status(lease))
         self.assertEqual(['203.0.113.200'], self.network.addresses('other'))
 
-    def test_limits(self):
+    def test_floating_ips_per_project_are_limited(self):
         conf = self.books.conf
         limited = limits.Limits(conf, self.database, self.clock)
         conf.set_override('max_reserved_floating_ips_per_project', 2,
@@ -353,7 +353,7 @@ class TestMembers(FloatingIPTestCase):
         self.assertIn('2 floating IPs in leases at most', str(
             self.assertRaises(errors.LimitExceeded, ask, 2, 500)))
 
-    def test_one_of_another_project_stays(self):
+    def test_address_reallocated_to_another_project_is_kept(self):
         lease = self.started(1, FIRST)
         self.network.found.clear()
         self.network.allocate(NETWORK, FIRST, 'other')
@@ -362,10 +362,10 @@ class TestMembers(FloatingIPTestCase):
         self.assertEqual([FIRST], self.network.addresses('other'))
 
 
-class TestTaken(FloatingIPTestCase):
+class TestAddressInUse(FloatingIPTestCase):
     """An address is used by others meanwhile."""
 
-    def test_another_one_is_allocated(self):
+    def test_address_in_use_is_replaced_before_start(self):
         lease = self.reserve(50, 1000, self.ips(1, FIRST))
         self.network.allocate(NETWORK, FIRST, 'other')
         self.sync()
@@ -378,7 +378,7 @@ class TestTaken(FloatingIPTestCase):
         self.assertEqual(self.allocated(lease), self.network.addresses())
         self.assertEqual([FIRST], self.network.addresses('other'))
 
-    def test_it_is_told_at_the_start(self):
+    def test_address_in_use_is_reported_and_replaced_at_start(self):
         lease = self.reserve(50, 1000, self.ips(1, FIRST))
         self.network.allocate(NETWORK, FIRST, 'other')
         self.run_for(50)
@@ -392,7 +392,7 @@ class TestTaken(FloatingIPTestCase):
         self.assertEqual('ACTIVE', self.status(lease))
         self.assertEqual(1, len(self.network.addresses()))
 
-    def test_it_is_free_again(self):
+    def test_released_address_is_reservable_again(self):
         self.network.allocate(NETWORK, FIRST, 'other')
         self.network.taken = {SECOND}
         self.sync()
@@ -402,7 +402,7 @@ class TestTaken(FloatingIPTestCase):
         self.sync()
         self.reserve(0, 10, self.ips(3))
 
-    def test_a_network_that_is_deleted_has_none(self):
+    def test_lease_of_deleted_network_misses_resources(self):
         lease = self.reserve(50, 1000, self.ips())
         self.network.external.clear()
         self.sync()
@@ -410,7 +410,7 @@ class TestTaken(FloatingIPTestCase):
         reservation, = views.get(self.database, lease['id'])['reservations']
         self.assertTrue(reservation['missing_resources'])
 
-    def test_one_that_has_just_been_taken_out_stays_so(self):
+    def test_sync_does_not_restore_removed_address(self):
         refreshed = self.kind.refreshed
 
         def late(known, holders):
@@ -430,14 +430,14 @@ class TestTaken(FloatingIPTestCase):
 
 class TestChanges(FloatingIPTestCase):
 
-    def test_more_of_them_when_it_has_started(self):
+    def test_amount_can_be_raised_after_start(self):
         lease = self.started(1, FIRST)
         self.update(lease, amount=2)
         driven.run_due(self.engine)
         self.assertEqual(2, len(self.network.addresses()))
         self.assertIn(FIRST, self.network.addresses())
 
-    def test_fewer_of_them_only_before_the_start(self):
+    def test_amount_can_be_lowered_only_before_start(self):
         lease = self.reserve(50, 1000, self.ips(2, FIRST))
         self.update(lease, amount=1)
         self.assertEqual([FIRST], self.allocated(lease))
@@ -446,7 +446,7 @@ class TestChanges(FloatingIPTestCase):
         self.assertIn('an amount of at least 2', str(self.assertRaises(
             errors.InvalidLeaseParams, self.update, lease, amount=1)))
 
-    def test_required_ones_are_only_given_up(self):
+    def test_required_addresses_can_only_be_cleared(self):
         for start in (0, 50):
             lease = self.reserve(start, 1000, self.ips(1, FIRST))
             driven.run_due(self.engine)
@@ -462,13 +462,13 @@ class TestChanges(FloatingIPTestCase):
             self.lifecycle.lease_end.delete(lease['id'])
             self.run_for(0)
 
-    def test_the_network_stays(self):
+    def test_network_cannot_be_changed(self):
         lease = self.reserve(50, 1000, self.ips())
         self.assertIn('"network_id"', str(self.assertRaises(
             errors.InvalidLeaseParams, self.update, lease,
             network_id='other')))
 
-    def test_they_go_to_another_project_with_the_lease(self):
+    def test_transfer_moves_addresses_to_new_project(self):
         lease = self.started(2)
         with self.database.reader() as session:
             (kind, reserved), = self.types.reserved(
@@ -478,13 +478,13 @@ class TestChanges(FloatingIPTestCase):
             self.network.addresses(), len(self.network.addresses('other'))))
 
 
-class TestWhatUsersWrite(base.RefusalTestCase):
+class TestSchema(base.RefusalTestCase):
 
     def setUp(self):
         super().setUp()
         self.kind = floating_ips.FloatingIPs()
 
-    def test_what_is_wrong_gets_a_sentence(self):
+    def test_invalid_parameters_are_refused_with_message(self):
         for wrong, part in (
                 ({'network_id': 7}, '"network_id"'),
                 ({'amount': 0}, '"amount" is 0'),
@@ -498,7 +498,7 @@ class TestWhatUsersWrite(base.RefusalTestCase):
         self.assert_refused('Missing parameter network_id', self.kind.read,
                             {'amount': 1})
 
-    def test_what_clients_send_is_read(self):
+    def test_parameters_of_clients_are_normalized(self):
         self.assertEqual(
             {'network_id': NETWORK, 'amount': 2,
              'required_floatingips': [FIRST, '2001:db8::1']},
@@ -507,7 +507,7 @@ class TestWhatUsersWrite(base.RefusalTestCase):
                 'required_floatingips': [
                     FIRST, FIRST, '2001:0db8:0:0:0:0:0:1']}))
 
-    def test_what_is_enrolled(self):
+    def test_enrollment_body_is_validated(self):
         body = {'floating_network_id': NETWORK, 'floating_ip_address': FIRST}
         self.assertEqual((NETWORK, FIRST), floating_ip_schema.create(body))
         for wrong, part in (
@@ -520,7 +520,7 @@ class TestWhatUsersWrite(base.RefusalTestCase):
 
 class TestEnrollment(FloatingIPTestCase):
 
-    def test_they_are_shown(self):
+    def test_enrolled_addresses_are_shown_and_listed(self):
         self.assertEqual({
             'id': self.ids[FIRST], 'floating_network_id': NETWORK,
             'subnet_id': 'subnet', 'floating_ip_address': FIRST,
@@ -529,7 +529,7 @@ class TestEnrollment(FloatingIPTestCase):
         self.assertEqual([FIRST, SECOND, THIRD], [
             one['floating_ip_address'] for one in self.enrolled.listed()])
 
-    def test_what_neutron_gives_to_others_is_refused(self):
+    def test_addresses_unsuitable_for_enrollment_are_refused(self):
         for address, part in (
                 ('203.0.113.1', 'gateway'), ('203.0.113.0', 'gateway'),
                 ('203.0.113.255', 'broadcast'),
@@ -543,7 +543,7 @@ class TestEnrollment(FloatingIPTestCase):
         self.assertIn('no external network', str(self.assertRaises(
             errors.InvalidLeaseParams, self.enrolled.add, 'other', FIRST)))
 
-    def test_what_is_in_use_is_refused(self):
+    def test_addresses_in_use_are_refused(self):
         self.network.taken = {'203.0.113.20'}
         self.network.allocate(NETWORK, '203.0.113.21', 'other')
         for address in ('203.0.113.20', '203.0.113.21'):
@@ -552,7 +552,7 @@ class TestEnrollment(FloatingIPTestCase):
         self.assertIn('enrolled already', str(self.assertRaises(
             errors.Conflict, self.enrolled.add, NETWORK, FIRST)))
 
-    def test_one_is_taken_out_and_enrolled_again(self):
+    def test_address_is_removed_and_enrolled_again(self):
         lease = self.reserve(0, 100, self.ips(1, FIRST))
         self.assertIn('booking', str(self.assertRaises(
             errors.Conflict, self.enrolled.remove, self.ids[FIRST])))
@@ -571,12 +571,12 @@ class TestEnrollment(FloatingIPTestCase):
                          self.enrolled.add(NETWORK, FIRST)['id'])
         self.reserve(0, 100, self.ips(1, FIRST))
 
-    def test_a_compute_node_is_no_address(self):
+    def test_compute_node_cannot_be_removed_as_address(self):
         uuid, = self.scalars(models.Host.uuid,
                              models.Host.name == 'compute')
         self.assertRaises(errors.NotFound, self.enrolled.remove, uuid)
 
-    def test_an_address_is_no_host_of_maintenance(self):
+    def test_address_cannot_have_maintenance(self):
         self.assertRaises(errors.NotFound, self.new_maintenance().announce,
                           FIRST, self.request(0, 100).window, '')
 
@@ -594,7 +594,7 @@ class TestNeutron(base.TestCase):
         self.adapter.request.return_value = mock.Mock(
             content=b'{}', json=lambda: body)
 
-    def test_floating_ips(self):
+    def test_floating_ips_are_listed_by_tag(self):
         self.answer({'floatingips': [{
             'id': '1', 'floating_ip_address': FIRST, 'project_id': 'p',
             'created_at': '2027-01-15T08:00:00Z',
@@ -605,12 +605,12 @@ class TestNeutron(base.TestCase):
         self.adapter.request.assert_called_once_with(
             '/v2.0/floatingips?tags=reservation%3Ar', 'GET', timeout=30)
 
-    def test_what_is_no_external_network(self):
+    def test_network_that_is_not_external_has_no_subnets(self):
         for found in ([], [{'id': NETWORK, 'router:external': False}]):
             self.answer({'networks': found})
             self.assertIsNone(self.neutron.subnets(NETWORK))
 
-    def test_segments_are_those_of_our_own_private_ranges(self):
+    def test_segments_come_from_private_ranges_of_own_project(self):
         self.adapter.get_project_id.return_value = 'service'
         one = {'shared': False, 'project_id': 'service', 'minimum': 7,
                'network_type': 'vlan', 'physical_network': 'physnet1',
@@ -624,7 +624,7 @@ class TestNeutron(base.TestCase):
              network_api.Segment('vlan', 'physnet1', 8),
              network_api.Segment('vxlan', None, 7)], self.neutron.segments())
 
-    def test_a_neutron_without_ranges(self):
+    def test_neutron_without_segment_ranges_has_no_segments(self):
         self.adapter.request.side_effect = exceptions.NotFound()
         self.assertEqual([], self.neutron.segments())
 
@@ -640,7 +640,7 @@ class TestNeutron(base.TestCase):
                 'provider:segmentation_id': 7,
                 'provider:physical_network': 'p1'}})
 
-    def test_networks_on_a_segment(self):
+    def test_networks_are_listed_by_segment(self):
         self.answer({'networks': [{
             'id': '1', 'name': 'n', 'project_id': 'p', 'tags': [],
             'created_at': '2027-01-15T08:00:00Z',
@@ -654,12 +654,12 @@ class TestNeutron(base.TestCase):
             '/v2.0/networks?provider%3Anetwork_type=vxlan&'
             'provider%3Asegmentation_id=7', 'GET', timeout=30)
 
-    def test_no_credentials(self):
+    def test_missing_credentials_mean_cloud_unavailable(self):
         self.neutron.__dict__['_adapter'] = None
         self.assertIn('auth_type', str(self.assertRaises(
             errors.CloudUnavailable, self.neutron.floating_ips)))
 
-    def test_errors_may_pass(self):
+    def test_errors_of_neutron_mean_cloud_unavailable(self):
         refusal = exceptions.Conflict(response=mock.Mock(
             json=lambda: {'NeutronError': {'message': 'Quota exceeded'}}))
         for exc, part in (
@@ -739,6 +739,6 @@ class TestNeutron(base.TestCase):
             ('GET', '/v2.0/trunks'): missing,
             ('GET', '/v2.0/local_ips?local_port_id=p'): missing})
 
-    def test_what_is_gone_is_released(self):
+    def test_deleting_missing_floating_ip_succeeds(self):
         self.adapter.request.side_effect = exceptions.NotFound()
         self.neutron.release('1')

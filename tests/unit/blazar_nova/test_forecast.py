@@ -53,7 +53,7 @@ class ForecastTestCase(base.LeaseTestCase):
 
 class TestDays(ForecastTestCase):
 
-    def test_each_day_has_its_average_and_its_peak(self):
+    def test_each_day_has_average_and_peak_of_reserved_capacity(self):
         # It is 08:00: 16 hours are left of the first day.
         midnight = 16 * 3600
         self.reserve(0, 12 * 3600, self.places(2, 2))
@@ -66,7 +66,7 @@ class TestDays(ForecastTestCase):
             NOW + midnight, 'VCPU', 16, 1, 1.5, 6, NOW + midnight, 9), second)
         self.assertEqual(NOW + midnight + DAY, third.start)
 
-    def test_days_are_those_of_a_count_by_the_minute(self):
+    def test_days_match_a_count_by_minute(self):
         chance = random.Random(3)
         minutes = 3 * 1440 - 480
         level = [0] * (minutes + 1440)
@@ -99,7 +99,7 @@ class TestDays(ForecastTestCase):
             outages.plan(session, NOW, outage,
                          model.Window(NOW + start, NOW + end))
 
-    def test_hosts_that_are_down_in_their_maintenance_are_away_once(self):
+    def test_overlapping_outages_of_a_host_count_once(self):
         self.outage('one', outages.MAINTENANCE, 100, 300)
         self.outage('one', outages.FAILURE, 200, 400)
         self.outage('two', outages.MAINTENANCE, 600, 900)
@@ -116,7 +116,7 @@ class TestDays(ForecastTestCase):
             [0] * 100), level)
         self.assertEqual(7, day.free)
 
-    def test_hosts_in_maintenance_are_not_free_and_those_that_are_off(self):
+    def test_free_capacity_excludes_maintenance_but_not_power_off(self):
         for name, kind in (('one', outages.MAINTENANCE),
                            ('two', outages.POWER)):
             self.outage(name, kind, DAY, DAY + 100)
@@ -129,7 +129,7 @@ class TestDays(ForecastTestCase):
         self.assertEqual([0, 0, 0], [one.peak for one in found])
         self.assertEqual([3, 2, 3], [one.levels['VCPU'] for one in free])
 
-    def test_devices_are_shown_by_class_not_by_kind(self):
+    def test_devices_are_counted_by_resource_class_only(self):
         self.host('gpus', {'GPU@a1': 1, 'GPU': 1}, **{
             'GPU': 2, 'GPU@a1': 2})
         self.reserve(0, DAY, new_leases.NewReservation(
@@ -143,7 +143,7 @@ class TestDays(ForecastTestCase):
 
 class TestRefused(ForecastTestCase):
 
-    def test_what_was_refused_and_why_is_counted_and_never_at_once(self):
+    def test_refused_demands_are_counted_when_counters_are_flushed(self):
         self.refuse(0, 100, self.places(3, 7))
         self.refuse(0, 100, self.places(3, 7))
         self.refuse(0, 100, self.places(1, 99))
@@ -157,7 +157,7 @@ class TestRefused(ForecastTestCase):
              many.window.end, many.tries))
         self.assertEqual((({'VCPU': 99}, 1),), large.parts)
 
-    def test_a_project_cannot_have_many_of_a_day(self):
+    def test_demands_per_project_and_day_are_bounded(self):
         for number in range(2 * refused_demands.MOST):
             self.refuse(number, 100 + number, self.places(9, 8))
         self.refuse(0, 100, self.places(9, 8), project='other')
@@ -171,7 +171,7 @@ class TestRefused(ForecastTestCase):
         self.assertEqual(len(found) + 1, len(self.found()))
         self.assertEqual(1, len(refused_demands._known))
 
-    def test_nor_by_many_processes(self):
+    def test_surplus_demands_of_many_processes_are_merged(self):
         for process in range(3):
             refused_demands._known.clear()
             for number in range(refused_demands.MOST):
@@ -187,7 +187,7 @@ class TestRefused(ForecastTestCase):
             self.assertEqual(refused_demands.MOST + 2, len(found))
             self.assertEqual(tries, sum(one.tries for one in found))
 
-    def test_what_is_old_is_forgotten(self):
+    def test_old_demands_are_deleted(self):
         self.refuse(0, 100, self.places(9, 8))
         self.refuse(0, 100, self.places(9, 8), now=NOW + DAY)
         self.found()
@@ -198,7 +198,7 @@ class TestRefused(ForecastTestCase):
             self.assertIn('blazar_refusals', {
                 one.name for one in counters.read(connection, 'blazar_')})
 
-    def test_the_longest_that_is_kept_fits_into_its_column(self):
+    def test_longest_labels_fit_into_their_column(self):
         for reason in refusals.Reason:
             for project in ('p' * 36, 'ä' * 36, '\\' * 36, '"' * 36):
                 exc = errors.Refused(refusals.Refusal(reason, 1, 0, None), (
@@ -209,7 +209,7 @@ class TestRefused(ForecastTestCase):
             self.assertLessEqual(len(labels), 190)
         self.assertTrue(self.found())
 
-    def test_a_demand_for_no_amounts_is_left_out(self):
+    def test_demands_without_amounts_are_counted_without_parts(self):
         """Such as that of a flavor whose extra specs override all of them."""
         for resources in ({}, {'GPU@a1': 1}):
             refused_demands.count(self.database, errors.Refused(
@@ -219,7 +219,7 @@ class TestRefused(ForecastTestCase):
         (one,) = self.found()
         self.assertEqual(((), None, 2), (one.parts, one.window, one.tries))
 
-    def test_ids_and_demands_that_are_too_long_are_left_out(self):
+    def test_too_long_ids_and_demands_are_recorded_empty(self):
         exc = self.assertRaises(
             errors.Refused, self.reserve, 0, 100, self.places(9, 8))
         exc.wanted[0][0].resources.update(
@@ -239,7 +239,7 @@ class TestReplay(ForecastTestCase):
     def replayed(self, hosts):
         return [one[1:] for one in self.rows(hosts)]
 
-    def test_so_many_of_the_refused_fit_on_more_hosts(self):
+    def test_demands_admitted_with_more_hosts_are_counted(self):
         self.refuse(0, 100, self.places(5, 8))
         self.refuse(0, 100, self.places(4, 8))
         # A repeated request counts once.
@@ -250,14 +250,14 @@ class TestReplay(ForecastTestCase):
         self.assertEqual([(4, 0, 0), (4, 0, 0), (4, 0, 0), (4, 1, 4),
                           (4, 1, 4)], self.replayed(4))
 
-    def test_what_is_reserved_on_the_real_hosts_counts(self):
+    def test_reservations_on_existing_hosts_are_considered(self):
         self.reserve(0, 100, self.places(1, 7), self.places(1, 8))
         self.refuse(0, 100, self.places(2, 4))
         self.refuse(100, 200, self.places(3, 8))
         self.assertEqual([(2, 0, 0), (2, 1, 2), (2, 2, 5)],
                          self.replayed(2))
 
-    def test_who_has_made_way_since_admits_without_a_host(self):
+    def test_capacity_of_deleted_lease_admits_without_more_hosts(self):
         lease = self.reserve(0, 100, self.places(2, 7))
         self.refuse(20, 100, self.places(1, 8))
         self.refuse(30, 90, self.places(1, 4))
@@ -267,7 +267,7 @@ class TestReplay(ForecastTestCase):
         # Its capacity is free from then on, also without its bookings.
         self.assertEqual([(2, 1, 1), (2, 2, 2)], self.replayed(1))
 
-    def test_whole_hosts_take_all_of_theirs(self):
+    def test_host_lease_demands_take_whole_hosts(self):
         for window in ((0, 100), (50, 150)):
             exc = errors.Refused(refusals.Refusal(
                 refusals.Reason.NO_ROOM, 1, 0, None), (
@@ -279,7 +279,7 @@ class TestReplay(ForecastTestCase):
         self.assertEqual([(3, 0, 0), (3, 1, 1), (3, 2, 18), (3, 3, 19)],
                          self.replayed(3))
 
-    def test_reserved_whole_hosts_are_taken(self):
+    def test_reserved_whole_hosts_are_not_free(self):
         with self.database.writer() as session:
             hosts = session.scalars(sa.select(models.Host)).all()
             for host in hosts:
@@ -298,7 +298,7 @@ class TestReplay(ForecastTestCase):
                     model.Window(NOW + start, NOW + start + 10))), 'p', NOW)
         self.assertEqual([(3, 2, 3), (3, 3, 5)], self.replayed(1))
 
-    def test_many_demands_and_hosts_are_bounded(self):
+    def test_large_replay_uses_fewer_steps_and_latest_demands(self):
         for start in range(10):
             self.refuse(start * 100, start * 100 + 50, self.places(3, 8))
         # 0, 10, 20, ... 100 hosts, each with the latest demands.
@@ -309,13 +309,13 @@ class TestReplay(ForecastTestCase):
         self.assertEqual([0, 1, 2, 3], [
             one.hosts for one in self.rows(3)])
 
-    def test_demands_one_after_the_other_use_the_same_hosts(self):
+    def test_consecutive_demands_use_the_same_hosts(self):
         for start in (0, 100, 200):
             self.refuse(start, start + 100, self.places(4, 8))
         self.refuse(250, 300, self.places(4, 8))
         self.assertEqual((4, 3, 12), self.replayed(3)[-1])
 
-    def test_no_transaction_is_open_while_it_is_computed(self):
+    def test_no_transaction_is_open_during_computation(self):
         """Databases end transactions that are idle for some seconds."""
         self.reserve(0, 100, self.places(1, 7))
         self.refuse(0, 100, self.places(3, 8))
@@ -333,7 +333,7 @@ class TestReplay(ForecastTestCase):
             self.assertFalse(connection.in_transaction())
         self.assertEqual([(1, False)], seen)
 
-    def test_hosts_are_compute_hosts(self):
+    def test_only_compute_hosts_are_counted(self):
         """Regardless of enrolled floating IPs or networks."""
         with self.database.writer() as session:
             for number in range(5):
@@ -343,5 +343,5 @@ class TestReplay(ForecastTestCase):
         self.refuse(0, 100, self.places(3, 8))
         self.assertEqual([(1, 0, 0), (1, 0, 0), (1, 1, 3)], self.replayed(2))
 
-    def test_without_hosts_there_is_nothing_to_say(self):
+    def test_replay_without_demands_admits_nothing(self):
         self.assertEqual([(0, 0, 0)] * 2, self.replayed(1))

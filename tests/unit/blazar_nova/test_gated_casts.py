@@ -51,7 +51,7 @@ class TestGatedCast(base.TestCase):
             ['checked', ('rebuild_instance', 1), 'checked',
              ('schedule_and_build_instances', 1)], self.steps)
 
-    def test_what_is_refused_is_not_sent(self):
+    def test_refused_message_is_not_sent(self):
         self.error = RuntimeError('too late')
         self.assertIs(self.error, self.assertRaises(
             RuntimeError, self.casts))

@@ -16,10 +16,10 @@ class TestResized(base.TestCase):
             '/', method='POST', body=json.dumps(
                 {'resize': {'flavorRef': flavor}}).encode()).environ)
 
-    def test_the_flavor_of_a_resize(self):
+    def test_flavor_of_resize_is_a_string(self):
         self.assertEqual('7', self.resized('7'))
         self.assertEqual('7', self.resized(7))
 
-    def test_what_no_database_takes_is_left_to_nova(self):
+    def test_flavor_that_no_database_can_store_is_ignored(self):
         for flavor in ('\ud800', 'a\udfff', 'a\0', None):
             self.assertIsNone(self.resized(flavor))

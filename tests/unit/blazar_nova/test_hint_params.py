@@ -120,7 +120,7 @@ class TestHints(ParamsTestCase):
                     {**hints, name: 'x'}, f'"{name}"',
                     'Only the service may set', 'Leave it out')
 
-    def test_hints_that_only_contain_blazar_are_left_alone(self):
+    def test_hints_that_only_contain_blazar_are_ignored(self):
         self.assertIsNone(hint_params.lease_request(
             {'my_blazar': 'x'}, NOW, DEFAULTS))
 
@@ -142,7 +142,7 @@ class TestHints(ParamsTestCase):
 
 class TestJson(ParamsTestCase):
 
-    def test_text_that_is_not_json_is_refused_with_the_place(self):
+    def test_text_that_is_not_json_is_refused_with_position(self):
         for text, where in (
                 ('', 'line 1, column 1'), ('nonsense', 'line 1, column 1'),
                 ('{"end": }', 'line 1, column 9'),
@@ -162,7 +162,7 @@ class TestJson(ParamsTestCase):
         for text in ('NaN', 'Infinity', '-Infinity'):
             self.assert_refused('{"end": %s}' % text, text, 'as strings')
 
-    def test_numbers_beyond_all_bounds_are_refused(self):
+    def test_too_large_and_too_long_numbers_are_refused(self):
         self.assert_refused('{"end": 1e999}', '"end" is a number')
         self.assert_refused('{"end": %s}' % ('1' * 6000), 'is too long')
 
@@ -193,18 +193,18 @@ class TestJson(ParamsTestCase):
                 f'Did you mean "{nearest}"?',
                 'before_end, before_end_action, events, on_end')
 
-    def test_an_unknown_key_that_is_near_none_is_shown_short(self):
+    def test_unknown_key_without_similar_key_is_abbreviated(self):
         self.assert_refused({'': 1}, 'The key "" is not known', 'Known keys')
         self.assert_refused({'x' * 9000: 1}, 'xxx..." is not known')
         self.assert_refused({'\ud800\n': 1}, '"??" is not known')
 
-    def test_null_is_what_is_left_out(self):
+    def test_null_is_the_same_as_a_missing_key(self):
         plain = self.ask({'duration': '2h'})
         for key in hint_params._KEYS.keys() - {'duration'}:
             self.assertEqual(plain, self.ask({'duration': '2h', key: None}))
         self.assert_refused({'duration': None}, 'needs "end" or "duration"')
 
-    def test_a_reserved_server_may_be_shown_as_being_built(self):
+    def test_server_status_may_be_build(self):
         as_build = dataclasses.replace(DEFAULTS, server_status='BUILD')
         for defaults, given, shows_build in (
                 (DEFAULTS, {}, False),
@@ -236,14 +236,14 @@ class TestName(ParamsTestCase):
     def name(self, name):
         return self.ask({'duration': '2h', 'name': name}).name
 
-    def test_the_name_is_kept_and_blanks_around_it_are_cut(self):
+    def test_name_is_kept_without_surrounding_blanks(self):
         for given, kept in (
                 ('lease1', 'lease1'), ('  two words ', 'two words'),
                 ('x' * 255, 'x' * 255), (' ' + 'x' * 255, 'x' * 255),
                 ('na\u00efve \U0001f600', 'na\u00efve \U0001f600')):
             self.assertEqual(kept, self.name(given))
 
-    def test_a_name_of_no_or_too_many_characters_is_refused(self):
+    def test_empty_and_too_long_names_are_refused(self):
         for name, size in (('', 0), ('  ', 0), ('x' * 256, 256)):
             self.assert_sentence(
                 (f'has {size} characters', 'Write 1 to 255'), self.name, name)
@@ -256,7 +256,7 @@ class TestName(ParamsTestCase):
 
 class TestDates(ParamsTestCase):
 
-    def test_documented_forms(self):
+    def test_documented_date_formats_are_parsed(self):
         whole, second = at(2026, 12, 1, 16, 7), at(2026, 12, 1, 16, 7, 9)
         for text, expected in (
                 ('2026-12-01 16:07', whole),
@@ -282,11 +282,11 @@ class TestDates(ParamsTestCase):
                 ('9998-12-31 23:59:59', model.LATEST - 1)):
             self.assertEqual(expected, dates.parse_date(text, NOW), text)
 
-    def test_now_is_the_instant_of_the_request(self):
+    def test_now_is_the_time_of_the_request(self):
         for text in ('now', 'NOW', ' Now '):
             self.assertEqual(NOW, dates.parse_date(text, NOW))
 
-    def test_other_forms_are_refused_with_the_known_sentence(self):
+    def test_other_date_formats_are_refused(self):
         for text in (
                 '', 'tomorrow', 'now+2h', '20261201', '20261201T160700',
                 '2026-W49-2', '2026-W49-2 16:07', '2026-12-01T', '2026-12',
@@ -320,7 +320,7 @@ class TestDates(ParamsTestCase):
                 ('is an invalid date', '1970 to 9998'),
                 dates.parse_date, text, NOW)
 
-    def test_what_a_refusal_says_to_write_can_be_written(self):
+    def test_start_suggested_by_refusal_can_be_parsed(self):
         for start in (NOW, NOW + 7):
             sentence = refusals.Refusal(
                 refusals.Reason.NO_ROOM, 3, 1, start).sentence()
@@ -336,7 +336,7 @@ class TestDates(ParamsTestCase):
         self.assertEqual(NOW - 80, dates.parse_date('2026-11-20 16:06', NOW))
         self.assertEqual(NOW + 40, dates.parse_date('2026-11-20 16:08', NOW))
 
-    def test_long_texts_are_shown_short(self):
+    def test_long_dates_are_abbreviated_in_message(self):
         self.assert_sentence(
             ('111... is an invalid date.',),
             dates.parse_date, '1' * 16000, NOW)
@@ -344,14 +344,14 @@ class TestDates(ParamsTestCase):
 
 class TestDurations(ParamsTestCase):
 
-    def test_documented_forms(self):
+    def test_documented_duration_formats_are_parsed(self):
         for text, expected in (
                 ('2h', 7200), ('3d', 3 * DAY), ('90m', 5400), ('45s', 45),
                 ('1d12h', 36 * 3600), ('1w', 7 * DAY), (' 2h ', 7200),
                 ('1w1d1h1m1s', 8 * DAY + 3661), ('0d5m', 300), ('02h', 7200)):
             self.assertEqual(expected, dates.parse_duration(text), text)
 
-    def test_other_forms_are_refused(self):
+    def test_other_duration_formats_are_refused(self):
         for text in ('', ' ', '2', 'h', '2 h', '2H', '-2h', '+2h', '1.5h',
                      '12h1d', '1h1h', '2h 5m', '2y', '2hours', 'PT2H', '2h\0',
                      '\u0662h', '1' * 11 + 's', '9' * 5000 + 'd'):
@@ -359,14 +359,14 @@ class TestDurations(ParamsTestCase):
                 ('is an invalid duration', 'such as "2h"'),
                 dates.parse_duration, text)
 
-    def test_zero_is_refused(self):
+    def test_zero_duration_is_refused(self):
         for text in ('0h', '0w0d0h0m0s', '00s'):
             self.assert_sentence(('is zero',), dates.parse_duration, text)
 
 
 class TestWindow(ParamsTestCase):
 
-    def test_start_and_end(self):
+    def test_window_from_start_and_end(self):
         request = self.ask(
             {'start': '2026-12-01 10:00', 'end': '2026-12-1 16:07'})
         self.assertEqual(
@@ -374,13 +374,13 @@ class TestWindow(ParamsTestCase):
             request.window)
         self.assertFalse(request.starts_now)
 
-    def test_start_and_duration(self):
+    def test_window_from_start_and_duration(self):
         start = at(2026, 12, 1, 10)
         self.assertEqual(
             model.Window(start, start + 36 * 3600),
             self.window(start='2026-12-01 10:00', duration='1d12h'))
 
-    def test_an_absent_start_is_the_default_one(self):
+    def test_missing_start_is_the_default_start(self):
         self.assertEqual(model.Window(NOW, NOW + 60),
                          self.window(duration='1m'))
         later = hint_params.Defaults('2027-01-01 00:00', DAY, 0)
@@ -392,7 +392,7 @@ class TestWindow(ParamsTestCase):
             model.Window(at(2027, 1, 1), at(2027, 1, 2)), alone.window)
         self.assertFalse(alone.starts_now)
 
-    def test_a_lease_that_begins_now_says_so(self):
+    def test_start_in_last_minute_sets_starts_now(self):
         for start in ('now', '2026-11-20 16:07', '2026-11-20 16:07:20',
                       '2026-11-20 16:06:21', '2026-11-20 16:06'):
             request = self.ask({'start': start, 'duration': '2h'})
@@ -416,7 +416,7 @@ class TestWindow(ParamsTestCase):
             ('is in the past', 'Write "now" to start at once'),
             hint_params.lease_request, {'reserved': 'True'}, NOW, past)
 
-    def test_defaults_that_make_no_window_are_refused(self):
+    def test_default_length_that_is_not_positive_is_refused(self):
         for length in (0, -1):
             self.assert_sentence(
                 ('End date must be later',), hint_params.lease_request, {
@@ -437,7 +437,7 @@ class TestWindow(ParamsTestCase):
         self.assert_refused({'end': '2026-12-01 16:07', 'duration': '2h'},
                             'both "end" and "duration"', 'only one')
 
-    def test_neither_end_nor_duration_is_refused(self):
+    def test_window_without_end_and_duration_is_refused(self):
         for given in ({}, {'start': 'now'}, {'name': 'x'}):
             self.assert_refused(given, 'needs "end" or "duration"',
                                 '"end": "2026-12-01 16:07"')
@@ -459,25 +459,25 @@ class TestBeforeEnd(ParamsTestCase):
         return self.ask(lease_params, defaults=hint_params.Defaults(
             'now', DAY, minutes)).before_end
 
-    def test_it_is_so_many_minutes_before_the_end(self):
+    def test_before_end_is_default_minutes_before_end(self):
         self.assertEqual(NOW + 3600, self.before_end(duration='2h'))
         self.assertEqual(NOW + 6900, self.before_end(5, duration='2h'))
 
-    def test_none_where_the_lease_is_no_longer_than_that(self):
+    def test_short_lease_has_no_before_end(self):
         for duration in ('59m', '60m'):
             self.assertIsNone(self.before_end(duration=duration))
         self.assertEqual(NOW + 1, self.before_end(duration='3601s'))
 
-    def test_none_when_switched_off(self):
+    def test_no_before_end_when_default_is_zero(self):
         self.assertIsNone(self.before_end(0, duration='2h'))
 
-    def test_a_date_of_the_users_counts_even_when_switched_off(self):
+    def test_requested_before_end_overrides_default(self):
         for minutes in (0, 60):
             self.assertEqual(
                 at(2026, 12, 1), self.before_end(
                     minutes, duration='9w', before_end='2026-12-01 00:00'))
 
-    def test_start_and_end_themselves_are_accepted(self):
+    def test_before_end_may_equal_start_or_end(self):
         for text, expected in (('2026-12-01 10:00', at(2026, 12, 1, 10)),
                                ('2026-12-01 12:00', at(2026, 12, 1, 12))):
             self.assertEqual(expected, self.before_end(
@@ -485,7 +485,7 @@ class TestBeforeEnd(ParamsTestCase):
         self.assertEqual(NOW, self.before_end(
             duration='2h', before_end='2026-11-20 16:07'))
 
-    def test_a_date_outside_the_lease_is_refused(self):
+    def test_before_end_outside_lease_is_refused(self):
         for text in ('2026-12-01 09:59:59', '2026-12-01 12:00:01'):
             self.assert_refused(
                 {'start': '2026-12-01 10:00', 'duration': '2h',
@@ -514,7 +514,7 @@ class TestEvents(ParamsTestCase):
                 {'event_type': 'a-1', 'event_date': '2026-12-01 10:00'}]))
         self.assertEqual((), self.events([]))
 
-    def test_something_may_be_done_at_them(self):
+    def test_events_and_before_end_may_have_actions(self):
         ends = dataclasses.replace(DEFAULTS, ends=('delete', 'snapshot'))
         lease = self.ask({
             **self.LEASE, 'before_end_action': 'snapshot', 'events': [
@@ -548,20 +548,20 @@ class TestEvents(ParamsTestCase):
             {**self.LEASE, 'before_end_action': 'snapshot'},
             defaults=dataclasses.replace(ends, minutes_before_end=0))
 
-    def test_what_the_operator_does_not_offer_is_refused(self):
+    def test_unavailable_event_action_is_refused(self):
         for params in ({'before_end_action': 'snapshot'}, {'events': [
                 {'event_type': 'a', 'event_date': '2026-12-01 11:00',
                  'action': 'snapshot'}]}):
             self.assert_refused({**self.LEASE, **params},
                                 '"snapshot" is not available.')
 
-    def test_more_than_ten_are_refused(self):
+    def test_more_than_ten_events_are_refused(self):
         one = {'event_type': 'x', 'event_date': '2026-12-01 11:00'}
         self.assertEqual(10, len(self.events([one] * 10)))
         self.assert_sentence(('has 11 entries', 'at most 10.'),
                              self.events, [one] * 11)
 
-    def test_what_is_no_list_of_objects_is_refused(self):
+    def test_events_that_are_no_list_of_objects_are_refused(self):
         for events, kind in (({}, 'an object'), ('x', 'a string'),
                              (1, 'a number')):
             self.assert_sentence((f'"events" is {kind}', 'Write a list'),
@@ -571,7 +571,7 @@ class TestEvents(ParamsTestCase):
                 (f'entry of "events" is {kind}', 'Write an object'),
                 self.events, [entry])
 
-    def test_unknown_missing_null_and_wrong_keys_are_refused(self):
+    def test_unknown_missing_and_invalid_event_keys_are_refused(self):
         date = {'event_date': '2026-12-01 11:00'}
         for entry, part in (
                 ({'event_typ': 'x', **date}, 'Did you mean "event_type"?'),
@@ -583,14 +583,14 @@ class TestEvents(ParamsTestCase):
                 ({'event_type': 'x', 'event_date': 5}, '"event_date" is a')):
             self.assert_sentence((part,), self.events, [entry])
 
-    def test_types_that_are_no_names_are_refused(self):
+    def test_invalid_event_types_are_refused(self):
         self.assertEqual('x' * 64, self.event('x' * 64)[0].event_type)
         for text in ('', 'x' * 65, 'a b', 'caf\u00e9', 'a\n', 'a/b', '\u0661',
                      '\ud800'):
             self.assert_sentence(('is not a name', 'Write 1 to 64 letters'),
                                  self.event, text)
 
-    def test_the_leases_own_events_are_refused_with_their_keys(self):
+    def test_built_in_event_types_are_refused_with_their_keys(self):
         for text, what in (('start_lease', 'the start of the lease'),
                            ('end_lease', 'its end or duration'),
                            ('before_end_lease', 'its before_end'),
@@ -599,7 +599,7 @@ class TestEvents(ParamsTestCase):
             self.assert_sentence((f'"{text}"', f'with {what} instead'),
                                  self.event, text)
 
-    def test_a_date_outside_the_lease_is_refused(self):
+    def test_event_date_outside_lease_is_refused(self):
         for text in ('2026-12-01 09:59', '2026-12-01 12:00:01', 'now'):
             self.assert_sentence(('is not within the lease',),
                                  self.event, event_date=text)
@@ -607,10 +607,10 @@ class TestEvents(ParamsTestCase):
                              self.event, event_date='soon')
 
 
-class TestNearMisses(ParamsTestCase):
+class TestMisspelledHints(ParamsTestCase):
     """Without a refusal, such a boot would be a server without an end."""
 
-    def test_the_right_word_is_said(self):
+    def test_misspelled_hint_is_refused_with_correct_name(self):
         for name, right in (
                 ('reserve', 'reserved'), ('Reserved', 'reserved'),
                 ('resreved', 'reserved'), ('lease-params', 'lease_params'),
@@ -624,13 +624,13 @@ class TestNearMisses(ParamsTestCase):
                 self.assert_hints_refused(
                     {name: 'x', **more}, f'"{name}"', f'--hint {right}=')
 
-    def test_other_words_are_other_words(self):
+    def test_hints_that_are_not_similar_are_ignored(self):
         for name in ('group', 'same_host', 'different_host', 'query', 'cidr',
                      'build_near_host_ip', 'target_cell', 'reserved_host',
                      'lease', 'params', 'preemptible', 'a' * 1000, ''):
             self.assertIsNone(self.ask_hints({name: 'x'}))
 
-    def test_an_operator_may_mean_something_else_by_one(self):
+    def test_allowed_hints_are_no_misspellings(self):
         defaults = dataclasses.replace(DEFAULTS, allowed_hints=('reserve',))
         self.assertIsNone(
             hint_params.lease_request({'reserve': 'x'}, NOW, defaults))
@@ -644,7 +644,7 @@ class TestNearMisses(ParamsTestCase):
 
 class TestOtherHints(ParamsTestCase):
 
-    def test_what_nova_cannot_keep_is_refused(self):
+    def test_hint_values_that_nova_cannot_store_are_refused(self):
         for value, kind in ((None, 'null'), ({}, 'an object'),
                             ([None], 'a list'), ([['x']], 'a list')):
             self.assert_sentence((f'The hint "../x" is {kind}.',
@@ -658,12 +658,12 @@ class TestOtherHints(ParamsTestCase):
 
 class TestOnEnd(ParamsTestCase):
 
-    def test_delete_is_accepted_and_the_default(self):
+    def test_on_end_delete_is_accepted_and_the_default(self):
         for given in ({}, {'on_end': 'delete'}):
             self.assertEqual(
                 'delete', self.ask({'duration': '2h', **given}).on_end)
 
-    def test_others_are_refused_with_what_is_available(self):
+    def test_unavailable_on_end_is_refused_with_available_ones(self):
         for value in ('create_image', 'suspend', 'shelve', '', 'Delete'):
             self.assert_refused(
                 {'duration': '2h', 'on_end': value},
@@ -675,7 +675,7 @@ class TestOnEnd(ParamsTestCase):
             self.assert_refused({'duration': '2h', 'on_end': value},
                                 f'"on_end" is {kind}. Write a string, such as')
 
-    def test_several_are_done_one_after_the_other(self):
+    def test_several_end_policies_are_put_in_order(self):
         defaults = dataclasses.replace(DEFAULTS, ends=(
             'delete', 'snapshot', 'stop', 'shelve'))
         for value, on_end in ((['shelve', 'snapshot'], 'snapshot,shelve'),
@@ -687,7 +687,7 @@ class TestOnEnd(ParamsTestCase):
 
 class TestMetadata(ParamsTestCase):
 
-    def test_description_and_tags(self):
+    def test_description_and_tags_are_normalized_and_validated(self):
         asked = self.ask({'duration': '2h', 'description': ' Nightly ',
                           'tags': ['CI', ' team a', 'ci']})
         self.assertEqual(('Nightly', ('ci', 'team a')), (
@@ -707,13 +707,13 @@ class TestMetadata(ParamsTestCase):
 
 class TestGracePeriod(ParamsTestCase):
 
-    def test_it_is_a_duration_or_seconds(self):
+    def test_grace_period_is_a_duration_or_seconds(self):
         for value, seconds in (('30m', 1800), (90, 90), ('90', 90), (0, 0)):
             self.assertEqual(seconds, self.ask({
                 'duration': '2h', 'grace_period': value}).grace_period)
         self.assertEqual(0, self.ask({'duration': '2h'}).grace_period)
 
-    def test_it_leads_to_a_time_that_there_is(self):
+    def test_invalid_grace_period_is_refused(self):
         for value in (-1, 10 ** 12, '9999999999w', True, []):
             self.assert_refused({'duration': '2h', 'grace_period': value},
                                 'grace_period')
@@ -756,7 +756,7 @@ class TestProperties(ParamsTestCase):
 
     @repeatable
     @hypothesis.given(naive_dates, offsets)
-    def test_iso_dates_mean_what_datetime_says(self, naive, offset):
+    def test_iso_dates_are_parsed_as_by_datetime(self, naive, offset):
         # datetime rounds towards the past, as truncating the fraction does.
         cut = naive.replace(microsecond=0)
         expected = int(cut.replace(tzinfo=offset).timestamp())
@@ -777,7 +777,7 @@ class TestProperties(ParamsTestCase):
 
     @repeatable
     @hypothesis.given(naive_dates, offsets)
-    def test_dates_at_the_minute(self, naive, offset):
+    def test_dates_without_seconds_are_parsed(self, naive, offset):
         naive = naive.replace(second=0, microsecond=0)
         expected = int(naive.replace(tzinfo=offset).timestamp())
         text = naive.replace(tzinfo=offset).isoformat(timespec='minutes')
@@ -790,7 +790,7 @@ class TestProperties(ParamsTestCase):
     @repeatable
     @hypothesis.given(st.lists(st.integers(0, 10 ** 6), min_size=5,
                                max_size=5).filter(any))
-    def test_durations_mean_what_timedelta_says(self, numbers):
+    def test_durations_are_parsed_as_by_timedelta(self, numbers):
         weeks, days, hours, minutes, seconds = numbers
         expected = datetime.timedelta(
             weeks=weeks, days=days, hours=hours, minutes=minutes,
@@ -802,7 +802,7 @@ class TestProperties(ParamsTestCase):
 
     @repeatable
     @hypothesis.given(naive_dates, st.integers(1, 86400), st.integers(0, 99))
-    def test_a_good_request_means_what_it_says(self, naive, length, minutes):
+    def test_valid_request_is_parsed(self, naive, length, minutes):
         start = int(naive.replace(tzinfo=UTC, microsecond=0).timestamp())
         end = datetime.datetime.fromtimestamp(start + length, UTC)
         for given in ({'duration': f'{length}s'}, {'end': str(end)}):
@@ -831,12 +831,12 @@ class TestProperties(ParamsTestCase):
     @repeatable
     @hypothesis.given(st.dictionaries(st.one_of(st.text(), st.sampled_from(
         ['reserved', 'lease_params', 'blazar_x'])), values))
-    def test_any_hints_are_answered_or_refused(self, hints):
+    def test_any_hints_are_parsed_or_refused(self, hints):
         self.check(hints)
 
     @examples.repeatable(500)
     @hypothesis.given(hint_values)
-    def test_any_lease_params_are_answered_or_refused(self, lease_params):
+    def test_any_lease_params_are_parsed_or_refused(self, lease_params):
         self.check({'reserved': True, 'lease_params': lease_params})
 
     def check(self, hints):

@@ -64,7 +64,7 @@ class HoardingTestCase(test_limits.LimitsTestCase):
 class TestFuture(HoardingTestCase):
     """Leases that have not started."""
 
-    def test_so_many_may_wait_and_it_says_when_the_next_one_may(self):
+    def test_future_leases_are_limited_until_the_next_start(self):
         self.limit(**{FUTURE: 2})
         self.have(0, 900)
         self.have(1020, 1100)
@@ -75,13 +75,13 @@ class TestFuture(HoardingTestCase):
         self.clock.advance(600)
         self.allowed(start=2000, end=2100)
 
-    def test_one_that_waits_already_may_be_moved(self):
+    def test_future_lease_may_be_moved_at_the_limit(self):
         self.limit(**{FUTURE: 0})
         lease = self.have(50, 100)
         self.allowed(start=70, end=120, lease_id=lease['id'])
         self.refused(FUTURE, 0)
 
-    def test_one_that_should_have_started_does_not_wait_anew(self):
+    def test_lease_past_its_start_may_not_become_future_at_limit(self):
         self.limit(**{FUTURE: 1})
         self.have(600, 700)
         lease = self.leases.creation.create(
@@ -89,7 +89,7 @@ class TestFuture(HoardingTestCase):
         self.refused(FUTURE, start=600, end=700, lease_id=lease['id'])
         self.allowed(start=0, end=200, lease_id=lease['id'])
 
-    def test_occurrences_count_each(self):
+    def test_each_occurrence_counts_as_future_lease(self):
         self.limit(**{FUTURE: 2})
         series = [self.asked(start, start + 10) for start in (50, 70, 90)]
         self.assertRaises(errors.LimitExceeded, self.limits.check_all, series)
@@ -103,7 +103,7 @@ class TestConsecutive(HoardingTestCase):
         super().setUp()
         self.limit(**{CHAIN: 2, 'consecutive_lease_gap': 60})
 
-    def test_so_many_may_follow_each_other(self):
+    def test_number_of_consecutive_leases_is_limited(self):
         self.have(0, 300)
         self.have(330, 600)
         # At both ends, and into a gap between two.
@@ -115,7 +115,7 @@ class TestConsecutive(HoardingTestCase):
         self.allowed(start=0, end=600)
         self.refused(CHAIN, start=300, end=330)
 
-    def test_those_that_overlap_a_little_follow_each_other(self):
+    def test_slightly_overlapping_leases_are_consecutive(self):
         self.have(0, 3001)
         self.have(3000, 6001)
         self.refused(CHAIN, 2, 3, start=5950, end=9000)
@@ -123,14 +123,14 @@ class TestConsecutive(HoardingTestCase):
         self.allowed(start=5950, end=6000)
         self.allowed(start=5900, end=9000)
 
-    def test_short_ones_at_the_same_time_do_not(self):
+    def test_short_concurrent_leases_are_not_consecutive(self):
         for start in (0, 10, 20):
             self.have(start, start + 50)
         self.limit(**{CHAIN: 1})
         self.allowed(start=24, end=80)
         self.refused(CHAIN, 1, 2, start=25, end=80)
 
-    def test_those_that_are_moved_together_count_together(self):
+    def test_leases_moved_together_count_together(self):
         ids = [self.have(start, start + 10)['id'] for start in (0, 200, 400)]
 
         def asked(end):
@@ -145,12 +145,12 @@ class TestConsecutive(HoardingTestCase):
             errors.LimitExceeded, self.limits.check, asked(150))
         self.assertIn('there would be 3', str(error))
 
-    def test_others_with_the_same_dates_are_one_link(self):
+    def test_leases_with_same_dates_count_once(self):
         for _count in range(3):
             self.have(0, 300)
         self.allowed(start=300, end=400)
 
-    def test_a_change_that_moves_nothing_is_let_through(self):
+    def test_change_of_lease_without_new_dates_is_allowed(self):
         for start in (0, 100, 200):
             last = self.have(start, start + 100)
             self.limit(**{CHAIN: 3})
@@ -158,7 +158,7 @@ class TestConsecutive(HoardingTestCase):
         self.allowed(start=200, end=300, lease_id=last['id'])
         self.refused(CHAIN, start=200, end=310, lease_id=last['id'])
 
-    def test_of_many_the_longest_chain_counts(self):
+    def test_longest_chain_of_consecutive_leases_counts(self):
         windows = [model.Window(start, start + 10) for start in
                    range(0, 10000, 10)]
         new = model.Window(5000, 5010)
@@ -183,19 +183,19 @@ class TestExtension(HoardingTestCase):
         return str(self.assertRaises(
             errors.LimitExceeded, self.limits.check, self.extend(days)))
 
-    def test_not_before_its_time_and_it_says_when(self):
+    def test_extension_before_extension_window_is_refused_with_date(self):
         self.assertIn('(extension_window): extend this one at 2027-01-23 '
                       '08:00 UTC or later', self.refusal(1))
         self.clock.advance(8 * DAY)
         self.limits.check(self.extend(7))
 
-    def test_by_so_much_at_a_time_counted_from_the_end(self):
+    def test_extension_beyond_max_extension_is_refused_with_date(self):
         self.clock.advance(9 * DAY)
         self.assertIn('(max_extension): extend this one to 2027-02-01 08:00 '
                       'UTC or earlier', self.refusal(8))
         self.limits.check(self.extend(7))
 
-    def test_nothing_else_is_an_extension(self):
+    def test_shortening_and_moving_are_no_extensions(self):
         self.limits.check(self.extend(0))
         self.limits.check(self.extend(-1))
         # A lease that has not started may be moved, but not extended.
@@ -207,11 +207,11 @@ class TestExtension(HoardingTestCase):
                 errors.LimitExceeded, self.limits.check, self.asked(
                     start * DAY, int(end * DAY), lease_id=later['id']))
 
-    def test_a_longer_grace_period_is_one(self):
+    def test_longer_grace_period_is_an_extension(self):
         # The window of a lease ends with its grace period.
         self.assertIn('extension_window', self.refusal(0.1))
 
-    def test_projects_may_be_exempt(self):
+    def test_exempt_projects_may_extend_without_limit(self):
         self.limit(exempt_project_ids=['project'])
         self.limits.check(self.extend(30))
 
@@ -219,7 +219,7 @@ class TestExtension(HoardingTestCase):
 class TestHours(HoardingTestCase):
     """Hours of a class within a month, at first January 2027."""
 
-    def test_what_is_reserved_of_the_month_counts(self):
+    def test_reserved_hours_of_each_month_are_limited(self):
         self.limit(**{HOURS: {'VCPU': '100'}})
         self.have(0, 40 * 3600)
         self.refused(HOURS, 100, 80, 22, '20 are left', '2027-02-01 00:00 UTC',
@@ -228,7 +228,7 @@ class TestHours(HoardingTestCase):
         self.allowed(start=20 * DAY, end=20 * DAY + 11 * 3600)
         self.allowed(start=0, end=11 * 3600, project_id='another')
 
-    def test_what_ended_early_counts_as_long_as_it_was_reserved(self):
+    def test_lease_that_ended_early_counts_until_its_deletion(self):
         self.limit(**{HOURS: {'VCPU': '100'}})
         lease = self.running_lease(0, 40 * 3600, resources=SIZE)
         self.clock.advance(20 * 3600)
@@ -245,7 +245,7 @@ class TestHours(HoardingTestCase):
         self.allowed(start=0, end=january + 400 * 3600)
         self.refused(HOURS, r'2027-02', start=0, end=january + 401 * 3600)
 
-    def test_a_change_counts_with_what_it_adds(self):
+    def test_change_counts_only_added_hours(self):
         self.limit(**{HOURS: {'VCPU': '100'}})
         lease = self.have(0, 40 * 3600)
         self.allowed(end=50 * 3600, start=0, lease_id=lease['id'])
@@ -256,7 +256,7 @@ class TestHours(HoardingTestCase):
         self.limit(**{HOURS: {'VCPU': '10'}})
         self.allowed(end=39 * 3600, start=0, lease_id=lease['id'])
 
-    def test_leases_that_wait_for_capacity_count(self):
+    def test_hours_of_waiting_leases_count(self):
         self.limit(**{HOURS: {'VCPU': '100'}})
         self.have(0, 40 * 3600, count=32, project='other')
         new = self.new_lease(request=self.request(
@@ -267,7 +267,7 @@ class TestHours(HoardingTestCase):
         self.refused(HOURS, 100, 80, 22, start=0, end=11 * 3600)
         self.allowed(start=0, end=10 * 3600)
 
-    def test_those_that_are_changed_together_count_together(self):
+    def test_leases_changed_together_count_together(self):
         self.limit(**{HOURS: {'VCPU': '100'}})
         ids = [self.have(start * DAY, start * DAY + 10 * 3600)['id']
                for start in range(3)]
@@ -285,7 +285,7 @@ class TestHours(HoardingTestCase):
         self.assertIn('it has reserved 60, and this lease asks for 42 more',
                       str(error))
 
-    def test_many_months_are_one_statement(self):
+    def test_usage_of_many_months_needs_two_statements(self):
         """Part of them are sent while others of the project wait."""
         self.limit(**{HOURS: {'VCPU': '1500'}})
         self.have(50 * 30 * DAY, 52 * 30 * DAY)
@@ -300,14 +300,14 @@ class TestHours(HoardingTestCase):
                      lease_id=lease['id'])
         self.assertEqual(2, len(asked))
 
-    def test_occurrences_count_together(self):
+    def test_hours_of_occurrences_are_added_up(self):
         self.limit(**{HOURS: {'VCPU': '100'}})
         series = [self.asked(start * DAY, start * DAY + 20 * 3600)
                   for start in (1, 2, 3)]
         self.limits.check_all(series[:2])
         self.assertRaises(errors.LimitExceeded, self.limits.check_all, series)
 
-    def test_the_limit_of_the_cloud_takes_its_place(self):
+    def test_registered_limit_replaces_option_of_its_class(self):
         self.quota.limits = {'VCPU': 10}
         # If the operator has no limit, the cloud's is not requested.
         self.allowed(start=0, end=11 * 3600)
@@ -318,7 +318,7 @@ class TestHours(HoardingTestCase):
                            resources={'DISK_GB': 20})
         self.assertEqual(('project', {'VCPU', 'DISK_GB'}), self.quota.asked[0])
 
-    def test_what_is_no_number_is_refused_at_start(self):
+    def test_limit_that_is_no_number_is_a_configuration_error(self):
         error = self.assertRaises(errors.ConfigurationError, self.limit, **{
             HOURS: {'VCPU': 'many'}})
         self.assertIn("'many' of VCPU is not a number", str(error))
@@ -327,7 +327,7 @@ class TestHours(HoardingTestCase):
         self.assertIn(what, str(self.assertRaises(
             errors.LimitExceeded, self.limits.check, self.asked(**values))))
 
-    def test_two_that_ask_at_once_do_not_get_more_together(self):
+    def test_concurrent_requests_cannot_exceed_limit(self):
         self.limit(**{HOURS: {'VCPU': '100'}})
         granted = self.limits.check(self.asked(start=0, end=30 * 3600))
         with self.database.begin() as connection:
@@ -339,7 +339,7 @@ class TestHours(HoardingTestCase):
                               connection)
 
 
-class TestNear(HoardingTestCase):
+class TestWarnings(HoardingTestCase):
     """Notifications before a limit refuses."""
 
     def create(self, start, end, **wanted):
@@ -360,7 +360,7 @@ class TestNear(HoardingTestCase):
         self.assertEqual(bool(words), hoarding.is_near(event_type, lease))
         self.assertIn(words, lease['status_reason'])
 
-    def test_the_lease_says_so_that_reaches_a_share(self):
+    def test_lease_that_reaches_a_share_of_limit_has_a_condition(self):
         self.limit(**{HOURS: {'VCPU': '100'}})
         self.assert_near('', self.create(50, 50 + 38 * 3600))
         lease = self.create(50, 50 + 3 * 3600)
@@ -380,7 +380,7 @@ class TestNear(HoardingTestCase):
         self.assertFalse(hoarding.is_near('lease.update', renamed))
         self.assertFalse(hoarding.is_near('lease.event.start_lease', again))
 
-    def test_leases_that_wait_and_that_follow_each_other(self):
+    def test_warning_names_future_and_consecutive_leases(self):
         self.limit(**{FUTURE: 2, CHAIN: 2})
         self.assert_near('', self.create(50, 100))
         self.assert_near(
@@ -388,7 +388,7 @@ class TestNear(HoardingTestCase):
             f'at most 2 leases that follow each other ({CHAIN})',
             self.create(100, 150))
 
-    def test_others_at_the_same_moment_count(self):
+    def test_concurrently_created_leases_count_for_warning(self):
         self.limit(**{FUTURE: 2})
         granted = self.limits.check(self.asked())
         self.create(50, 100)
@@ -396,7 +396,7 @@ class TestNear(HoardingTestCase):
             self.new_lease(50, 100), granted=granted), None)
         self.assert_near('2 of at most 2', lease)
 
-    def test_the_operator_chooses_the_shares(self):
+    def test_warning_shares_are_configurable(self):
         self.limit(**{FUTURE: 2, 'warning_shares': [50]})
         self.assert_near('1 of at most 2', self.create(50, 100))
         self.limit(**{FUTURE: 4, 'warning_shares': []})
@@ -418,19 +418,19 @@ class TestQuota(base.TestCase):
             'nova.limit.utils.use_unified_limits', lambda: unified))
         return nova_quota.NovaQuota().hours('project', ['VCPU', 'HOST'])
 
-    def test_only_those_that_are_registered_limit(self):
+    def test_only_registered_limits_apply(self):
         self.useFixture(limit_fixture.LimitFixture(
             {'lease_hours:VCPU': 100, 'lease_hours:DISK_GB': 1, 'servers': 1},
             {'other': {'lease_hours:VCPU': 7}}))
         self.assertEqual({'VCPU': 100}, self.hours())
         self.assertEqual({}, self.hours(unified=False))
 
-    def test_those_of_the_project_come_first(self):
+    def test_project_limits_override_registered_limits(self):
         self.useFixture(limit_fixture.LimitFixture(
             {'lease_hours:VCPU': 100}, {'project': {'lease_hours:VCPU': 7}}))
         self.assertEqual({'VCPU': 7}, self.hours())
 
-    def test_without_keystone_it_says_so(self):
+    def test_unavailable_keystone_means_cloud_unavailable(self):
         def fail(*_args):
             raise ValueError('away')
 

@@ -41,10 +41,10 @@ class TestCommand(base.TestCase):
                 'reservation', 'lease', 'project', 'user', {}, {}), hosts,
             cloud_api.Deadline(clocks.SystemClock(), seconds))
 
-    def test_without_one_every_host_is_clean(self):
+    def test_every_host_is_clean_without_command(self):
         self.assertEqual({*HOSTS}, self.run_command(''))
 
-    def test_it_is_told_which_host(self):
+    def test_command_gets_host_reservation_and_project(self):
         self.assertEqual({*HOSTS}, self.run_for(
             f'echo "$#: $@" > {self.folder}/of-"$3"', words='--hard "a b"'))
         self.assertEqual({
@@ -53,21 +53,21 @@ class TestCommand(base.TestCase):
                 name: open(f'{self.folder}/of-{name}').read()
                 for name in HOSTS.values()})
 
-    def test_one_that_is_not_ready_keeps_no_other(self):
+    def test_host_that_is_not_ready_does_not_delay_others(self):
         self.assertEqual({'uuid-2'}, self.run_for(
             '[ "$1" = compute2 ] || exit 75'))
         self.assertIn('1 of 2 hosts of reservation reservation are clean now',
                       self.log.output)
         self.assertNotIn('failed', self.log.output)
 
-    def test_what_it_says_when_it_fails_is_logged(self):
+    def test_output_of_failed_command_is_logged(self):
         self.assertEqual(set(), self.run_for(
             'echo "no power in $1"; exit 3'))
         self.assertIn('Lease lease: cleaning_command failed for host compute1 '
                       '(3), and is retried: no power in '
                       'compute1', self.log.output)
 
-    def test_one_that_takes_too_long_is_killed_with_what_it_has_started(self):
+    def test_command_past_timeout_is_killed_with_its_children(self):
         self.assertEqual(set(), self.run_for(
             f'sleep 100 & echo $! > {self.folder}/child; wait',
             {'uuid-1': 'compute1'}, timeout=2))
@@ -75,12 +75,12 @@ class TestCommand(base.TestCase):
         self.wait_for(lambda: not _runs(child), 'its child to be killed')
         self.assertIn('failed for host compute1 (-9)', self.log.output)
 
-    def test_none_is_begun_too_late(self):
+    def test_no_command_is_started_after_deadline(self):
         self.assertEqual(set(), self.run_for(
             f'touch {self.folder}/begun', seconds=-1))
         self.assertFalse(os.path.exists(f'{self.folder}/begun'))
 
-    def test_one_that_cannot_be_killed_keeps_no_other(self):
+    def test_command_that_cannot_be_killed_does_not_delay_others(self):
         """It has changed its user, as children of sudo do."""
         killed = []
 
@@ -95,12 +95,12 @@ class TestCommand(base.TestCase):
         os.kill(killed[0], signal.SIGKILL)
         self.assertIn('failed for host compute1 (None)', self.log.output)
 
-    def test_one_that_nobody_can_read(self):
+    def test_command_that_cannot_be_parsed_is_a_configuration_error(self):
         exc = self.assertRaises(
             errors.ConfigurationError, self.run_command, 'clean "x')
         self.assertIn('cleaning_command cannot be read', str(exc))
 
-    def test_one_that_is_not_there(self):
+    def test_missing_command_is_logged(self):
         self.assertEqual(set(), self.run_command('/nowhere/command'))
         self.assertIn('cleaning_command cannot be run', self.log.output)
 

@@ -11,7 +11,7 @@ from blazar_nova.services import host_enrollment
 from tests.unit import base
 
 
-class TestPatience(base.TestCase):
+class TestWaitForServers(base.TestCase):
 
     def setUp(self):
         super().setUp()
@@ -23,7 +23,7 @@ class TestPatience(base.TestCase):
     def sleep(self, seconds):
         self.now += seconds
 
-    def test_it_is_from_the_first_look_on(self):
+    def test_timeout_counts_from_first_check(self):
         pause = host_enrollment.patient(2, self.said.append)
         # What comes before the first check may take long.
         self.now = 100
@@ -33,7 +33,7 @@ class TestPatience(base.TestCase):
         self.assertIn('2 servers', str(self.assertRaises(
             errors.Conflict, pause, ['one', 'two'])))
 
-    def test_it_says_what_it_waits_for_when_that_is_another(self):
+    def test_servers_are_printed_when_they_change(self):
         pause = host_enrollment.patient(60, self.said.append)
         for server_ids in (['one', 'two'], ['one', 'two'], ['two']):
             pause(server_ids)

@@ -62,7 +62,7 @@ def node(uuid, pools=(), page_sizes=(), used=0):
             'count': count} for count in pools]))
 
 
-class TestAsked(base.TestCase):
+class TestHostFilters(base.TestCase):
     """The filters that are called for a request."""
 
     def setUp(self):
@@ -90,7 +90,7 @@ class TestAsked(base.TestCase):
         return host_filters.notes(
             self.context, request, {one.uuid for one in nodes})
 
-    def test_by_its_extra_specs(self):
+    def test_filters_are_selected_by_extra_specs(self):
         for name, asked in (
                 ('capabilities:hypervisor_type', ENABLED[1:2]),
                 ('hypervisor_type', ENABLED[1:2]), ('hw:cpu_policy', []),
@@ -100,10 +100,10 @@ class TestAsked(base.TestCase):
             self.assertEqual(asked, host_filters.fixed(spec({name: '1'})))
         self.assertEqual([], host_filters.fixed(spec()))
 
-    def test_of_others_nothing_is_said(self):
+    def test_plain_request_has_no_notes(self):
         self.assertEqual(([], True), self.notes(spec(), node(uuids.one)))
 
-    def test_devices_are_said(self):
+    def test_notes_name_pci_devices_as_not_reserved(self):
         request = spec(pci_requests=gpus(2))
         said, has_some = self.notes(
             request, node(uuids.one), node(uuids.two, pools=[2]))
@@ -114,12 +114,12 @@ class TestAsked(base.TestCase):
         self.assertIn('now no host has it free', said[0])
         self.assertFalse(has_some)
 
-    def test_devices_in_placement_are_not(self):
+    def test_pci_devices_in_placement_have_no_notes(self):
         self.conf.config(group='filter_scheduler', pci_in_placement=True)
         self.assertEqual(([], True), self.notes(
             spec(pci_requests=gpus(1)), node(uuids.one)))
 
-    def test_pages_are_said(self):
+    def test_notes_name_page_sizes_as_not_reserved(self):
         request = spec(numa_topology=pages(1048576))
         for sizes, expected in (((4, 1048576), True), ((4,), False),
                                 ((), False)):
@@ -127,7 +127,7 @@ class TestAsked(base.TestCase):
                 request, node(uuids.one, page_sizes=sizes))
             self.assertEqual((1, expected), (len(said), has_some), sizes)
 
-    def test_pages_that_no_host_has_are_no_matter_of_what_is_free(self):
+    def test_hosts_without_page_size_are_refused_even_if_unused(self):
         request = spec(numa_topology=pages(1048576))
         self.assertEqual(['NUMATopologyFilter'], host_filters.fixed(request))
         self.nodes = [
@@ -144,7 +144,7 @@ class TestAsked(base.TestCase):
         self.assertEqual([], host_filters.fixed(spec(
             numa_topology=pages(4), pci_requests=gpus(1))))
 
-    def test_without_their_filter_hosts_are_not_judged(self):
+    def test_disabled_filters_refuse_no_hosts(self):
         self.conf.config(group='filter_scheduler',
                          enabled_filters=['ComputeFilter'])
         said, has_some = self.notes(

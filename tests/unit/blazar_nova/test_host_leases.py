@@ -68,7 +68,7 @@ class TestHostLeases(base.LeaseTestCase):
         (found,) = self.host_leases.complete(None, [lease or self.lease])
         return found
 
-    def test_its_hosts_and_the_servers_there(self):
+    def test_reservation_shows_its_hosts_and_their_servers(self):
         (reservation,) = self.complete()['reservations']
         self.assertEqual(['a', 'b'], reservation['servers'])
         self.assertEqual([
@@ -76,14 +76,14 @@ class TestHostLeases(base.LeaseTestCase):
             {'name': 'two', 'failed': False, 'servers': ['b']},
         ], reservation['hosts'])
 
-    def test_no_names_for_users_who_may_not_see_them(self):
+    def test_host_names_are_hidden_without_permission(self):
         self.allowed = False
         (reservation,) = self.complete()['reservations']
         self.assertEqual([(None, ['a']), (None, ['b'])], [
             (host['name'], host['servers'])
             for host in reservation['hosts']])
 
-    def test_before_its_start_it_has_no_servers(self):
+    def test_lease_shows_no_servers_before_its_start(self):
         params = {'min': 1, 'max': 1}
         later = self.reserve(200, 300, new_leases.NewReservation(
             self.machines.so_many(params), resource_type='machine',
@@ -94,7 +94,7 @@ class TestHostLeases(base.LeaseTestCase):
         self.assertEqual([], reservation['servers'])
         self.host_leases.check_deletion(later)
 
-    def test_what_nova_does_not_say_is_no_empty_list_without_a_word(self):
+    def test_unknown_servers_are_reported_as_warning(self):
         self.machines.servers = None
         lease = self.complete()
         self.assertEqual([host_leases._UNKNOWN], lease['warnings'])
@@ -102,12 +102,12 @@ class TestHostLeases(base.LeaseTestCase):
         self.assertRaises(errors.CloudUnavailable,
                           self.host_leases.check_deletion, self.lease)
 
-    def test_leases_of_servers_cost_nothing(self):
+    def test_lease_of_servers_is_returned_unchanged(self):
         lease = self.reserve(0, 100, self.places())
         self.machines.servers = None
         self.assertEqual(lease, self.complete(lease))
 
-    def test_servers_of_others_are_not_deleted_unasked(self):
+    def test_deletion_with_servers_of_other_projects_is_refused(self):
         refused = self.assertRaises(
             errors.Conflict, self.host_leases.check_deletion, self.lease)
         self.assertIn('1 server of 1 other project', str(refused))

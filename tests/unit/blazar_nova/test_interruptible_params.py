@@ -9,14 +9,14 @@ from tests.unit import base
 
 class TestActions(base.TestCase):
 
-    def test_an_operator_leaves_some(self):
+    def test_actions_must_include_shelve_or_delete(self):
         for actions in [], ['migrate']:
             self.assertIn('neither shelve nor delete', str(self.assertRaises(
                 errors.ConfigurationError, interruptible_params.check_actions,
                 actions)))
         interruptible_params.check_actions(['delete'])
 
-    def test_the_first_one_is_the_default(self):
+    def test_on_evict_defaults_to_first_action_except_migrate(self):
         self.assertEqual(('delete', 0, False), interruptible_params.of_hints(
             {'interruptible': 'True'}, ['migrate', 'delete', 'shelve']))
         self.assertRaises(

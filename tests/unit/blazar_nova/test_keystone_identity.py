@@ -26,7 +26,7 @@ class TestIdentity(test_user_credentials.CredentialsTestCase):
         for path in paths:
             self.web.get(f'{URL}/{path}', **(answer or {'json': {}}))
 
-    def test_who_is_not_found_does_not_exist(self):
+    def test_owners_that_keystone_does_not_find_are_absent(self):
         self.there('projects/gone', 'users/gone', **NOT_FOUND)
         self.assertEqual(
             (frozenset({'gone'}), frozenset({'gone'}), frozenset()),
@@ -38,12 +38,12 @@ class TestIdentity(test_user_credentials.CredentialsTestCase):
         self.assertEqual(frozenset(wrong),
                          self.identity.absent(wrong, []).projects)
 
-    def test_who_is_disabled_exists(self):
+    def test_disabled_project_is_not_absent(self):
         self.there('projects/one', json={'project': {'enabled': False}})
         self.assertEqual(frozenset(),
                          self.identity.absent(['one'], []).projects)
 
-    def test_each_is_asked_for_once_and_nothing_else(self):
+    def test_each_owner_is_requested_once(self):
         self.identity.absent(['project'], ['one'])
         self.assertEqual(
             ['users/nova', 'projects/project', 'projects/project',
@@ -52,13 +52,13 @@ class TestIdentity(test_user_credentials.CredentialsTestCase):
              for request in self.web.request_history
              if '/users/' in request.path or '/projects/' in request.path])
 
-    def test_who_may_not_be_seen_is_not_known(self):
+    def test_project_that_may_not_be_read_is_unknown(self):
         self.there('projects/other', status_code=403)
         self.assertEqual(
             (frozenset(), frozenset(), frozenset({'other'})),
             self.identity.absent(['project', 'other'], []))
 
-    def test_a_404_that_is_not_keystones_says_nothing(self):
+    def test_404_from_another_server_leaves_owner_unknown(self):
         for answer in ({'status_code': 404, 'text': '<html>'},
                        {'status_code': 404, 'json': ['no']},
                        {'status_code': 404}):
@@ -67,7 +67,7 @@ class TestIdentity(test_user_credentials.CredentialsTestCase):
                 (frozenset(), frozenset(), frozenset({'other'})),
                 self.identity.absent(['other'], []))
 
-    def test_who_does_not_see_itself_sees_nobody(self):
+    def test_service_user_must_be_able_to_read_itself(self):
         for path in 'users/nova', 'projects/project':
             for answer in NOT_FOUND, {'status_code': 403}:
                 self.there(path, **answer)
@@ -76,7 +76,7 @@ class TestIdentity(test_user_credentials.CredentialsTestCase):
                 self.assertIn('Give the user a role', said)
             self.there(path)
 
-    def test_a_keystone_that_fails_says_nothing(self):
+    def test_failing_keystone_means_cloud_unavailable(self):
         self.there('projects/one', status_code=500)
         self.assertRaises(errors.CloudUnavailable, self.identity.absent,
                           ['one'], [])
@@ -84,17 +84,17 @@ class TestIdentity(test_user_credentials.CredentialsTestCase):
         self.assertRaises(errors.CloudUnavailable, self.identity.absent,
                           ['one'], [])
 
-    def test_nor_does_one_that_does_not_let_us_in(self):
+    def test_failed_authentication_means_cloud_unavailable(self):
         self.refused['service'] = 401
         self.assertRaises(errors.CloudUnavailable, self.identity.absent,
                           ['one'], [])
 
-    def test_without_a_keystone_nobody_is_gone(self):
+    def test_missing_configuration_means_cloud_unavailable(self):
         nobody = keystone_identity.KeystoneIdentity(
             user_credentials.Credentials(self.conf('')))
         self.assertRaises(errors.CloudUnavailable, nobody.absent, ['x'], [])
 
-    def test_an_id_is_no_path(self):
+    def test_ids_are_quoted_in_url(self):
         self.there('projects/..%2Fusers%2Fone', **NOT_FOUND)
         self.assertEqual(
             frozenset({'../users/one'}),

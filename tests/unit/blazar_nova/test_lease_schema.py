@@ -44,7 +44,7 @@ class TestCreate(base.RefusalTestCase):
     def assert_create_refused(self, parts, **values):
         self.assert_refused(parts, lambda: self.create(**values))
 
-    def test_what_the_client_sends_is_understood(self):
+    def test_body_of_client_is_parsed(self):
         begin = base.NOW + HOUR
         self.assertEqual(lease_schema.CreateRequest(
             requests.LeaseRequest(
@@ -52,7 +52,7 @@ class TestCreate(base.RefusalTestCase):
                 'delete', False),
             (CREATE['reservations'][0],), None), self.create())
 
-    def test_all_but_the_end_may_be_left_out(self):
+    def test_only_end_date_is_required(self):
         for body in ({'end_date': '2027-01-15 10:00'},
                      {**dict.fromkeys(CREATE), 'offer_seconds': None,
                       'end_date': '2027-01-15 10:00'}):
@@ -62,14 +62,14 @@ class TestCreate(base.RefusalTestCase):
                     'delete', True), (), None),
                 lease_schema.create(body, NOW, DEFAULTS))
 
-    def test_it_lasts_so_long(self):
+    def test_duration_may_replace_end_date(self):
         lease = self.create(without=['end_date'], duration='1h30m').lease
         self.assertEqual(model.Window(
             base.NOW + HOUR, base.NOW + 2 * HOUR + HOUR // 2), lease.window)
         self.assert_create_refused(['"end_date" and "duration"'],
                                    duration='1h')
 
-    def test_a_series_by_its_duration_is_that_by_its_end(self):
+    def test_series_with_duration_equals_series_with_end_date(self):
         """Also over a change of daylight saving."""
         recurrence = {'rule': 'FREQ=DAILY;COUNT=4',
                       'timezone': 'Europe/Berlin'}
@@ -84,7 +84,7 @@ class TestCreate(base.RefusalTestCase):
             one.end - one.start for one in by_end.windows])
         self.assertEqual(1, len(by_end.shifted))
 
-    def test_the_operator_says_what_is_not_said(self):
+    def test_defaults_replace_missing_dates(self):
         defaults = hint_params.Defaults(
             start='2027-01-15 09:30', length=1, minutes_before_end=10)
         lease = self.create(defaults, without=['start_date']).lease
@@ -92,7 +92,7 @@ class TestCreate(base.RefusalTestCase):
             (base.NOW + HOUR + HOUR // 2, base.NOW + 2 * HOUR - 600),
             (lease.window.start, lease.before_end))
 
-    def test_a_start_that_is_nearly_now_is_now(self):
+    def test_start_in_last_minute_is_now(self):
         for start in ('now', '2027-01-15 08:00', '2027-01-15 08:00:20',
                       '2027-01-15 07:59:21', '2027-01-15 07:59',
                       '2027-01-15T08:00:00.000000'):
@@ -104,7 +104,7 @@ class TestCreate(base.RefusalTestCase):
         self.assertFalse(self.create(start_date='2027-01-15 08:00:21')
                          .lease.starts_now)
 
-    def test_a_window_that_cannot_be_is_refused(self):
+    def test_invalid_window_is_refused(self):
         self.assert_create_refused(
             'End date must be later than start date.',
             end_date='2027-01-15 09:00')
@@ -113,24 +113,24 @@ class TestCreate(base.RefusalTestCase):
         self.assert_create_refused(
             'soon is an invalid date', start_date='soon')
 
-    def test_a_missing_end_is_asked_for(self):
+    def test_missing_end_date_is_refused_with_example(self):
         for values in ({'without': ['end_date']}, {'end_date': None}):
             self.assert_create_refused(
                 'Missing parameter end_date. Write for example "end_date": '
                 '"2026-12-02 16:07".', **values)
 
-    def test_texts_are_texts(self):
+    def test_numbers_instead_of_strings_are_refused(self):
         for key in ('name', 'start_date', 'end_date', 'before_end_date'):
             self.assert_create_refused(
                 f'"{key}" is a number. Write a string, such as "{key}": "',
                 **{key: 5})
 
-    def test_a_key_that_is_not_known_is_refused(self):
+    def test_unknown_key_is_refused_with_suggestion(self):
         self.assert_create_refused(
             ('The key "end" is not known in the lease.',
              'Did you mean "end_date"?'), end='2027-01-15 10:00')
 
-    def test_what_becomes_of_its_servers(self):
+    def test_on_end_and_grace_period_are_validated(self):
         defaults = hint_params.Defaults(
             start='now', length=1, minutes_before_end=0,
             ends=('recycle', 'delete'), grace_period=60)
@@ -152,7 +152,7 @@ class TestCreate(base.RefusalTestCase):
             self.assert_create_refused(
                 'is an invalid duration', grace_period=value)
 
-    def test_names(self):
+    def test_names_are_normalized_and_validated(self):
         self.assertEqual('a b', self.create(name='  a b ').lease.name)
         self.assertIsNone(self.create(name=None).lease.name)
         self.assertIsNone(self.create(without=['name']).lease.name)
@@ -160,7 +160,7 @@ class TestCreate(base.RefusalTestCase):
         self.assert_create_refused('control characters', name='a\nb')
         self.assert_create_refused('Write 1 to 255', name='x' * 256)
 
-    def test_a_date_before_the_end_is_within_the_lease(self):
+    def test_before_end_date_must_be_within_lease(self):
         for date, seconds in (('2027-01-15 09:00', 0),
                               ('2027-01-15 09:50', 3000),
                               ('2027-01-15 10:00', HOUR)):
@@ -170,7 +170,7 @@ class TestCreate(base.RefusalTestCase):
             self.assert_create_refused(
                 'is not within the lease', before_end_date=date)
 
-    def test_events_of_the_users_own(self):
+    def test_user_events_are_validated(self):
         event = {'event_type': 'remind', 'event_date': '2027-01-15 09:30'}
         self.assertEqual(
             (requests.EventRequest('remind', base.NOW + 3 * HOUR // 2),),
@@ -187,7 +187,7 @@ class TestCreate(base.RefusalTestCase):
                 ([event] * 101, 'has 101 entries')):
             self.assert_create_refused(part, events=events)
 
-    def test_what_is_done_at_events(self):
+    def test_event_actions_are_validated(self):
         defaults = dataclasses.replace(DEFAULTS, ends=('delete', 'snapshot'))
         event = {'event_type': 'remind', 'event_date': '2027-01-15 09:30',
                  'action': 'snapshot'}
@@ -203,7 +203,7 @@ class TestCreate(base.RefusalTestCase):
         self.assert_create_refused('"snapshot" is not available.',
                                    events=[event])
 
-    def test_reservations_stay_as_they_were_written_but_for_nulls(self):
+    def test_reservations_are_kept_without_null_values(self):
         one, two = {'resource_type': 'a', 'amount': '2', 'b': None}, {'c': [5]}
         self.assertEqual(
             ({'resource_type': 'a', 'amount': '2'}, {'c': [5]}),
@@ -212,7 +212,7 @@ class TestCreate(base.RefusalTestCase):
         self.assertEqual(20, len(self.create(
             reservations=[one] * 20).reservations))
 
-    def test_reservations_are_a_list_of_objects(self):
+    def test_reservations_must_be_a_list_of_objects(self):
         for reservations in ({}, 'virtual:instance', 5, [{}] * 21):
             self.assert_create_refused(
                 '"reservations" must be a list of at most 20 objects, such '
@@ -224,7 +224,7 @@ class TestCreate(base.RefusalTestCase):
         self.assert_create_refused(
             'An entry of "reservations" is null.', reservations=[None])
 
-    def test_a_lease_is_for_so_many_servers_in_all(self):
+    def test_total_amount_of_reservations_is_limited(self):
         lease_schema.check_total([1000], 1000)
         lease_schema.check_total([500, 500], 1000)
         # A lease that was larger before may shrink.
@@ -236,7 +236,7 @@ class TestCreate(base.RefusalTestCase):
                 f'{sum(amounts)}. Write amounts of at most 1000 in all',
                 lease_schema.check_total, amounts, 1000, before)
 
-    def test_the_bound_is_over_all_occurrences(self):
+    def test_total_amount_counts_all_occurrences(self):
         lease_schema.check_total([4, 6], 1000, times=100)
         # A lease that was larger before may shrink.
         lease_schema.check_total([900], 1000, before=1000, others=99_000)
@@ -248,7 +248,7 @@ class TestCreate(base.RefusalTestCase):
             self.assert_refused(
                 part, lambda: lease_schema.check_total([10], 1000, **more))
 
-    def test_an_offer_stands_for_so_many_seconds(self):
+    def test_offer_seconds_are_limited(self):
         for value in (60, '60', 86400):
             self.assertEqual(int(value), self.create(
                 offer_seconds=value).offer_seconds)
@@ -256,7 +256,7 @@ class TestCreate(base.RefusalTestCase):
             self.assert_create_refused(
                 '"offer_seconds" is', offer_seconds=value)
 
-    def test_the_body_is_an_object(self):
+    def test_body_must_be_an_object(self):
         for body in (None, [], 'x', 5):
             self.assert_refused(
                 'The body of the request is', lease_schema.create, body, NOW,
@@ -271,7 +271,7 @@ class TestChange(base.RefusalTestCase):
              'before_end_date': None, 'on_end': 'delete', 'grace_period': 0,
              'reservations': []}
 
-    def test_one_that_was_too_short_is_near_its_end_when_it_is_prolonged(
+    def test_extending_a_short_lease_sets_before_end(
             self):
         defaults = dataclasses.replace(DEFAULTS, minutes_before_end=60)
         for before_end, expected in (
@@ -290,7 +290,7 @@ class TestChange(base.RefusalTestCase):
                  'end_date': '2027-01-15 12:00'}, NOW, lease,
                 defaults).change.before_end)
 
-    def test_what_was_seen_of_its_hosts(self):
+    def test_resources_changed_can_be_acknowledged(self):
         self.assertEqual((False, True), (
             self.change(name='new').change.seen,
             self.change(resources_changed=False).change.seen))
@@ -304,7 +304,7 @@ class TestChange(base.RefusalTestCase):
             values, now, lease or self.lease, dataclasses.replace(
                 DEFAULTS, ends=('recycle', 'delete')))
 
-    def test_what_is_left_out_or_null_stays(self):
+    def test_missing_and_null_values_change_nothing(self):
         for values in ({}, dict.fromkeys((
                 'name', 'start_date', 'end_date', 'before_end_date',
                 'reservations', 'events', 'on_end', 'grace_period'))):
@@ -312,7 +312,7 @@ class TestChange(base.RefusalTestCase):
                 lease_schema.ChangeRequest(updates.LeaseChange(), ()),
                 self.change(**values))
 
-    def test_each_thing_may_be_changed(self):
+    def test_each_field_may_be_changed(self):
         change = self.change(
             name=' new ', start_date='2027-01-15 09:01',
             end_date='2027-01-15 11:00', before_end_date='2027-01-15 10:30',
@@ -330,7 +330,7 @@ class TestChange(base.RefusalTestCase):
                 on_end='recycle', grace_period=HOUR),
             ({'id': 'one', 'amount': '3'},)), change)
 
-    def test_what_becomes_of_servers_may_be_what_is_not_offered_any_more(self):
+    def test_current_on_end_is_accepted_even_if_unavailable(self):
         """Sending back the current value is no change."""
         lease = {**self.lease, 'on_end': 'keep'}
         self.assertIsNone(
@@ -338,18 +338,18 @@ class TestChange(base.RefusalTestCase):
         self.assert_refused('"on_end": "keep" is not available.',
                             lambda: self.change(on_end='keep'))
 
-    def test_what_is_done_before_the_end_may_be_changed(self):
+    def test_before_end_action_may_be_changed(self):
         self.assertIsNone(self.change().change.before_end_action)
         self.assertEqual('notify', self.change(
             before_end_action='notify').change.before_end_action)
         self.assert_refused('"snapshot" is not available.', lambda:
                             self.change(before_end_action='snapshot'))
 
-    def test_no_events_are_other_than_none_said(self):
+    def test_empty_events_differ_from_missing_events(self):
         self.assertEqual((), self.change(events=[]).change.events)
         self.assertIsNone(self.change().change.events)
 
-    def test_the_minute_at_which_it_ends_anyway_changes_nothing(self):
+    def test_current_date_without_seconds_changes_nothing(self):
         """Clients show and send minutes only."""
         for date in ('2027-01-15 10:00', '2027-01-15 10:00:30',
                      '2027-01-15T10:00:30.000000'):
@@ -357,7 +357,7 @@ class TestChange(base.RefusalTestCase):
         self.assertIsNone(
             self.change(start_date='2027-01-15 09:00').change.start)
 
-    def test_the_end_may_be_said_in_the_words_of_the_hint(self):
+    def test_end_may_be_given_as_in_lease_params(self):
         start = self.lease['start_date']
         for values, end in (
                 ({'duration': '2d'}, start + 48 * HOUR),
@@ -382,7 +382,7 @@ class TestChange(base.RefusalTestCase):
                 ({'duration': '9999999999w'}, 'would not end before')):
             self.assert_refused(part, lambda: self.change(**values))
 
-    def test_a_date_with_seconds_is_meant(self):
+    def test_end_date_with_seconds_is_exact(self):
         for date, seconds in (('2027-01-15 10:00:00', 0),
                               ('2027-01-15 10:00:31', 31),
                               ('2027-01-15T10:00:59.000000', 59),
@@ -390,13 +390,13 @@ class TestChange(base.RefusalTestCase):
             self.assertEqual(base.NOW + 2 * HOUR + seconds, self.change(
                 end_date=date).change.end, date)
 
-    def test_now_is_meant_within_the_last_minute_too(self):
+    def test_now_ends_lease_within_its_last_minute(self):
         now = base.NOW + 2 * HOUR + 10
         self.assertEqual(now, self.change(now, end_date='now').change.end)
         self.assertIsNone(self.change(
             now, end_date='2027-01-15 10:00').change.end)
 
-    def test_a_date_before_the_end_that_there_was_none_of_is_new(self):
+    def test_before_end_date_changes_only_if_it_differs(self):
         date = '2027-01-15 09:50'
         time = base.NOW + HOUR + 3000
         self.assertEqual(time, self.change(
@@ -405,7 +405,7 @@ class TestChange(base.RefusalTestCase):
         self.assertIsNone(self.change(
             lease=lease, before_end_date=date).change.before_end)
 
-    def test_one_that_is_to_stay_while_the_end_moves_is_said(self):
+    def test_current_before_end_date_is_kept_when_end_changes(self):
         """Otherwise it would move with the end."""
         time = base.NOW + HOUR + 3000
         lease = {**self.lease, 'before_end_date': time}
@@ -413,7 +413,7 @@ class TestChange(base.RefusalTestCase):
             lease=lease, before_end_date='2027-01-15 09:50',
             end_date='2027-01-15 12:00').change.before_end)
 
-    def test_what_cannot_be_is_refused(self):
+    def test_invalid_changes_are_refused(self):
         for part, values in (
                 ('The key "offer_seconds" is not known in a change of a '
                  'lease.', {'offer_seconds': 60}),
@@ -437,23 +437,23 @@ class TestQuery(base.RefusalTestCase):
     def query(self, **values):
         return lease_schema.query(values, NOW, 0)
 
-    def test_what_has_just_ended_is_listed(self):
+    def test_recently_ended_leases_are_listed_by_default(self):
         for values, ended_after in (({}, NOW - 60), ({'ended': 'false'}, None),
                                     ({'ended': 'true'}, None)):
             self.assertEqual(ended_after, lease_schema.query(
                 values, NOW, 60)[0].ended_after)
 
-    def test_nothing_said_is_a_page_of_what_is_not_over(self):
+    def test_default_query_lists_leases_that_have_not_ended(self):
         self.assertEqual((views.Query(
             ended=False, limit=10000, paged=False), None), self.query())
 
-    def test_what_is_over_is_asked_for(self):
+    def test_ended_must_be_a_boolean(self):
         for text, ended in (('true', True), ('1', True), ('False', False)):
             self.assertEqual(ended, self.query(ended=text)[0].ended)
         self.assert_refused('"ended" is yes. Write true or false.',
                             lambda: self.query(ended='yes'))
 
-    def test_each_filter(self):
+    def test_all_filters_are_parsed(self):
         self.assertEqual((views.Query(
             project_id='p', name='lease1', status='ACTIVE',
             resource_type='virtual:instance', start=base.NOW + HOUR,
@@ -465,7 +465,7 @@ class TestQuery(base.RefusalTestCase):
                 sort='created_at:desc, name:asc', marker='m', limit='10',
                 fields='id, name'))
 
-    def test_each_key_may_be_sorted_by(self):
+    def test_sort_accepts_each_key_and_direction(self):
         for key in ('start_date', 'end_date', 'created_at', 'updated_at',
                     'name', 'status', 'id'):
             for text, descending in ((key, False), (key + ':asc', False),
@@ -473,7 +473,7 @@ class TestQuery(base.RefusalTestCase):
                 self.assertEqual(((key, descending),),
                                  self.query(sort=text)[0].sort)
 
-    def test_what_cannot_be_is_refused(self):
+    def test_invalid_queries_are_refused(self):
         for part, values in (
                 ('"size" cannot be sorted by. Write one or more of '
                  'start_date, end_date,', {'sort': 'size'}),
@@ -493,7 +493,7 @@ class TestQuery(base.RefusalTestCase):
             self.assert_refused(part, lambda: self.query(**values))
 
 
-class TestAnything(base.RefusalTestCase):
+class TestAnyBody(base.RefusalTestCase):
     """Any body is accepted or refused with a message."""
 
     values = st.recursive(
@@ -519,7 +519,7 @@ class TestAnything(base.RefusalTestCase):
                 check))()
         return outcomes
 
-    def test_a_body_that_makes_or_changes_a_lease(self):
+    def test_any_create_or_change_body_is_parsed_or_refused(self):
         keys = (*CREATE, 'offer_seconds')
         self.check_all(keys, lambda body: lease_schema.create(
             {**body, 'end_date': '2027-01-15 10:00'} if isinstance(

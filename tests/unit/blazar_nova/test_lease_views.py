@@ -20,7 +20,7 @@ from tests.unit import base
 NOW = base.NOW
 
 
-class TestAnswers(base.LeaseTestCase):
+class TestLeaseViews(base.LeaseTestCase):
     """Leases of the core in the form of the API."""
 
     scenarios = [('sqlite', {'kind': 'sqlite'})]
@@ -36,13 +36,13 @@ class TestAnswers(base.LeaseTestCase):
             'blazar_nova.compat.blazar_freepool._number',
             types.SimpleNamespace(get=lambda: None)))
 
-    def test_its_fields_are_those_that_may_be_asked_for(self):
+    def test_lease_has_exactly_the_selectable_fields(self):
         said = self.answers.lease(self.lease(50, 100))
         self.assertEqual(list(lease_views.FIELDS), list(said))
         # The trust is secret.
         self.assertIsNone(said['trust_id'])
 
-    def test_times_are_text(self):
+    def test_times_are_iso_strings(self):
         described = self.reserve(50, 100, request=self.request(
             50, 100, before_end=NOW + 90))
         said = self.answers.lease(described)
@@ -74,7 +74,7 @@ class TestAnswers(base.LeaseTestCase):
             'server_group_id': None, 'aggregate_id': None, **times,
         }, reservation)
 
-    def test_servers_together_or_apart_have_a_group(self):
+    def test_reservation_with_affinity_has_a_server_group(self):
         for affinity in (True, False):
             reservation, = self.answers.lease(self.reserve(
                 50, 100, self.places(affinity=affinity)))['reservations']
@@ -82,14 +82,14 @@ class TestAnswers(base.LeaseTestCase):
                 (affinity, reservation['id']),
                 (reservation['affinity'], reservation['server_group_id']))
 
-    def test_that_of_a_boot_has_its_servers_and_no_flavor(self):
+    def test_reservation_of_boot_has_servers_and_no_flavor(self):
         described = self.lease(50, 100, count=3)
         reservation, = self.answers.lease(described)['reservations']
         self.assertEqual(base.servers_of(described), reservation['servers'])
         self.assertFalse({'flavor_id', 'server_group_id', 'affinity',
                           'params'} & reservation.keys())
 
-    def test_what_is_not_installed_any_more_is_shown(self):
+    def test_reservation_of_uninstalled_type_is_shown(self):
         lease = self.reserve(50, 100, self.places(2, 3))
         reservation, = lease_views.LeaseViews(resource_types.ResourceTypes(
             {}, base.FakeType())).lease(lease)['reservations']
@@ -98,7 +98,7 @@ class TestAnswers(base.LeaseTestCase):
                 reservation['vcpus'], reservation['amount'],
                 reservation['id']))
 
-    def test_a_notification_tells_of_a_lease(self):
+    def test_notification_payload_has_fields_of_lease(self):
         lease = views.get(self.database, self.reserve(50, 100)['id'])
         told, said = self.answers.payload(lease), self.answers.lease(lease)
         self.assertEqual(('1.8', lease['id'], lease['id']), (
@@ -151,7 +151,7 @@ _BLAZAR = {
 }
 
 
-class TestBlazarsSamples(base.LeaseTestCase):
+class TestBlazarFormat(base.LeaseTestCase):
     """Each key of an answer of Blazar, with a value of its form."""
 
     scenarios = [('sqlite', {'kind': 'sqlite'})]
@@ -196,7 +196,7 @@ class TestBlazarsSamples(base.LeaseTestCase):
             'events': [{**ids, 'event_type': 'start_lease', 'time': NOW,
                         'status': 'UNDONE', 'action': None, **made}]}
 
-    def test_leases_and_their_reservations(self):
+    def test_leases_and_reservations_have_format_of_blazar(self):
         flavor = {'vcpus': 2, 'memory_mb': 1024, 'root_gb': 10,
                   'ephemeral_gb': 5, 'swap': 0, 'extra_specs': {'a': 'b'}}
         for name, asked in (
@@ -218,7 +218,7 @@ class TestBlazarsSamples(base.LeaseTestCase):
                     11 if status != 'deleted' and name != 'physical:host'
                     else None, reservation.get('aggregate_id'))
 
-    def test_a_reservation_of_a_flavor_says_what_that_is(self):
+    def test_flavor_reservation_shows_details_of_flavor(self):
         flavor = {'vcpus': 2, 'memory_mb': 1024, 'root_gb': 10,
                   'ephemeral_gb': 5, 'swap': 0, 'extra_specs': {'a': 'b'}}
         kind = self.types.named['flavor:instance']
@@ -238,7 +238,7 @@ class TestBlazarsSamples(base.LeaseTestCase):
         ))['reservations']
         self.assertEqual(wanted, reservation['resource_properties'])
 
-    def test_a_host(self):
+    def test_host_has_format_of_blazar(self):
         self.host('one', VCPU=20)
         with self.database.writer() as session:
             host, = session.query(models.Host).all()

@@ -67,7 +67,7 @@ class ManageTest(base.TestCase):
         self.url = f'sqlite:///{self.folder}/books.sqlite'
         self.keys = [encryption.new_key()]
 
-    def test_a_reader_that_wants_no_more(self):
+    def test_closed_stdout_ends_command_without_message(self):
         """As ``head`` does."""
         reading, writing = os.pipe()
         os.close(reading)
@@ -78,7 +78,7 @@ class ManageTest(base.TestCase):
                 stdout=closed, stderr=subprocess.PIPE, text=True)
         self.assertEqual((141, ''), (done.returncode, done.stderr))
 
-    def test_the_configuration_before_the_noun_or_at_the_end(self):
+    def test_config_file_may_precede_or_follow_the_command(self):
         path = self.configure()
         words, files = ('db', 'version'), ('--config-file', path)
         for typed in ((*files, *words), (*words, *files),
@@ -130,7 +130,7 @@ class ManageTest(base.TestCase):
                         model.Demand({'VCPU': 1}), ('server-1',)),)),
                 encryption.Encryption(self.keys).encrypt('the call'))
 
-    def test_the_schema_is_made_once_and_its_version_told(self):
+    def test_db_sync_is_idempotent_and_prints_version(self):
         self.assertEqual((0, 'none\n'), self.manage('db', 'version'))
         for _time in range(2):
             code, text = self.manage('db', 'sync')
@@ -139,7 +139,7 @@ class ManageTest(base.TestCase):
         self.assertEqual((0, migration.head() + '\n'),
                          self.manage('db', 'version'))
 
-    def test_a_fresh_key_is_one_and_never_the_same(self):
+    def test_key_create_prints_a_new_fernet_key_each_time(self):
         code, key = self.manage('key', 'create')
         self.assertEqual(0, code)
         fernet.Fernet(key.strip())
@@ -160,7 +160,7 @@ class ManageTest(base.TestCase):
         self.assertEqual('the call', encryption.Encryption(
             self.keys[:1]).decrypt(encrypted))
 
-    def test_a_rotation_without_the_old_key_says_so_and_loses_nothing(self):
+    def test_rotation_without_old_key_fails_and_loses_nothing(self):
         self.manage('db', 'sync')
         database = self.database()
         lease = self.hold(database)
@@ -174,7 +174,7 @@ class ManageTest(base.TestCase):
         self.assertEqual(
             'the call', encryption.Encryption(old).decrypt(encrypted))
 
-    def test_each_listing_is_json_for_scripts(self):
+    def test_listings_can_be_printed_as_json(self):
         self.manage('db', 'sync')
         lease = self.hold(self.database())
         (listed,) = self.json('lease', 'list')
@@ -224,7 +224,7 @@ class ManageTest(base.TestCase):
             self.assertEqual(found, [one['id'] for one in self.json(
                 'lease', 'list', '--host', host)])
 
-    def test_leases_that_are_over_are_listed_if_that_is_asked_for(self):
+    def test_ended_leases_are_listed_only_if_requested(self):
         self.manage('db', 'sync')
         lease = self.hold(self.database())
         with self.database().writer() as session:
@@ -234,7 +234,7 @@ class ManageTest(base.TestCase):
         self.assertEqual([lease['id']], [
             one['id'] for one in self.json('lease', 'list', '--ended')])
 
-    def test_usage_is_a_table_for_spreadsheets(self):
+    def test_usage_is_printed_as_csv_json_and_table(self):
         self.manage('db', 'sync')
         database = self.database()
         self.hold(database)
@@ -255,7 +255,7 @@ class ManageTest(base.TestCase):
             row['planned'], row['reserved'], row['used']))
         self.assertIn('| Reserved |', self.manage('usage', *words)[1])
 
-    def test_usage_has_costs_by_the_rates(self):
+    def test_usage_has_costs_by_rates_file(self):
         self.manage('db', 'sync')
         self.hold(self.database())
         words = ('usage', '--start', '2027-01-15T08:00Z', '--end',
@@ -278,7 +278,7 @@ class ManageTest(base.TestCase):
             "2.000000,EUR,'=7"]), (
                 (found := self.manage(*words))[0], found[1].splitlines()))
 
-    def test_output_that_ends_in_the_middle_says_so(self):
+    def test_interrupted_output_is_reported_as_incomplete(self):
         self.manage('db', 'sync')
         with self.database().writer() as session:
             for project in ('a', 'b'):
@@ -306,7 +306,7 @@ class ManageTest(base.TestCase):
         self.assertEqual((1, 3), (code, len(text.splitlines())))
         self.assertIn('The output is incomplete', text.splitlines()[2])
 
-    def test_the_forecast(self):
+    def test_forecast_of_days_refused_demands_and_hosts(self):
         self.manage('db', 'sync')
         database = self.database()
         self.hold(database)
@@ -337,7 +337,7 @@ class ManageTest(base.TestCase):
             self.json('forecast', '--hosts', '2'))
         self.assertIn('| Least free |', self.manage('forecast')[1])
 
-    def test_numbers_of_a_forecast_are_bounded(self):
+    def test_numbers_of_forecast_are_validated(self):
         for words, wanted in (
                 (('--days', '0'), '--days: write a number from 1 to 366\n'),
                 (('--days', '367'), '--days: write a number from 1 to 366\n'),
@@ -351,7 +351,7 @@ class ManageTest(base.TestCase):
                     SystemExit, manage.main, ['forecast', *words]).code)
             self.assertIn(wanted, error.getvalue())
 
-    def test_usage_that_cannot_be_shown_is_a_sentence(self):
+    def test_invalid_usage_query_is_reported(self):
         self.manage('db', 'sync')
         code, text = self.manage('usage', '--group-by', 'week')
         self.assertEqual((1, True), (
@@ -363,7 +363,7 @@ class ManageTest(base.TestCase):
                                lambda: driven.ManualClock(self.now)):
             return self.manage('db', 'purge', *words)
 
-    def test_leases_that_were_over_are_purged_and_it_is_said_since_when(self):
+    def test_purge_deletes_ended_leases_and_listing_names_its_date(self):
         self.manage('db', 'sync')
         with self.database().writer() as session:
             session.add_all(models.Lease(
@@ -390,7 +390,7 @@ class ManageTest(base.TestCase):
         self.assertIn(f'ended before {before} UTC were purged', text)
         self.assertNotIn('purged', self.manage('lease', 'list')[1])
 
-    def test_a_date_that_no_purge_takes_is_a_sentence(self):
+    def test_invalid_purge_date_is_reported(self):
         for date, said in (
                 ('2028-01-01 00:00', '--before is in the future.'),
                 ('2027-01-15 07:00', 'at least 24 hours'),
@@ -399,7 +399,7 @@ class ManageTest(base.TestCase):
                 (one := self.purge('--before', date))[0], said in one[1]),
                 date)
 
-    def test_what_has_failed_is_listed(self):
+    def test_health_lists_failed_hosts_and_degraded_leases(self):
         self.manage('db', 'sync')
         database = self.database()
         code, text = self.manage('health')
@@ -434,7 +434,7 @@ class ManageTest(base.TestCase):
         self.assertEqual((1, 1), tuple(self.counts(self.json('health')).get(
             name) for name in ('events_late', 'hosts_coming_back')))
 
-    def test_health_says_what_is_retried(self):
+    def test_health_counts_deferred_events(self):
         self.manage('db', 'sync')
         database = self.database()
         with database.writer() as session:
@@ -454,7 +454,7 @@ class ManageTest(base.TestCase):
                 name: number for name, number in found.items()
                 if name.startswith('events')})
 
-    def test_health_says_how_wrong_the_clock_is(self):
+    def test_health_reports_clock_skew(self):
         self.url = self.useFixture(databases.Books('mariadb')).url
         self.assertNotIn('clock_skew', self.counts(self.json('health')))
         now = clocks.SystemClock.now
@@ -464,7 +464,7 @@ class ManageTest(base.TestCase):
                 found = self.counts(self.json('health'))['clock_skew']
             self.assertAlmostEqual(skew, found, delta=1)
 
-    def test_what_was_announced_is_listed(self):
+    def test_announced_servers_are_listed(self):
         self.manage('db', 'sync')
         database, clock = self.database(), driven.ManualClock(NOW)
         cloud = base.FakeCloud()
@@ -521,13 +521,13 @@ class ManageTest(base.TestCase):
         self.assertEqual((0, [(lease['id'], 'project')]), (code, deleted))
         self.assertIn(f'Ended: {lease["id"]}.', text)
 
-    def test_a_keystone_that_does_not_answer_is_a_sentence(self):
+    def test_unavailable_keystone_is_reported(self):
         self.manage('db', 'sync')
         self.hold(self.database())
         code, text, _deleted = self.orphans(gone=None)
         self.assertEqual((1, 'It is away.\n'), (code, text))
 
-    def test_what_is_under_way_is_said_to_who_looks_on_or_asked_for_it(self):
+    def test_progress_is_printed_on_terminal_or_with_verbose(self):
         for error, verbose, expected in (
                 (Terminal(), False, 'Loading ...\n'),
                 (io.StringIO(), True, 'Loading ...\n'),
@@ -537,7 +537,7 @@ class ManageTest(base.TestCase):
                             'Loading ...')
             self.assertEqual(expected, error.getvalue())
 
-    def test_what_is_wrong_is_a_sentence_and_a_code(self):
+    def test_configuration_error_is_reported_with_exit_code(self):
         self.url = ''
         code, text = self.manage('db', 'sync')
         self.assertEqual(1, code)
@@ -551,7 +551,7 @@ class ManageTest(base.TestCase):
                 self.assertEqual(1, code)
                 self.assertIn(word.partition('=')[0], text)
 
-    def test_servers_that_are_reassigned_are_a_row_for_each_lease(self):
+    def test_reassigned_servers_are_one_row_for_each_lease(self):
         one = maintenance.Promised('lease', 'fill', 'project', 'user', NOW,
                                    NOW + 60, 'server', '')
         rows = [one._replace(server_id=f'server{number}')

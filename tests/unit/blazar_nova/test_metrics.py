@@ -85,7 +85,7 @@ class MetricsTestCase(base.LeaseTestCase):
 
 class TestMetrics(MetricsTestCase):
 
-    def test_values_of_the_cloud_come_from_one_of_three_listeners(self):
+    def test_cloud_metrics_come_from_only_one_listener(self):
         self.running_lease(0, 4000, count=2)
         self.lease(3000, 9000, resources={'VCPU': 5})
         self.refresh()
@@ -111,7 +111,7 @@ class TestMetrics(MetricsTestCase):
             value for key, value in found.items()
             if key[0] == 'blazar_capacity_used'))
 
-    def test_servers_past_their_end_use_what_is_not_reserved(self):
+    def test_servers_past_their_end_count_as_used_not_reserved(self):
         """As in usage records."""
         self.books.conf.set_override('metrics_by_project', True, 'blazar')
         self.running_lease(0, 100, count=2)
@@ -127,7 +127,7 @@ class TestMetrics(MetricsTestCase):
                 for prefix in ('', 'project_')
                 for kind in ('reserved', 'used')])
 
-    def test_what_interruptible_servers_use_is_told_apart(self):
+    def test_usage_of_interruptible_servers_has_its_own_metric(self):
         with self.database.begin() as connection:
             connection.execute(sa.update(models.Host).where(
                 models.Host.name == 'one').values(interruptible={
@@ -137,7 +137,7 @@ class TestMetrics(MetricsTestCase):
             value for key, value in self.values().items() if key[:2] == (
                 'blazar_capacity_interruptible', ('resource_class', 'VCPU'))))
 
-    def test_another_listener_is_the_leader_when_one_has_gone(self):
+    def test_another_listener_becomes_leader_of_metrics(self):
         self.refresh()
         first, second, _third = self.listeners
         self.assertEqual(1, self.values(first)['blazar_metrics_leader',])
@@ -153,7 +153,7 @@ class TestMetrics(MetricsTestCase):
         first.refresh()
         self.assertEqual(1, self.values(first)['blazar_metrics_leader',])
 
-    def test_what_all_processes_have_counted_is_added_up(self):
+    def test_counters_of_all_processes_are_added_up(self):
         others = [self.books.connect() for _process in range(2)]
         for database in others:
             for _time in range(3):
@@ -165,7 +165,7 @@ class TestMetrics(MetricsTestCase):
         self.assertEqual(7, self.values()[
             'blazar_refusals_total', ('reason', 'limit')])
 
-    def test_what_could_not_be_written_is_written_later(self):
+    def test_counters_that_could_not_be_written_are_written_later(self):
         counter = self.database.counters
         counter.add('blazar_refusals', reason='limit')
         with mock.patch.object(
@@ -179,7 +179,7 @@ class TestMetrics(MetricsTestCase):
                 'blazar_refusals', {'reason': 'limit'}, 1)],
                 counters.read(connection, 'blazar_'))
 
-    def test_counts_are_written_every_ten_seconds_by_another_thread(self):
+    def test_counters_are_written_every_ten_seconds_in_own_thread(self):
         counter, statements = self.database.counters, []
 
         class Clock(driven.ManualClock):
@@ -211,7 +211,7 @@ class TestMetrics(MetricsTestCase):
             self.assertEqual([150], [one.value for one in counters.read(
                 connection, 'blazar_refusals')])
 
-    def test_how_events_went_and_how_late_they_were(self):
+    def test_results_and_lateness_of_events_are_measured(self):
         self.lease(100, 200)
         self.clock.advance(107)
         self.carry_out()
@@ -236,10 +236,10 @@ class TestHealth(MetricsTestCase):
         self.assertEqual('application/json', kind)
         return code, json.loads(body)['problems']
 
-    def test_it_is_well(self):
+    def test_healthy_listener_has_no_problems(self):
         self.assertEqual((200, []), self.health())
 
-    def test_a_loop_that_stands_still(self):
+    def test_stalled_loop_is_a_problem(self):
         look = self.listeners[0].watched('admission', 5, lambda: None)
         self.clock.advance(60)
         self.assertEqual((200, []), self.health())
@@ -249,14 +249,14 @@ class TestHealth(MetricsTestCase):
         look()
         self.assertEqual((200, []), self.health())
 
-    def test_a_thread_that_has_ended(self):
+    def test_ended_thread_is_a_problem(self):
         self.ending.set()
         (thread,) = self.listeners[0]._threads
         thread.join(20)
         self.assertEqual((503, [f'The thread {thread.name} has ended.']),
                          self.health())
 
-    def test_a_database_that_does_not_answer(self):
+    def test_unavailable_database_is_a_problem(self):
         with contextlib.suppress(errors.DatabaseUnavailable):
             with mock.patch.object(self.database.status, '_probe',
                                    side_effect=OSError):
@@ -267,7 +267,7 @@ class TestHealth(MetricsTestCase):
         self.assertEqual(0, self.values(self.listeners[0])[
             'blazar_database_up',])
 
-    def test_they_are_served(self):
+    def test_metrics_and_healthcheck_are_served(self):
         self.refresh()
         port = self.listeners[0].serve('127.0.0.1', 0)
         self.addCleanup(self.listeners[0].stop)
@@ -301,17 +301,17 @@ class TestProjects(MetricsTestCase):
                  key[1][1]): value for key, value in self.values().items()
                 if key[0].startswith('blazar_project')}
 
-    def test_it_is_off_by_default(self):
+    def test_project_metrics_are_off_by_default(self):
         self.assertEqual({}, self.by_project())
 
-    def test_three_listeners_sum_to_the_truth(self):
+    def test_project_metrics_of_three_listeners_have_right_sum(self):
         self.books.conf.set_override('metrics_by_project', True, 'blazar')
         self.assertEqual({
             ('reserved', 'project'): 2, ('used', 'project'): 2,
             ('reserved', 'other'): 5, ('used', 'other'): 0},
             self.by_project())
 
-    def test_their_number_is_bounded(self):
+    def test_number_of_projects_is_bounded(self):
         self.books.conf.set_override('metrics_by_project', True, 'blazar')
         self.useFixture(fixtures.MonkeyPatch(
             'blazar_nova.listener.metrics.MOST', 1))
@@ -345,7 +345,7 @@ class TestExamples(MetricsTestCase):
             self.refresh()
         return {key[0] for key in self.values()}
 
-    def test_each_query_is_of_what_is_served(self):
+    def test_example_queries_use_only_existing_metrics(self):
         with open(f'{EXAMPLES}/grafana-dashboard.json') as file:
             queries = [target['expr'] for panel in json.load(file)['panels']
                        for target in panel['targets']]
@@ -368,15 +368,15 @@ class TestExamples(MetricsTestCase):
         self.assertEqual((0, ''), (done.returncode, done.stderr),
                          done.stdout)
 
-    def test_the_rules_are_such(self):
+    def test_alert_rules_are_valid(self):
         self.promtool('check', 'rules', f'{EXAMPLES}/alerts.yaml')
 
-    def test_names_and_units_are_by_the_conventions(self):
+    def test_metric_names_follow_prometheus_conventions(self):
         self.names()
         self.promtool('check', 'metrics', input=self.listeners[0].answer(
             '/metrics')[2].decode())
 
-    def test_a_rule_fires(self):
+    def test_alert_for_late_events_fires(self):
         path = os.path.join(
             self.useFixture(fixtures.TempDir()).path, 'test.yaml')
         with open(path, 'w') as file:

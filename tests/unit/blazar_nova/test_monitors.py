@@ -69,16 +69,16 @@ class MonitorsTestCase(base.TestCase):
             host_status=types.SimpleNamespace(update=self.believed.append)))
 
 
-class TestLooking(MonitorsTestCase):
+class TestLook(MonitorsTestCase):
 
-    def test_what_any_of_them_sees_down_is_down(self):
+    def test_host_is_down_if_any_monitor_reports_it_down(self):
         self.rack.seen = {'a': DOWN, 'b': None, 'c': None, 'd': SURE}
         self.other.seen = {'a': None, 'b': SURE, 'e': None, 'd': DOWN}
         self.monitors.look()
         self.assertEqual([{'a': DOWN, 'b': SURE, 'c': None, 'd': SURE,
                            'e': None}], self.believed)
 
-    def test_one_that_fails_keeps_no_other_from_it(self):
+    def test_failing_monitor_does_not_block_other_monitors(self):
         self.other.seen = {'a': DOWN}
         for exc in (errors.CloudUnavailable('away'), KeyError('a bug')):
             self.rack.seen = exc
@@ -86,7 +86,7 @@ class TestLooking(MonitorsTestCase):
         self.assertEqual(2 * [{'a': DOWN}], self.believed)
 
 
-class TestRunning(MonitorsTestCase):
+class TestRun(MonitorsTestCase):
 
     def run_monitors(self):
         """Run the monitors until the test ends."""
@@ -107,47 +107,47 @@ class TestRunning(MonitorsTestCase):
         self.assertFalse(self.monitors.suspected.is_set())
         self.assertFalse(self.rack.looked.acquire(timeout=0.1))
 
-    def test_it_looks_again_and_again(self):
+    def test_monitors_poll_at_interval_only_if_enabled(self):
         self.run_monitors()
         self.clock.advance(59)
         self.assert_not_looked()
         self.clock.advance(1)
         self.assert_looked()
 
-    def test_it_looks_at_once_when_something_is_told(self):
+    def test_matching_notification_triggers_monitors(self):
         self.run_monitors()
         self.monitors.tell('instance.create.end')
         self.assert_not_looked()
         self.monitors.tell('rack.power')
         self.assert_looked()
 
-    def test_a_look_that_fails_is_not_the_last_one(self):
+    def test_monitors_are_called_again_after_first_call(self):
         self.rack.seen = errors.DatabaseUnavailable()
         self.run_monitors()
         self.clock.advance(60)
         self.assert_looked()
 
 
-class TestNotPolling(TestRunning):
+class TestPollingDisabled(TestRun):
 
     options = {'enable_polling_monitor': False}
 
-    def test_it_looks_again_and_again(self):
+    def test_monitors_poll_at_interval_only_if_enabled(self):
         self.run_monitors()
         self.clock.advance(86400)
         self.assert_not_looked()
 
-    def test_a_look_that_fails_is_not_the_last_one(self):
+    def test_monitors_are_called_again_after_first_call(self):
         self.run_monitors()
         self.monitors.tell('rack.power')
         self.assert_looked()
 
 
-class TestNotPushed(MonitorsTestCase):
+class TestNotificationsDisabled(MonitorsTestCase):
 
     options = {'enable_notification_monitor': False}
 
-    def test_what_is_told_is_nothing(self):
+    def test_notifications_do_not_trigger_monitors(self):
         self.monitors.tell('rack.power')
         self.assertFalse(self.monitors.suspected.is_set())
 
@@ -192,7 +192,7 @@ class TestFencing(base.TestCase):
             thread.join(30)
             self.assertFalse(thread.is_alive())
 
-    def test_each_host_is_fenced_by_itself_and_then_said_to_be_down(self):
+    def test_each_host_is_fenced_once_and_then_forced_down(self):
         slow = Controllers()
         fencing = self.fencing(slow=slow)
         for host in 'one', 'two', 'one':
@@ -206,7 +206,7 @@ class TestFencing(base.TestCase):
                for host in ('one', 'two'))},
             set(self.done))
 
-    def test_one_that_is_not_sure_is_asked_again_after_a_while(self):
+    def test_unsuccessful_fencing_is_retried_after_a_minute(self):
         for says in False, KeyError('a bug'), errors.CloudUnavailable('No.'):
             unsure = Controllers(says)
             unsure.goes_on.set()
@@ -218,7 +218,7 @@ class TestFencing(base.TestCase):
             self.assertEqual(['one', 'one'], unsure.asked)
             self.assertEqual([], self.done)
 
-    def test_so_many_at_the_same_time(self):
+    def test_number_of_concurrent_fencings_is_limited(self):
         slow = Controllers()
         fencing = self.fencing(slow=slow)
         for number in range(20):
@@ -226,7 +226,7 @@ class TestFencing(base.TestCase):
         self.assertEqual(16, len(fencing._threads))
         slow.goes_on.set()
 
-    def test_who_only_looks_is_not_asked(self):
+    def test_monitor_without_fencing_is_not_called(self):
         fencing = self.fencing(rack=Rack())
         fencing.begin('uuid', 'one')
         self.assertEqual({}, fencing._threads)

@@ -95,9 +95,9 @@ class NetworkTestCase(base.LeaseTestCase):
         return one
 
 
-class TestLife(NetworkTestCase):
+class TestLifecycle(NetworkTestCase):
 
-    def test_it_is_there_from_start_to_end(self):
+    def test_network_exists_from_start_to_end(self):
         lease = self.reserve(50, 100, self.wanted(network_type='vxlan'))
         self.run_for(50)
         reservation_id = lease['reservations'][0]['id']
@@ -112,7 +112,7 @@ class TestLife(NetworkTestCase):
         self.assertEqual(('TERMINATED', {}), (
             self.status(lease), self.network.made))
 
-    def test_there_are_as_many_as_segments(self):
+    def test_networks_are_limited_by_enrolled_segments(self):
         wanted = [self.wanted(physical_network='physnet1')] * 3
         refused = self.assertRaises(
             errors.Refused, self.reserve, 0, 100, *wanted)
@@ -123,14 +123,14 @@ class TestLife(NetworkTestCase):
         self.assertEqual(base.NOW + 100, refused.refusal.next_start)
         self.reserve(50, 150, self.wanted())
 
-    def test_a_range_that_is_gone_has_no_capacity(self):
+    def test_deleted_segment_range_has_no_capacity(self):
         self.clock.advance(1)
         self.network.ranges = self.network.ranges[:1]
         self.sync()
         self.reserve(1, 100, self.wanted())
         self.assertRaises(errors.Refused, self.reserve, 1, 2, self.wanted())
 
-    def test_what_is_wrong_gets_a_sentence(self):
+    def test_invalid_parameters_are_refused_with_message(self):
         for wrong, part in (({'amount': 2}, '"amount" is 2'),
                             ({'network_type': 7}, '"network_type"'),
                             ({'vlan': 7}, '"vlan" is not known')):
@@ -140,7 +140,7 @@ class TestLife(NetworkTestCase):
 
 class TestEnd(NetworkTestCase):
 
-    def test_it_is_taken_apart_in_order(self):
+    def test_ports_and_network_are_deleted_despite_crashes(self):
         lease = self.started()
         self.network.of_network[self.only().id] = [DHCP, ROUTER, UNUSED]
         for method in ('delete ports', 'remove_router_interface',
@@ -152,7 +152,7 @@ class TestEnd(NetworkTestCase):
         self.assertEqual(({}, 'TERMINATED', {}), (
             self.network.dies_after, self.status(lease), self.network.made))
 
-    def test_one_that_is_created_after_the_end_is_found(self):
+    def test_network_created_after_end_is_deleted(self):
         """Its lease is deleted, and the answer is lost, at that moment."""
         lease, create = self.reserve(50, 1000, self.wanted()), (
             self.network.create_network)
@@ -168,7 +168,7 @@ class TestEnd(NetworkTestCase):
         self.run_for(60)
         self.assertEqual({}, self.network.made)
 
-    def test_what_is_in_the_way_is_named(self):
+    def test_ports_that_prevent_deletion_are_reported(self):
         lease = self.started()
         self.network.of_network[self.only().id] = [SERVER, ROUTER, UNUSED]
         self.run_for(1000)
@@ -270,7 +270,7 @@ class TestEnd(NetworkTestCase):
         self.lifecycle.reconciliation.check(server_id)
         return lease, server_id
 
-    def test_it_goes_with_a_server_that_is_gone_by_then(self):
+    def test_network_ends_with_server_that_is_already_deleted(self):
         lease, server_id = self.with_server()
         del self.cloud.servers[server_id]
         self.clock.advance(100)
@@ -278,7 +278,7 @@ class TestEnd(NetworkTestCase):
         self.assertEqual(('TERMINATED', {}), (
             self.status(lease), self.network.made))
 
-    def test_servers_of_the_lease_end_first(self):
+    def test_servers_of_lease_are_deleted_before_network(self):
         lease, server_id = self.with_server(grace_period=50)
         self.network.of_network[self.only().id] = [SERVER]
         self.run_for(100)
@@ -295,7 +295,7 @@ class TestEnd(NetworkTestCase):
         self.assertEqual(('TERMINATED', {}), (
             self.status(lease), self.network.made))
 
-    def test_one_with_other_tags_is_deleted(self):
+    def test_network_with_changed_tags_is_deleted(self):
         for tags in ((), ('another',)):
             lease = self.reserve(
                 self.clock.now() - base.NOW, self.clock.now() - base.NOW + 100,
@@ -308,13 +308,13 @@ class TestEnd(NetworkTestCase):
             self.assertEqual(('TERMINATED', {}), (
                 self.status(lease), self.network.made))
 
-    def test_one_that_its_owner_has_deleted(self):
+    def test_lease_ends_after_owner_deleted_its_network(self):
         lease = self.started()
         self.network.made.clear()
         self.run_for(1000)
         self.assertEqual('TERMINATED', self.status(lease))
 
-    def test_one_who_is_late_leaves_the_next_lease_its_network(self):
+    def test_delayed_end_keeps_networks_of_next_lease(self):
         first = self.reserve(0, 100, self.wanted())
         driven.run_due(self.engine)
         reserved = self.reserved(first)
@@ -328,7 +328,7 @@ class TestEnd(NetworkTestCase):
 
 class TestFailures(NetworkTestCase):
 
-    def test_one_that_dies_creates_it_once(self):
+    def test_network_is_created_once_despite_crash(self):
         for method in ('create_network', 'tag networks'):
             self.network.dies_after[method] = RuntimeError('killed')
         lease = self.started()
@@ -338,7 +338,7 @@ class TestFailures(NetworkTestCase):
         self.assertEqual({lease['reservations'][0]['id']},
                          self.only().reservations)
 
-    def test_a_segment_that_others_use_is_named(self):
+    def test_segment_in_use_by_another_project_is_reported(self):
         self.clock.advance(1)
         self.network.ranges = self.network.ranges[:1]
         self.sync()
@@ -353,7 +353,7 @@ class TestFailures(NetworkTestCase):
         self.run_for(60)
         self.assertEqual('ACTIVE', self.status(lease))
 
-    def test_one_of_another_project_stays_at_the_end(self):
+    def test_network_of_another_project_is_kept_at_end(self):
         lease = self.started()
         segment = self.only().segment
         self.network.made.clear()
@@ -362,7 +362,7 @@ class TestFailures(NetworkTestCase):
         self.assertEqual('TERMINATED', self.status(lease))
         self.assertEqual('theirs', self.only().name)
 
-    def test_others_do_not_keep_it_by_a_tag(self):
+    def test_tagged_network_of_another_project_does_not_block_end(self):
         lease = self.started()
         made = self.network.create_network(
             network_api.Segment('vxlan', None, 9), 'theirs', 'other')
@@ -373,7 +373,7 @@ class TestFailures(NetworkTestCase):
         self.assertEqual('TERMINATED', self.status(lease))
         self.assertEqual('theirs', self.only().name)
 
-    def test_what_is_of_no_lease_is_closed_by_its_tag(self):
+    def test_network_without_lease_is_deleted_by_its_tag(self):
         self.started()
         (its_id,) = self.kind.open_reservations()
         self.kind.end(resource_types.unknown(its_id))
@@ -435,7 +435,7 @@ class TestFailures(NetworkTestCase):
         self.kind.end(reserved)
         self.assertEqual('next', self.only().name)
 
-    def test_it_goes_to_another_project_with_the_lease(self):
+    def test_transfer_moves_unused_network_to_new_project(self):
         lease = self.started()
         reserved = dataclasses.replace(
             self.reserved(lease), project_id='other')

@@ -112,12 +112,12 @@ class NotificationsTest(base.TestCase):
         sent = self.notify('versioned', event_type, of)
         return sent[f'blazar.{event_type}']['blazar_object.data']
 
-    def test_fields_change_with_their_version(self):
+    def test_object_fingerprints_match_their_versions(self):
         checker = fixture.ObjectVersionChecker(notifications.OBJECTS)
         expected, actual = checker.test_hashes(FINGERPRINTS)
         self.assertEqual(expected, actual)
 
-    def test_the_documentation_has_a_sample_of_each(self):
+    def test_documentation_has_sample_of_each_object(self):
         seen = set()
         for file, (event_type, of) in EVENTS.items():
             sent = self.notify('versioned', event_type, of)
@@ -133,7 +133,7 @@ class NotificationsTest(base.TestCase):
         self.assertEqual(names - {'ConditionPayload'},
                          seen - {'ConditionPayload'})
 
-    def test_the_form_is_chosen(self):
+    def test_notification_format_is_configurable(self):
         of = EVENTS['lease-update'][1]
         self.assertEqual(['lease.update'], [
             *self.notify('unversioned', 'lease.update', of)])
@@ -146,7 +146,7 @@ class NotificationsTest(base.TestCase):
         # Counted once, in any form.
         self.assertEqual(['lease.update'] * 3, self.counted)
 
-    def test_an_event_of_a_user_may_have_the_name_of_another_one(self):
+    def test_user_event_may_have_name_of_built_in_event(self):
         for name in ('would_end', 'low_use', 'host.failed', 'no_show'):
             sent = self.notify('both', f'lease.event.{name}', LEASE)
             self.assertEqual(self.words.payload(LEASE),
@@ -154,11 +154,11 @@ class NotificationsTest(base.TestCase):
             self.assertEqual('LeasePayload', sent[
                 f'blazar.lease.event.{name}']['blazar_object.name'])
 
-    def test_types_of_users_are_counted_together(self):
+    def test_user_event_types_are_counted_as_other(self):
         self.notify('both', 'lease.event.remind', LEASE)
         self.assertEqual(['other'], self.counted)
 
-    def test_what_was_changed_is_compared(self):
+    def test_update_names_changed_fields(self):
         after = {**LEASE, 'end_date': NOW + 20000, 'updated_at': NOW + 700,
                  'name': 'weekly'}
         data = self.data('lease.update', notifications.diff(
@@ -166,7 +166,7 @@ class NotificationsTest(base.TestCase):
         self.assertEqual((['end_date', 'name'], 'Requested'),
                          (data['changed'], data['reason']))
 
-    def test_a_condition_that_was_just_set_is_the_reason(self):
+    def test_reason_is_the_condition_that_was_just_set(self):
         condition = {
             'type': conditions.Type.ENDED_EARLY,
             'reason': conditions.Reason.NO_SERVER_BOOTED, 'message': 'Unused.',
@@ -179,7 +179,7 @@ class NotificationsTest(base.TestCase):
             self.assertEqual('EndedEarly', data['conditions'][0][
                 'blazar_object.data']['type'])
 
-    def test_another_condition_is_not_why_a_lease_is_announced(self):
+    def test_reason_of_announcement_ignores_other_conditions(self):
         lease = {**LEASE, 'conditions': [
             {'type': kind, 'reason': reason, 'message': 'So it is.',
              'details': {}, 'since': NOW + 600} for kind, reason in (
@@ -207,7 +207,7 @@ class NotificationsTest(base.TestCase):
             self.assertNotIn(versioned[0]['blazar_object.data']['reason'],
                              ('', 'Changed', 'None'))
 
-    def test_a_host_that_is_switched_has_its_name_and_why(self):
+    def test_power_notification_has_host_name_and_message(self):
         data = self.data('host.power_failed', {
             'host': 'compute1', 'service_host': 'compute1-service',
             'reason': 'The BMC does not answer.'})
@@ -215,12 +215,12 @@ class NotificationsTest(base.TestCase):
             ('compute1', 'The BMC does not answer.', 'PowerFailed'),
             (data['name'], data['message'], data['reason']))
 
-    def test_what_cannot_be_made_undoes_nothing(self):
+    def test_failed_versioned_payload_keeps_unversioned_one(self):
         broken = {**LEASE, 'grace_period': 'x'}
         self.assertEqual(['lease.update'], [
             *self.notify('both', 'lease.update', broken)])
 
-    def test_parameters_of_any_type_are_text(self):
+    def test_reservation_parameters_are_json_strings(self):
         data = self.data('lease.update', LEASE)
         parameters = data['reservations'][0]['blazar_object.data'][
             'parameters']
@@ -240,7 +240,7 @@ def _names(payload):
 class ListenerTest(base.TestCase):
     """The plugin's own listener and these notifications."""
 
-    def test_leases_in_either_form_wake_it_and_nothing_else_disturbs_it(self):
+    def test_only_lease_notifications_wake_event_engine(self):
         woken = []
         listener = types.SimpleNamespace(
             engine=types.SimpleNamespace(wake=lambda: woken.append(1)))
@@ -252,7 +252,7 @@ class ListenerTest(base.TestCase):
             daemon.Listener.handle(listener, event_type, {})
         self.assertEqual(2, len(woken))
 
-    def test_what_is_not_sent_is_named(self):
+    def test_payload_is_named_by_its_id(self):
         for payload, name in (
                 ({'lease_id': 'a'}, 'Lease a'),
                 ({'server_ids': ['a', 'b']}, 'Object a, b'),

@@ -30,7 +30,7 @@ class ReleasesTest(base.TestCase):
         self.useFixture(fixtures.MonkeyPatch(
             f'{module.__name__}.{name}', stand_in))
 
-    def test_limits_of_nova_33(self):
+    def test_limits_are_enforced_with_function_of_nova_33(self):
         def enforce(context, project_id, flavor, is_bfvm, min_count,
                     max_count, enforcer=None, delta_updates=None):
             asked.append((context, project_id, flavor, is_bfvm, min_count,
@@ -46,7 +46,7 @@ class ReleasesTest(base.TestCase):
                 ('context', 'mine', flavor, on_volume, 3, 3, None,
                  {'servers': 0}), asked.pop())
 
-    def test_limits_of_nova_34(self):
+    def test_limits_are_enforced_with_function_of_nova_34(self):
         def enforce(context, project_id, request_spec, min_count, max_count,
                     enforcer=None, delta_updates=None):
             asked.append((context, project_id, request_spec, min_count,
@@ -59,7 +59,7 @@ class ReleasesTest(base.TestCase):
         self.assertEqual([('context', 'mine', spec, 3, 3, None,
                            {'servers': 0})], asked)
 
-    def test_resources_by_either_name(self):
+    def test_resources_of_flavor_by_function_of_each_release(self):
         flavor = objects.Flavor(**FLAVOR)
         for name, other in (
                 ('resources_for_limits', 'resources_from_flavor_and_bfv'),
@@ -70,7 +70,7 @@ class ReleasesTest(base.TestCase):
                 {'VCPU': 2}, nova_releases.resources_of_flavor(flavor, True))
             stand_in.assert_called_once_with(flavor, True)
 
-    def test_resources_as_the_installed_one_counts(self):
+    def test_resources_of_flavor_by_installed_nova(self):
         flavor = objects.Flavor(**FLAVOR)
         self.assertEqual(
             {'VCPU': 2, 'MEMORY_MB': 512, 'DISK_GB': 10},

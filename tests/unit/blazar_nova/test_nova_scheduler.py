@@ -11,7 +11,7 @@ from blazar_nova.compat import nova_scheduler
 
 class TestPlugins(base.BaseTestCase):
 
-    def test_a_server_may_be_leased_by_a_hint_or_by_its_flavor(self):
+    def test_server_may_be_leased_by_hint_or_by_flavor(self):
         def spec(extra_specs, **fields):
             return objects.RequestSpec(
                 flavor=objects.Flavor(extra_specs=extra_specs), **fields)
@@ -43,7 +43,7 @@ class TestPlugins(base.BaseTestCase):
             for one in candidates]
         return host
 
-    def test_a_server_takes_what_it_takes_of_all_providers(self):
+    def test_resources_of_all_providers_are_added_up(self):
         host = self.host([{'VCPU': 2, 'MEMORY_MB': 512}, {'VCPU': 1},
                           {'DISK_GB': 20}], [{'VCPU': 99}])
         lender = self.host()
@@ -52,7 +52,7 @@ class TestPlugins(base.BaseTestCase):
                 {'VCPU': 3, 'MEMORY_MB': 512, 'DISK_GB': 20},
                 nova_scheduler.takes(hosts, self.spec()))
 
-    def test_what_cannot_be_read_from_hosts_is_read_from_the_request(self):
+    def test_resources_of_request_replace_missing_candidates(self):
         amounts = {'MEMORY_MB': 512, 'DISK_GB': 20}
         self.assertEqual({'VCPU': 3, **amounts},
                          nova_scheduler.takes([self.host()], self.spec()))

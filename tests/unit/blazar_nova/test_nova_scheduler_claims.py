@@ -57,7 +57,7 @@ class TestInstall(base.TestCase):
                 extra_specs=extra_specs or {}), **spec}), 'server',
             {'allocations': {'host': {'resources': {'VCPU': 1}}}}, '1.36')
 
-    def test_the_books_are_asked_first_and_nova_as_ever(self):
+    def test_lease_claim_precedes_unchanged_claim_of_nova(self):
         self.nova.side_effect = lambda *args: (
             self.books.claim.assert_called_once_with(
                 'server', {'host': {'VCPU': 1}}, False, None) or True)
@@ -69,7 +69,7 @@ class TestInstall(base.TestCase):
         self.count.assert_called_once_with(
             nova_scheduler.CLAIMS, result='granted')
 
-    def test_on_the_hosts_of_a_lease_they_are_asked_once_more(self):
+    def test_claim_on_leased_host_is_checked_again_after_nova(self):
         """It may have ended since; Nova's claim is removed."""
         client = mock.create_autospec(
             report.SchedulerReportClient, instance=True)
@@ -86,7 +86,7 @@ class TestInstall(base.TestCase):
             {'blazar:host_reservation': 'another'}, client))
         client.delete_allocation_for_instance.assert_not_called()
 
-    def test_what_fails_with_others_is_taken_back_with_them(self):
+    def test_cleanup_of_allocations_undoes_lease_claim_once(self):
         """Another server of the same request has found no host."""
         self.claim()
         scheduler = mock.create_autospec(manager.SchedulerManager)
@@ -109,14 +109,14 @@ class TestInstall(base.TestCase):
             manager.SchedulerManager._select_destinations, 'manager',
             'context', spec, ['server'], {}, {}))
 
-    def test_why_there_is_no_host_is_added_to_what_nova_says(self):
+    def test_no_valid_host_message_includes_reason_of_lease(self):
         for why, said in (
                 (None, ''), (lambda: None, ''), (lambda: 1 / 0, ''),
                 (lambda: 'It is reserved.', ' It is reserved.')):
             self.assertEqual(f'No valid host was found. Not enough.{said}',
                              self.select(why))
 
-    def test_what_the_books_refuse_nova_is_not_asked_for(self):
+    def test_denied_lease_claim_skips_claim_of_nova(self):
         self.books.claim.side_effect = scheduler_claims.Denied(
             'it is reserved')
         self.assertFalse(self.claim())
@@ -124,30 +124,30 @@ class TestInstall(base.TestCase):
         self.count.assert_called_once_with(
             nova_scheduler.CLAIMS, result='denied')
 
-    def test_what_nova_refuses_is_taken_back(self):
+    def test_failed_claim_of_nova_undoes_lease_claim(self):
         self.nova.return_value = False
         self.assertFalse(self.claim())
         self.undo.assert_called_once_with()
 
-    def test_what_fails_in_nova_is_taken_back_and_fails(self):
+    def test_exception_of_nova_undoes_lease_claim_and_is_raised(self):
         self.nova.side_effect = KeyError
         self.undo.side_effect = ValueError
         self.assertRaises(KeyError, self.claim)
         self.undo.assert_called_once_with()
 
-    def test_a_host_that_is_forced_is_not_judged(self):
+    def test_forced_host_is_claimed_as_forced(self):
         for spec in ({'force_hosts': ['one']}, {'force_nodes': ['one']}):
             self.claim(**spec)
             self.assertIs(True, self.books.claim.call_args.args[2])
         self.claim(force_hosts=None, force_nodes=[])
         self.assertIs(False, self.books.claim.call_args.args[2])
 
-    def test_who_stays_where_he_is_claims_nothing(self):
+    def test_rebuild_claims_nothing(self):
         utils.request_is_rebuild.return_value = True
         self.assertTrue(self.claim())
         self.books.claim.assert_not_called()
 
-    def test_installed_again_the_new_books_are_asked_alone(self):
+    def test_second_installation_replaces_first_one(self):
         others = mock.create_autospec(scheduler_claims.Claims, instance=True)
         nova_scheduler.install(others, self.count)
         self.claim()
@@ -187,11 +187,11 @@ class TestLend(base.TestCase):
         except exception.NoValidHost:
             return oslo_messaging.ExpectedException()
 
-    def test_a_host_for_all_workloads_comes_first(self):
+    def test_host_outside_pool_is_tried_first(self):
         self.assertEqual('common', self.select('common'))
         self.may.assert_not_called()
 
-    def test_a_host_of_the_pool_comes_second(self):
+    def test_host_of_pool_is_tried_second(self):
         self.assertEqual('lent', self.select(
             self.no_host(), 'lent', instance_uuids=[uuids.one, uuids.two]))
         self.may.assert_called_once_with([uuids.one, uuids.two])
@@ -209,19 +209,19 @@ class TestLend(base.TestCase):
         self.assertIs(found[0], exc)
         return self.novas.call_count
 
-    def test_where_there_is_none_either_the_first_answer_counts(self):
+    def test_first_error_is_raised_if_pool_has_no_host(self):
         self.assertEqual(2, self.refused(self.no_host(), self.no_host()))
 
-    def test_others_are_lent_none(self):
+    def test_servers_that_may_not_be_lent_get_no_pool_host(self):
         self.may.return_value = False
         self.assertEqual(1, self.refused(self.no_host(), 'lent'))
         self.may.assert_called_once_with([uuids.one])
 
-    def test_the_database_is_asked_about_no_server_of_the_pool(self):
+    def test_request_for_pool_host_is_not_repeated(self):
         self.assertEqual(1, self.refused(self.no_host(), 'lent', extra_specs={
             'trait:CUSTOM_BLAZAR_POOL': 'required'}))
         self.may.assert_not_called()
 
-    def test_without_the_database_none_is_lent(self):
+    def test_no_pool_host_is_lent_without_database(self):
         self.may.side_effect = errors.DatabaseUnavailable()
         self.assertEqual(1, self.refused(self.no_host(), 'lent'))

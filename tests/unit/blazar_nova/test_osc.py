@@ -54,7 +54,7 @@ class ListTest(osc_base.OscTestCase):
                 ('start_date', start), ('end_date', end))}
         return self.listed(status=status, reservations=[], **dates)['left']
 
-    def test_it_says_what_there_is(self):
+    def test_list_shows_all_columns_as_json(self):
         found = self.listed(reservations=[
             {'servers': ['one', 'two']}, {'servers': ['three']}],
             warnings=['Its image is gone.'], status_reason='Why.',
@@ -70,7 +70,7 @@ class ListTest(osc_base.OscTestCase):
              'tags': ['a', 'b'], 'warnings': ['Its image is gone.']}, found)
         self.assertEqual({}, self.cloud.requests[0].query)
 
-    def test_columns(self):
+    def test_columns_can_be_selected(self):
         self.assertEqual({'name': 'lease1', 'degraded': False}, self.listed(
             '-c', 'name', '-c', 'degraded', reservations=[]))
         self.assertIn('There is no column reason.', self.fails(
@@ -80,7 +80,7 @@ class ListTest(osc_base.OscTestCase):
             ['id', 'name', 'status', 'left', 'servers', 'status_reason',
              'warnings'], out.splitlines()[1].replace('|', '').split())
 
-    def test_names_are_no_formulas_in_csv(self):
+    def test_csv_escapes_formulas(self):
         # The full-width ones are formulas in some locales.
         for name in ('=1+2', '-1', '\uff1d1', '\uff20SUM(A1)'):
             self.cloud.sees('GET /leases', (200, {'leases': [
@@ -91,7 +91,7 @@ class ListTest(osc_base.OscTestCase):
                 'description')
             self.assertEqual(f'"\'{name}","a=b"', out.splitlines()[1])
 
-    def test_nor_after_what_separates_cells_in_some_locales(self):
+    def test_csv_escapes_formulas_after_semicolon(self):
         self.cloud.sees('GET /leases', (200, {'leases': [osc_base.a_lease(
             name='a;=1+2;b', description='a; -1;b', reservations=[])]}))
         _code, out, _error = self.openstack(
@@ -99,14 +99,14 @@ class ListTest(osc_base.OscTestCase):
             'description')
         self.assertEqual('"a;\'=1+2;b","a;\' -1;b"', out.splitlines()[1])
 
-    def test_only_some_are_asked_for(self):
+    def test_filters_are_sent(self):
         self.listed('--name', 'lease1', '--status', 'PENDING', '--ended',
                     reservations=[])
         self.assertEqual(
             {'name': 'lease1', 'status': 'PENDING', 'ended': 'true'},
             self.cloud.requests[0].query)
 
-    def test_the_time_that_is_left(self):
+    def test_remaining_time_is_shown(self):
         for expected, *lease in (
                 ('starts in 2h0m', 'PENDING', 7230, 9000),
                 ('2d3h', 'ACTIVE', -50, 2 * 86400 + 4 * 3600 - 30),
@@ -134,13 +134,13 @@ class PluginTest(osc_base.OscTestCase):
         self.assertEqual(0, code, error)
         return json.loads(out)
 
-    def test_its_commands_are_there(self):
+    def test_all_commands_are_registered(self):
         self.assertEqual(
             [{'Command Group': 'openstack.blazar_nova.v1',
               'Commands': [f'reservation {name}' for name in self.OURS]}],
             self.listed())
 
-    def test_it_works_beside_the_client_of_blazar(self):
+    def test_plugin_works_with_python_blazarclient(self):
         self.cloud.sees('GET /leases', (200, {'leases': [osc_base.a_lease()]}))
         self.cloud.sees('GET /availability', (200, {'availability': []}))
         self.assertEqual(['lease1'], [
@@ -148,7 +148,7 @@ class PluginTest(osc_base.OscTestCase):
         self.assertEqual([], self.reservation(
             'availability', *osc_base.SIZE))
 
-    def test_it_works_without_the_client_of_blazar(self):
+    def test_plugin_works_without_python_blazarclient(self):
         self.useFixture(fixtures.MockPatchObject(
             clientmanager, 'PLUGIN_MODULES', [
                 plugin for plugin in clientmanager.PLUGIN_MODULES
@@ -161,7 +161,7 @@ class PluginTest(osc_base.OscTestCase):
         self.assertEqual([], self.reservation(
             'availability', *osc_base.SIZE))
 
-    def test_it_loads_nothing_that_the_client_does_not_load_itself(self):
+    def test_plugin_imports_no_additional_packages(self):
         """The client loads the modules of all commands for each command."""
         done = subprocess.run(
             [sys.executable, '-c', LOADED], capture_output=True, text=True,
@@ -169,7 +169,7 @@ class PluginTest(osc_base.OscTestCase):
         self.assertEqual(('', 'blazar_nova'), (
             done.stderr, done.stdout.strip()))
 
-    def test_every_command_has_a_help(self):
+    def test_every_command_has_help(self):
         for name in self.OURS:
             code, out, _error = self.openstack(
                 'reservation', *name.split(), '--help')
@@ -183,7 +183,7 @@ class PluginTest(osc_base.OscTestCase):
 
 class SetTest(osc_base.OscTestCase):
 
-    def test_what_is_given_is_sent(self):
+    def test_set_sends_given_options_and_requires_one(self):
         self.cloud.sees(f'PUT /leases/{ID}',
                         (200, {'lease': osc_base.a_lease()}))
         self.reservation('set', ID, '--description', '', '--tags', 'a,b')
@@ -198,7 +198,7 @@ class UsageTest(osc_base.OwnersTestCase):
            'end_date': '2026-12-02T00:00:00.000000', 'project_id': 'here',
            'planned': {'VCPU': 7200}, 'reserved': {'VCPU': 5400}, 'used': {}}
 
-    def test_all_that_can_be_said_arrives_and_all_pages_are_shown(self):
+    def test_usage_sends_all_options_and_shows_all_pages(self):
         self.cloud.sees('GET /usage', (200, {
             'usage': [self.ROW], 'usage_links': [{
                 'rel': 'next', 'href':
@@ -222,7 +222,7 @@ class UsageTest(osc_base.OwnersTestCase):
             'timezone': 'Europe/Berlin'}, self.cloud.requests[-2].query)
         self.assertEqual({'marker': '1'}, self.cloud.requests[-1].query)
 
-    def test_a_project_that_does_not_exist(self):
+    def test_unknown_project_is_reported(self):
         self.projects([])
         for command in 'usage', 'calendar':
             self.assertIn('There is no project nolab.', self.fails(
@@ -236,7 +236,7 @@ class UsageTest(osc_base.OwnersTestCase):
             one.path for one in self.cloud.requests
             if one.path.startswith('/reservation')])
 
-    def test_what_it_costs(self):
+    def test_usage_shows_costs(self):
         self.cloud.sees('GET /usage', (200, {'usage': [{
             **self.ROW, 'cost': '1.25', 'costs': {
                 'VCPU': '1.00', 'flat': '0.25'}}],
@@ -248,12 +248,12 @@ class UsageTest(osc_base.OwnersTestCase):
             ['flat', 0.0, 0.0, 0.0, '0.25', 'EUR', '7']], [
                 [*one.values()][2:] for one in found])
 
-    def test_a_refusal_names_options(self):
+    def test_refusal_names_command_options(self):
         self.cloud.sees('GET /usage', (400, {
             'error_message': 'Leave "costs" or "project_id" out.'}))
         self.assertIn('Leave --costs or --project out.', self.fails('usage'))
 
-    def test_whole_seconds(self):
+    def test_usage_can_be_shown_in_seconds(self):
         self.cloud.sees('GET /usage', (200, {'usage': [self.ROW]}))
         (row,) = self.reservation('usage', '--seconds')
         self.assertEqual((7200, 5400, 0), (
@@ -276,7 +276,7 @@ class CalendarTest(osc_base.OwnersTestCase):
         self.assertEqual(0, code, error)
         return out
 
-    def test_what_is_asked_for_is_drawn(self):
+    def test_calendar_sends_options_and_draws_rows(self):
         _axis, *lines = self.drawn(
             '--from', '2026-12-01', '--to', '2026-12-02', '--hosts',
             '--project', 'lab').splitlines()
@@ -287,7 +287,7 @@ class CalendarTest(osc_base.OwnersTestCase):
             'rows': 'host', 'project_id': OTHER},
             self.cloud.requests[-1].query)
 
-    def test_files_are_written_instead(self):
+    def test_calendar_writes_svg_and_html_files(self):
         folder = self.useFixture(fixtures.TempDir()).path
         paths = [f'{folder}/it.svg', f'{folder}/it.html']
         self.assertEqual('', self.drawn('--svg', paths[0], '--html', paths[1]))
@@ -297,7 +297,7 @@ class CalendarTest(osc_base.OwnersTestCase):
         self.assertIn('No such file', self.fails(
             'calendar', '--svg', f'{folder}/none/it.svg'))
 
-    def test_colours_are_for_terminals_unless_a_user_wants_none(self):
+    def test_colours_need_terminal_without_no_color(self):
         self.assertNotIn('\x1b', self.drawn())
         with mock.patch('io.StringIO', osc_base.Terminal):
             self.assertIn('\x1b[32m', self.drawn())
@@ -307,7 +307,7 @@ class CalendarTest(osc_base.OwnersTestCase):
 
 class DeleteTest(osc_base.OscTestCase):
 
-    def test_several_by_id_and_name(self):
+    def test_several_leases_are_deleted_by_id_and_name(self):
         self.cloud.sees('GET /leases',
                         (200, {'leases': [osc_base.a_lease(id=OTHER)]}))
         for one in (ID, OTHER):
@@ -318,7 +318,7 @@ class DeleteTest(osc_base.OscTestCase):
             (one.path.rsplit('/', 1)[1], one.query)
             for one in self.cloud.requests if one.method == 'DELETE'])
 
-    def test_those_before_one_that_fails_are_named(self):
+    def test_failure_names_leases_deleted_before(self):
         self.cloud.sees('GET /leases', (200, {'leases': []}))
         self.cloud.sees(f'DELETE /leases/{ID}', (204, ''))
         self.assertEqual(
@@ -327,7 +327,7 @@ class DeleteTest(osc_base.OscTestCase):
         self.assertNotIn('Deleted',
                          self.fails('delete', 'y').splitlines()[-1])
 
-    def test_servers_of_others_by_force(self):
+    def test_force_deletes_lease_with_servers_of_others(self):
         self.cloud.sees(f'DELETE /leases/{ID}', (409, {
             'error_message': 'Servers of others run there.'}), (204, ''))
         self.assertIn('Servers of others run there.',
@@ -345,7 +345,7 @@ class OutputTest(osc_base.OscTestCase):
               ['a', {'b': [1]}, [2]], {}, {'a': {'b': None, 'c': [1]}},
               {'a': [{'b': 1}]}, None, 1.5, '', 'text')
 
-    def test_any_value_of_a_lease(self):
+    def test_formatters_print_any_value_of_a_lease(self):
         lease = osc_base.a_lease(**{
             f'key{number}': value for number, value in enumerate(self.VALUES)},
             warnings=['Two servers have no image.', 'a'])
@@ -357,7 +357,7 @@ class OutputTest(osc_base.OscTestCase):
             self.assertIn('Two servers have no image.', out)
         self.assertEqual(lease, self.reservation('acknowledge', ID))
 
-    def test_any_value_of_a_list(self):
+    def test_formatters_print_any_value_of_a_list(self):
         self.cloud.sees('GET /leases', (200, {'leases': [osc_base.a_lease(
             warnings=['b', {'a': 1}], reservations=[
                 {'servers': ['z', 'y']}, {}, {'servers': None}])]}))
@@ -378,7 +378,7 @@ class WaitTest(osc_base.OscTestCase):
             (200, {'lease': osc_base.a_lease(status=status, **values)})
             for status in statuses))
 
-    def test_each_status_is_told_once_and_beside_the_result(self):
+    def test_each_status_is_printed_once_to_stderr(self):
         self.goes('PENDING', 'PENDING', 'PENDING', 'STARTING', 'ACTIVE')
         self.assertEqual('ACTIVE', self.reservation('wait', ID)['status'])
         self.assertEqual(5, len(self.cloud.requests))
@@ -387,7 +387,7 @@ class WaitTest(osc_base.OscTestCase):
             [line.split()[1].strip(',')
              for line in self.error.splitlines()])
 
-    def test_a_terminal_sees_one_line_that_goes_on(self):
+    def test_terminal_shows_one_line_that_is_updated(self):
         self.stderr = osc_base.Terminal()
         self.goes('PENDING', 'PENDING', 'ACTIVE')
         self.reservation('wait', ID)
@@ -396,14 +396,14 @@ class WaitTest(osc_base.OscTestCase):
             r'^(\rlease1: PENDING, starts [-0-9: ]+ \(\d s\)\x1b\[K){2}'
             r'\rlease1: ACTIVE, ends [-0-9: ]+ \(\d s\)\x1b\[K\n$')
 
-    def test_who_wants_quiet_gets_it(self):
+    def test_quiet_suppresses_progress(self):
         self.goes('PENDING', 'ACTIVE')
         code, out, error = self.openstack(
             '--quiet', 'reservation', 'wait', ID, '-f', 'value', '-c',
             'status')
         self.assertEqual((0, 'ACTIVE\n', ''), (code, out, error))
 
-    def test_what_came_already(self):
+    def test_status_that_was_reached_before_ends_wait(self):
         for status, wanted in (
                 ('PENDING', 'pending'), ('STARTING', 'PENDING'),
                 ('ACTIVE', 'PENDING'), ('ACTIVE', 'STARTING'),
@@ -412,7 +412,7 @@ class WaitTest(osc_base.OscTestCase):
             self.assertEqual(status, self.reservation(
                 'wait', ID, '--status', wanted)['status'])
 
-    def test_what_will_not_come_any_more(self):
+    def test_status_that_cannot_be_reached_fails(self):
         for status in ('TERMINATING', 'TERMINATED', 'ERROR', 'DELETING'):
             self.goes('OFFERED', status, status_reason='It rained.')
             self.stderr = io.StringIO()
@@ -420,34 +420,34 @@ class WaitTest(osc_base.OscTestCase):
                 f'The lease is {status} and cannot become ACTIVE. It rained.',
                 self.fails('wait', ID))
 
-    def test_the_end_comes_after_an_error_too(self):
+    def test_wait_for_terminated_continues_after_error(self):
         self.goes('ERROR', 'DELETING', 'TERMINATING', 'TERMINATED')
         self.assertEqual('TERMINATED', self.reservation(
             'wait', ID, '--status', 'TERMINATED')['status'])
 
-    def test_a_status_that_this_plug_in_does_not_know(self):
+    def test_unknown_status_of_lease_is_tolerated(self):
         self.goes('UPDATING', 'ACTIVE')
         self.assertEqual('ACTIVE', self.reservation('wait', ID)['status'])
 
-    def test_no_longer_than_it_was_told(self):
+    def test_wait_fails_after_timeout(self):
         self.goes('PENDING')
         self.assertIn(
             'The lease is PENDING instead of ACTIVE after 0 s.',
             self.fails('wait', ID, '--timeout', '0'))
         self.asked()
 
-    def test_the_api_may_be_away_for_a_moment(self):
+    def test_wait_continues_after_api_was_unavailable(self):
         self.cloud.sees(f'GET /leases/{ID}', (503, 'busy'),
                         (200, {'lease': osc_base.a_lease(status='ACTIVE')}))
         self.assertEqual('ACTIVE', self.reservation('wait', ID)['status'])
 
-    def test_by_name(self):
+    def test_wait_finds_lease_by_name(self):
         self.cloud.sees('GET /leases', (200, {'leases': [osc_base.a_lease()]}))
         self.goes('ACTIVE')
         self.assertEqual(ID, self.reservation('wait', 'lease1')['id'])
         self.assertEqual({'name': 'lease1'}, self.cloud.requests[0].query)
 
-    def test_by_the_name_of_one_that_is_over(self):
+    def test_wait_finds_ended_lease_by_name(self):
         self.cloud.sees('GET /leases', (200, {'leases': []}), (200, {
             'leases': [osc_base.a_lease(status='TERMINATED')]}))
         self.goes('TERMINATED')
@@ -456,7 +456,7 @@ class WaitTest(osc_base.OscTestCase):
         self.assertEqual({'name': 'lease1', 'status': 'TERMINATED'},
                          self.cloud.requests[1].query)
 
-    def test_a_name_is_looked_for_on_every_page(self):
+    def test_name_is_searched_on_every_page(self):
         self.cloud.sees(
             'GET /leases', (200, {
                 'leases': [osc_base.a_lease(id=OTHER)],
@@ -469,7 +469,7 @@ class WaitTest(osc_base.OscTestCase):
                           {'name': 'lease1', 'marker': OTHER}],
                          [one.query for one in self.cloud.requests])
 
-    def test_a_name_that_two_have(self):
+    def test_ambiguous_name_is_refused(self):
         self.cloud.sees('GET /leases', (200, {'leases': [
             osc_base.a_lease(id=OTHER), osc_base.a_lease()]}))
         self.assertIn(
@@ -477,25 +477,25 @@ class WaitTest(osc_base.OscTestCase):
             f'{OTHER}, {ID}',
             self.fails('wait', 'lease1'))
 
-    def test_a_status_that_there_is_not(self):
+    def test_invalid_status_option_is_refused(self):
         self.assertIn('--status', self.fails(
             'wait', ID, '--status', 'asleep', code=2))
 
 
-class TroubleTest(osc_base.OscTestCase):
+class ErrorTest(osc_base.OscTestCase):
     """Another service than the lease API answers, or none."""
 
-    def test_there_is_no_lease_api_in_this_cloud(self):
+    def test_missing_endpoint_is_reported(self):
         self.cloud.services.remove('reservation')
         self.assertIn('endpoint for reservation service',
                       self.fails('availability', *osc_base.SIZE))
 
-    def test_an_error_that_is_not_of_the_api(self):
+    def test_error_of_another_server_is_reported(self):
         self.cloud.sees('GET /availability', (502, '<html>'))
         self.assertIn('The server answered 502 Bad Gateway to GET http',
                       self.fails('availability', *osc_base.SIZE))
 
-    def test_something_else_answers(self):
+    def test_response_that_is_not_of_lease_api_is_reported(self):
         self.cloud.sees('GET /availability', (200, '<html>'))
         self.assertIn('is not the lease API',
                       self.fails('availability', *osc_base.SIZE))

@@ -31,7 +31,7 @@ class AvailabilityTest(osc_base.OscTestCase):
         self.cloud.sees('GET /availability',
                         (200, {'availability': self.ROWS}))
 
-    def test_all_that_can_be_said_arrives(self):
+    def test_availability_sends_all_options(self):
         rows = self.reservation(
             'availability', '--vcpus', '2', '--memory', '2048', '--disk',
             '10', '--amount', '3', '--affinity', 'True', '--properties',
@@ -50,19 +50,19 @@ class AvailabilityTest(osc_base.OscTestCase):
         self.assertEqual([{**row, 'more': more} for row, more in zip(
             self.ROWS, (True, False), strict=True)], rows)
 
-    def test_what_was_not_said_is_not_sent(self):
+    def test_availability_omits_options_that_are_not_given(self):
         self.reservation('availability', *self.SIZE)
         self.assertEqual({'resource_type': 'virtual:instance', 'vcpus': '1',
                           'memory_mb': '512', 'disk_gb': '0'},
                          self.asked().query)
 
-    def test_enough_is_shown_to_who_said_how_many(self):
+    def test_column_enough_is_hidden_without_amount(self):
         self.assertEqual(
             [['start_date', 'end_date', 'fits', 'more']] * 2,
             [[*row] for row in self.reservation(
                 'availability', *self.SIZE)])
 
-    def test_as_a_table_and_by_column(self):
+    def test_availability_is_printed_as_table_and_by_column(self):
         code, out, _error = self.openstack(
             'reservation', 'availability', *self.SIZE)
         self.assertEqual(0, code)
@@ -71,7 +71,7 @@ class AvailabilityTest(osc_base.OscTestCase):
             'reservation', 'availability', *self.SIZE, '-f', 'value', '-c',
             'fits'))
 
-    def test_a_list_that_was_cut_says_how_to_go_on(self):
+    def test_truncated_list_says_how_to_continue(self):
         self.cloud.sees('GET /availability', (200, {
             'availability': self.ROWS, 'truncated': True}))
         self.assertEqual(
@@ -96,7 +96,7 @@ class AvailabilityTest(osc_base.OscTestCase):
             'GET /v2.1/flavors': [(200, {'flavors': [
                 {'id': '42', 'name': 'm1.small'}]})]})
 
-    def test_a_flavor_by_name_or_id(self):
+    def test_flavor_is_found_by_name_or_id(self):
         self.flavors()
         for flavor in ('m1.small', '42'):
             self.reservation('availability', '--flavor', flavor,
@@ -107,14 +107,14 @@ class AvailabilityTest(osc_base.OscTestCase):
                   'amount': '2'}),
                 self.cloud.requests[-1][1:3])
 
-    def test_a_flavor_that_is_not_there(self):
+    def test_unknown_flavor_is_reported(self):
         self.flavors()
         self.assertIn('no-such', self.fails(
             'availability', '--flavor', 'no-such'))
         self.assertNotIn('/reservation/v1/availability',
                          [request.path for request in self.cloud.requests])
 
-    def test_a_size_is_said_in_one_way(self):
+    def test_size_is_either_a_flavor_or_all_amounts(self):
         self.assertIn('either as --flavor', self.fails(
             'availability', '--flavor', '42', '--vcpus', '0'))
         for words in (), self.SIZE[:4], self.SIZE[2:]:
@@ -134,7 +134,7 @@ class QuoteTest(osc_base.OscTestCase):
             'message': 'There is no capacity for this lease in this window.',
             'next_start': '2026-12-01T16:00:00.000000'}
 
-    def test_one_that_fits(self):
+    def test_quote_sends_dry_run_and_shows_result(self):
         self.cloud.sees('POST /leases', (200, {'quote': self.FITS}))
         self.assertEqual(self.FITS, self.reservation(
             'quote', *WINDOW, '--reservation', INSTANCE))
@@ -148,7 +148,7 @@ class QuoteTest(osc_base.OscTestCase):
                     'affinity': 'None', 'resource_properties': ''}],
             }, 'a-token'), self.asked())
 
-    def test_one_that_does_not_says_so_by_its_exit_code_too(self):
+    def test_quote_that_does_not_fit_has_its_own_exit_code(self):
         self.cloud.sees('POST /leases', (200, {'quote': self.FULL}))
         code, out, error = self.openstack(
             'reservation', 'quote', *WINDOW, '--reservation', INSTANCE, '-f',
@@ -156,7 +156,7 @@ class QuoteTest(osc_base.OscTestCase):
         self.assertEqual((3, ''), (code, error))
         self.assertEqual(self.FULL, json.loads(out))
 
-    def test_the_reservation_is_what_the_client_of_blazar_would_send(self):
+    def test_reservation_is_sent_as_by_python_blazarclient(self):
         self.cloud.sees('POST /leases', (200, {
             'quote': self.FITS, 'lease': osc_base.a_lease()}))
         for text in (
@@ -180,7 +180,7 @@ class QuoteTest(osc_base.OscTestCase):
             theirs.body.pop('before_end_date')
             self.assertEqual(theirs.body, ours.body)
 
-    def test_what_only_ours_can_say(self):
+    def test_options_beyond_python_blazarclient_are_sent(self):
         self.cloud.sees('POST /leases', (200, {'quote': self.FITS}))
         self.reservation(
             'quote', *WINDOW, '--on-end', 'recycle', '--grace-period', '30m',
@@ -195,7 +195,7 @@ class QuoteTest(osc_base.OscTestCase):
             'traits': ['A', 'B'], 'aggregate': 'rack7', 'projects': ['p'],
             'region': 'R'}], body['reservations'])
 
-    def test_reservations_of_each_type(self):
+    def test_reservations_of_other_types_are_parsed(self):
         for text, wanted in (
                 ('resource_type=virtual:network,physical_network=physnet1',
                  {'physical_network': 'physnet1'}),
@@ -208,7 +208,7 @@ class QuoteTest(osc_base.OscTestCase):
             self.assertIn(given.pop('resource_type'), text)
             self.assertEqual(wanted, given)
 
-    def test_a_reservation_that_cannot_be_read(self):
+    def test_invalid_reservation_is_refused(self):
         for text, says in (
                 ('vcpus=2', 'needs resource_type=...'),
                 (INSTANCE + ',color=red', "'color=red' is not key=value"),
@@ -223,7 +223,7 @@ class QuoteTest(osc_base.OscTestCase):
                 'quote', *WINDOW, '--reservation', text, code=2))
         self.assertEqual([], self.cloud.requests)
 
-    def test_an_end_and_a_reservation_have_to_be_said(self):
+    def test_end_and_reservation_are_required(self):
         error = self.fails('quote', code=2)
         self.assertIn('--reservation', error)
         self.assertIn('--end-date --duration is required', self.fails(
@@ -236,7 +236,7 @@ class OfferTest(osc_base.OscTestCase):
         return self.reservation('offer', 'lease1', *WINDOW, '--reservation',
                                 INSTANCE, *words)
 
-    def test_an_offer(self):
+    def test_offer_sends_default_offer_seconds(self):
         self.cloud.sees('POST /leases',
                         (201, {'lease': osc_base.a_lease(status='OFFERED')}))
         self.assertEqual(osc_base.a_lease(status='OFFERED'), self.offer())
@@ -245,7 +245,7 @@ class OfferTest(osc_base.OscTestCase):
         self.assertEqual(('lease1', 600),
                          (body['name'], body['offer_seconds']))
 
-    def test_it_expires_when_it_was_told_to(self):
+    def test_expires_option_sets_offer_seconds(self):
         self.cloud.sees('POST /leases', (201, {'lease': osc_base.a_lease()}))
         for text, seconds in (('90m', 5400), ('1h30m', 5400), ('60s', 60)):
             self.offer('--expires', text)
@@ -256,7 +256,7 @@ class OfferTest(osc_base.OscTestCase):
                 'offer', 'lease1', *WINDOW, '--reservation', INSTANCE,
                 '--expires', text, code=2))
 
-    def test_a_refusal_says_why_and_when(self):
+    def test_refusal_shows_message_and_next_start(self):
         self.cloud.sees('POST /leases', (409, {
             'error_code': 409, 'error_name': 'NO_ROOM', 'reason': 'no_room',
             'error_message':
@@ -267,7 +267,7 @@ class OfferTest(osc_base.OscTestCase):
             '2026-12-01T16:00:00.000000, fits_now: 1)', self.fails(
                 'offer', 'l', *WINDOW, '--reservation', INSTANCE).strip())
 
-    def test_a_refusal_names_options(self):
+    def test_refusal_names_command_options(self):
         for said, shown in (
                 ('"offer_seconds" is 30.', '--expires is 30.'),
                 ('(write "start_date": "2026-12-01 16:00").',
@@ -283,7 +283,7 @@ class OfferTest(osc_base.OscTestCase):
                 'offer', 'l', *WINDOW, '--reservation',
                 INSTANCE).splitlines()[-1])
 
-    def test_a_refusal_says_nothing_twice(self):
+    def test_refusal_does_not_repeat_details_of_message(self):
         message = ('There is no capacity. '
                    'next_start: 2026-12-01T16:00:00.000000.'
                    ' fits_now: 1 of 3.')
@@ -293,7 +293,7 @@ class OfferTest(osc_base.OscTestCase):
         self.assertEqual(message, self.fails(
             'offer', 'l', *WINDOW, '--reservation', INSTANCE).strip())
 
-    def test_lists_in_a_lease_can_be_read_in_a_table(self):
+    def test_nested_lists_are_readable_in_table(self):
         self.cloud.sees('POST /leases', (201, {'lease': osc_base.a_lease()}))
         code, out, _error = self.openstack(
             'reservation', 'offer', 'l', *WINDOW, '--reservation', INSTANCE)
@@ -308,7 +308,7 @@ class RecurringTest(osc_base.OscTestCase):
         return ('request', 'lease1', *WINDOW, '--reservation', INSTANCE,
                 *words)
 
-    def test_a_request(self):
+    def test_recur_option_sends_recurrence(self):
         self.cloud.sees('POST /leases', (201, {'lease': osc_base.a_lease()}))
         self.reservation(*self.request(
             '--recur', 'FREQ=DAILY;COUNT=2', '--timezone', 'Europe/Berlin',
@@ -317,16 +317,16 @@ class RecurringTest(osc_base.OscTestCase):
             {'rule': 'FREQ=DAILY;COUNT=2', 'timezone': 'Europe/Berlin',
              'fits': 'some'}, self.asked().body['recurrence'])
 
-    def test_once_if_nothing_is_said(self):
+    def test_request_without_recur_sends_no_recurrence(self):
         self.cloud.sees('POST /leases', (201, {'lease': osc_base.a_lease()}))
         self.reservation(*self.request())
         self.assertNotIn('recurrence', self.asked().body)
 
-    def test_the_rest_goes_with_a_rule(self):
+    def test_timezone_option_requires_recur(self):
         self.assertIn('require --recur', self.fails(*self.request(
             '--timezone', 'Europe/Berlin')))
 
-    def test_its_occurrences(self):
+    def test_occurrences_are_listed_by_lease_or_recurrence(self):
         each = {'id': OTHER, 'start_date': '2026-12-01T14:00:00.000000',
                 'end_date': '2026-12-01T16:00:00.000000',
                 'status': 'PENDING', 'reason': ''}
@@ -338,7 +338,7 @@ class RecurringTest(osc_base.OscTestCase):
                 occurrences=[], recurrence_id=ID)}))
         self.assertEqual([each], self.reservation('occurrences', OTHER))
 
-    def test_a_lease_that_does_not_recur(self):
+    def test_occurrences_of_lease_without_recurrence_fail(self):
         self.cloud.sees(f'GET /leases/{ID}', (200, {'lease': osc_base.a_lease(
             occurrences=[], recurrence_id=None)}))
         self.assertIn(f'Lease {ID} does not recur.',

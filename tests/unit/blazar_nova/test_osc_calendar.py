@@ -36,7 +36,7 @@ def drawing(*bars, free=(), rows='lease'):
 
 class TerminalTest(base.BaseTestCase):
 
-    def test_it_is_as_wide_as_the_terminal(self):
+    def test_drawing_is_as_wide_as_the_terminal(self):
         lines = [*drawing(
             ('a', 'ACTIVE', 0, 50), ('long', 'PENDING', 25, 100),
             free=[(0, 50, 1), (50, 100, 4)]).lines(60)]
@@ -46,22 +46,22 @@ class TerminalTest(base.BaseTestCase):
             'long      ' + '\xb7' * 12 + '\u2592' * 38,
             'free VCPU ' + '\u2582' * 25 + '\u2588' * 25], lines)
 
-    def test_colours_only_where_there_is_a_terminal(self):
+    def test_lines_have_colours_only_if_requested(self):
         bar = drawing(('a', 'ERROR', 0, 100))
         self.assertNotIn('\x1b', ''.join(bar.lines(40)))
         self.assertIn('\x1b[31m', ''.join(bar.lines(40, colours=True)))
 
-    def test_what_is_short_is_seen(self):
+    def test_short_lease_is_visible(self):
         _axis, line = drawing(('a', 'ACTIVE', 99.9, 99.99)).lines(40)
         self.assertEqual(1, line.count('\u2588'))
 
-    def test_a_name_does_not_move_the_cursor(self):
+    def test_escape_sequences_in_names_are_removed(self):
         name = 'a\x1b[2J' + 'x' * 99
         _axis, line = drawing((name, 'ACTIVE', 0, 9)).lines(60)
         self.assertNotIn('\x1b', line)
         self.assertEqual(60, len(line))
 
-    def test_names_of_wide_and_combining_characters_take_their_columns(self):
+    def test_wide_and_combining_characters_are_aligned(self):
         names = ('\u6f22\u5b57' * 20, 'e\u0301' * 5, '\U0001f600', 'x' * 80)
         _axis, *lines = drawing(*(
             (name, 'ACTIVE', 0, HOURS) for name in names)).lines(60)
@@ -70,16 +70,16 @@ class TerminalTest(base.BaseTestCase):
             self.assertEqual('\u2588' * 27, bar)
             self.assertEqual(33, wcwidth.wcswidth(name), line)
 
-    def test_ids_of_projects_are_complete(self):
+    def test_project_ids_are_not_truncated(self):
         line = [*drawing(('f' * 32, 'ACTIVE', 0, 1)).lines(60)][1]
         self.assertEqual('f' * 32, line.split()[0])
 
-    def test_leases_of_one_name_have_a_row_each_and_those_of_a_host_one(self):
+    def test_rows_are_one_per_lease_or_one_per_host(self):
         bars = ('a', 'ACTIVE', 0, 10), ('a', 'ACTIVE', 20, 30)
         self.assertEqual(3, len([*drawing(*bars).lines(60)]))
         self.assertEqual(2, len([*drawing(*bars, rows='host').lines(60)]))
 
-    def test_nothing_is_reserved(self):
+    def test_empty_calendar_has_only_the_axis(self):
         self.assertEqual(1, len([*drawing().lines(60)]))
 
 
@@ -89,7 +89,7 @@ class ImageTest(base.BaseTestCase):
         return [one for one in ElementTree.fromstring(svg).iter(f'{SVG}rect')
                 if 'data-lease' in one.attrib]
 
-    def test_bars_are_where_the_dates_are(self):
+    def test_positions_of_bars_match_dates(self):
         wanted = [(f'lease{number}', 'ACTIVE', number / 7, 60 + number / 3)
                   for number in range(100)]
         for one, (_name, _status, start, end) in zip(
@@ -99,12 +99,12 @@ class ImageTest(base.BaseTestCase):
             self.assertAlmostEqual(start, (x - 240) / 10, 3)
             self.assertAlmostEqual(end, (x + width - 240) / 10, 3)
 
-    def test_what_is_beyond_the_image_is_cut(self):
+    def test_bars_are_clipped_to_the_image(self):
         (bar,) = self.bars(drawing(('a', 'ACTIVE', -5, 500)).svg())
         self.assertEqual(('240.000', '1000.000'), (
             bar.get('x'), bar.get('width')))
 
-    def test_a_name_cannot_make_an_image_invalid(self):
+    def test_characters_invalid_in_xml_are_replaced(self):
         svg = drawing(('a\ufffe\u202eb', 'ACTIVE', 0, 9)).svg()
         self.assertEqual(
             ['a??b', 'a??b ACTIVE 2026-12-01 14:00:00 - 2026-12-01 23:00:00'],
@@ -121,13 +121,13 @@ class ImageTest(base.BaseTestCase):
             for one in ElementTree.fromstring(drawing(
                 (name, 'ACTIVE', 0, 1)).svg()).iter(f'{SVG}title')])
 
-    def test_the_title_says_what_is_drawn(self):
+    def test_title_names_rows_and_dates(self):
         for rows, by in ('lease', ''), ('host', ' by host'):
             self.assertIn(
                 f'<h1>Leases{by}, 2026-12-01 14:00 to 2026-12-05 18:00 UTC<',
                 drawing(rows=rows).html())
 
-    def test_a_page_needs_nothing_else(self):
+    def test_html_page_loads_no_other_resources(self):
         page = drawing(('a', 'ACTIVE', 0, 1), free=[(0, 100, 2)]).html()
         self.assertEqual([], [
             one for one in re.findall(r'(?:src|href|url)\W+\S+', page)])

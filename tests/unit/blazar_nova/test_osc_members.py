@@ -34,7 +34,7 @@ class MembersTest(osc_base.OscTestCase):
         """Return the bodies of requests to the lease API."""
         return [one.body for one in self.cloud.requests if one.body]
 
-    def test_a_server_gets_a_lease(self):
+    def test_adopt_creates_lease_of_server(self):
         lease = self.reservation(
             'adopt', '--name', 'lease1', '--end', '2026-12-01 16:00',
             '--on-end', 'stop', 'vm1')
@@ -43,7 +43,7 @@ class MembersTest(osc_base.OscTestCase):
             'name': 'lease1', 'end_date': '2026-12-01 16:00',
             'on_end': 'stop', 'servers': [OTHER]}], self.told())
 
-    def test_a_server_becomes_interruptible_and_ordinary_again(self):
+    def test_interruptible_set_and_unset_send_requests(self):
         for method in ('PUT', 'DELETE'):
             self.cloud.sees(f'{method} /interruptible/{OTHER}', (
                 (200, {'interruptible': {}}) if method == 'PUT'
@@ -68,7 +68,7 @@ class MembersTest(osc_base.OscTestCase):
             [(row['server_id'], row['evict_at']) for row in self.reservation(
                 'interruptible', 'list')])
 
-    def test_for_how_long_in_the_place_of_an_end(self):
+    def test_duration_may_replace_end(self):
         self.reservation('adopt', '--duration', '2h', 'vm1')
         self.reservation('request', 'lease1', '--duration', '1d12h',
                          '--reservation', INSTANCE)
@@ -78,22 +78,22 @@ class MembersTest(osc_base.OscTestCase):
             'adopt', '--duration', '2h', '--end', '2026-12-01 16:00', 'vm1',
             code=2))
 
-    def test_what_is_not_said_is_not_asked_for(self):
+    def test_adopt_omits_options_that_are_not_given(self):
         self.reservation('adopt', '--end', '2026-12-01 16:00', OTHER)
         self.assertEqual([{
             'end_date': '2026-12-01 16:00', 'servers': [OTHER]}], self.told())
 
-    def test_one_joins_and_leaves(self):
+    def test_add_server_and_remove_server_send_server_id(self):
         self.reservation('add', 'server', ID, 'vm1')
         self.reservation('remove', 'server', ID, 'vm1')
         self.assertEqual([{'add_servers': [OTHER]},
                           {'remove_servers': [OTHER]}], self.told())
 
-    def test_hosts_are_returned_by_their_names(self):
+    def test_remove_host_sends_names_of_hosts(self):
         self.reservation('remove', 'host', ID, 'one', 'two')
         self.assertEqual([{'remove_hosts': ['one', 'two']}], self.told())
 
-    def test_one_that_is_not_there(self):
+    def test_unknown_server_is_reported(self):
         said = self.fails('add', 'server', ID, 'vm2')
         self.assertIn('Server vm2 could not be found', said)
         self.assertEqual([], self.told())
@@ -101,7 +101,7 @@ class MembersTest(osc_base.OscTestCase):
 
 class AcknowledgeTest(osc_base.OscTestCase):
 
-    def test_what_has_changed_was_seen(self):
+    def test_acknowledge_sends_resources_changed_false(self):
         self.cloud.sees(f'PUT /leases/{ID}',
                         (200, {'lease': osc_base.a_lease()}))
         self.assertEqual(
@@ -120,13 +120,13 @@ class AcceptTest(osc_base.OscTestCase):
         self.cloud.sees(f'POST /leases/{ID}/accept',
                         (200, {'lease': osc_base.a_lease()}))
 
-    def test_by_id(self):
+    def test_accept_by_id(self):
         self.assertEqual(osc_base.a_lease(), self.reservation('accept', ID))
         self.assertEqual(
             ('POST', f'/reservation/v1/leases/{ID}/accept'),
             self.asked()[:2])
 
-    def test_by_name_among_the_offers(self):
+    def test_accept_by_name_searches_offers_only(self):
         self.cloud.sees('GET /leases', (200, {
             'leases': [osc_base.a_lease(status='OFFERED')]}))
         self.reservation('accept', 'lease1')
@@ -134,7 +134,7 @@ class AcceptTest(osc_base.OscTestCase):
                          self.cloud.requests[0].query)
         self.assertEqual(2, len(self.cloud.requests))
 
-    def test_an_offer_that_is_over(self):
+    def test_expired_offer_is_reported(self):
         message = f'The lease {ID} is not there.'
         self.cloud.sees(f'POST /leases/{ID}/accept', (404, {
             'error_code': 404, 'error_name': 'LEASE_NOT_FOUND',
@@ -145,7 +145,7 @@ class AcceptTest(osc_base.OscTestCase):
             "No lease has the name 'lease1' and the status OFFERED.",
             self.fails('accept', 'lease1'))
 
-    def test_waiting_for_it_to_be_active(self):
+    def test_accept_can_wait_until_lease_is_active(self):
         self.cloud.sees(f'GET /leases/{ID}', *(
             (200, {'lease': osc_base.a_lease(status=status)})
             for status in ('PENDING', 'STARTING', 'ACTIVE')))
@@ -190,12 +190,12 @@ class ShareTest(osc_base.OwnersTestCase):
             self.assertEqual([{'reservations': [
                 {'id': OTHER, 'projects': projects}]}], self.share(*words))
 
-    def test_a_name_is_resolved(self):
+    def test_name_of_project_is_resolved(self):
         self.assertEqual([{'reservations': [
             {'id': OTHER, 'projects': [OTHER]}]}],
             self.share('--no-project', '--project', 'lab'))
 
-    def test_a_project_that_does_not_exist(self):
+    def test_unknown_project_is_reported(self):
         self.projects([])
         self.assertIn('There is no project nolab.', self.fails(
             'share', ID, '--project', 'nolab'))
@@ -204,18 +204,18 @@ class ShareTest(osc_base.OwnersTestCase):
             'share', ID, '--project', 'nolab'))
         self.assertEqual([], self.changed())
 
-    def test_a_project_that_it_is_not_shared_with(self):
+    def test_removing_project_without_share_fails(self):
         self.cloud.answers[f'GET /v3/projects/{ID}'] = [(200, {'project': {
             'id': ID, 'name': 'other'}})]
         self.assertIn(f'is not shared with project {ID}', self.fails(
             'share', ID, '--remove-project', ID))
         self.assertEqual([], self.changed())
 
-    def test_a_project_has_to_be_named(self):
+    def test_share_requires_a_project(self):
         self.assertIn('Name the projects', self.fails('share', ID))
         self.assertEqual([], self.cloud.requests)
 
-    def test_one_without_hosts(self):
+    def test_lease_without_hosts_cannot_be_shared(self):
         self.cloud.sees(f'GET /leases/{ID}', (200, {'lease': osc_base.a_lease(
             reservations=[{'id': OTHER, 'resource_type': 'x'}])}))
         self.assertIn('has no whole hosts', self.fails(
@@ -224,7 +224,7 @@ class ShareTest(osc_base.OwnersTestCase):
 
 class HandOverTest(osc_base.OwnersTestCase):
 
-    def test_to_a_project_or_a_user_or_both(self):
+    def test_hand_over_to_project_or_user_or_both(self):
         self.cloud.sees(f'PUT /leases/{ID}',
                         (200, {'lease': osc_base.a_lease()}))
         for words, body in (
@@ -235,12 +235,12 @@ class HandOverTest(osc_base.OwnersTestCase):
             self.reservation('hand', 'over', ID, *words)
             self.assertEqual(body, self.changed()[-1])
 
-    def test_a_user_that_does_not_exist(self):
+    def test_unknown_user_is_reported(self):
         self.cloud.answers['GET /v3/users'] = [(200, {'users': []})]
         self.assertIn('There is no user bob.', self.fails(
             'hand', 'over', ID, '--user', 'bob'))
         self.assertEqual([], self.changed())
 
-    def test_to_whom_has_to_be_said(self):
+    def test_hand_over_requires_a_new_owner(self):
         self.assertIn('Name the new owner', self.fails('hand', 'over', ID))
         self.assertEqual([], self.cloud.requests)

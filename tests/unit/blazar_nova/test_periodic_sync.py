@@ -35,7 +35,7 @@ class Mirror:
         return self.reaches
 
 
-class ComparisonTest(base.DatabaseTestCase):
+class PeriodicSyncTest(base.DatabaseTestCase):
 
     scenarios = databases.SERVERS
 
@@ -59,7 +59,7 @@ class ComparisonTest(base.DatabaseTestCase):
         self.one.look()
         self.other.look()
 
-    def test_one_compares_in_an_interval(self):
+    def test_only_one_listener_syncs_in_each_interval(self):
         for number in range(1, 4):
             self.look()
             self.look()
@@ -67,7 +67,7 @@ class ComparisonTest(base.DatabaseTestCase):
             self.clock.advance(300)
         self.assertEqual([0] * 3, self.more)
 
-    def test_what_another_one_missed_is_compared_soon(self):
+    def test_missed_notification_of_another_listener_triggers_sync(self):
         self.look()
         self.mirrors[1].missed.set()
         self.other.look()
@@ -76,7 +76,7 @@ class ComparisonTest(base.DatabaseTestCase):
         self.one.look()
         self.assertEqual([2, 0], self.compared())
 
-    def test_what_is_missed_meanwhile_is_compared_once_more(self):
+    def test_notification_missed_during_sync_triggers_another_sync(self):
         def miss(_go_on):
             self.mirrors[1].missed.set()
             self.other.look()
@@ -86,7 +86,7 @@ class ComparisonTest(base.DatabaseTestCase):
             self.one.look()
         self.assertEqual([2, 0], self.compared())
 
-    def test_who_cannot_go_on_compares_again(self):
+    def test_sync_that_fails_is_repeated(self):
         def away(_go_on):
             raise errors.DatabaseUnavailable
 
@@ -97,7 +97,7 @@ class ComparisonTest(base.DatabaseTestCase):
         self.one.look()
         self.assertEqual([1, 0], self.compared())
 
-    def test_who_stood_still_ends_when_another_one_has_begun(self):
+    def test_frozen_listener_ends_sync_after_another_took_over(self):
         seen = []
 
         def freeze(go_on):
@@ -119,7 +119,7 @@ class ComparisonTest(base.DatabaseTestCase):
         self.look()
         self.assertEqual([0, 1], self.compared())
 
-    def test_who_is_slow_is_not_replaced(self):
+    def test_slow_listener_keeps_leadership(self):
         def slow(_go_on):
             for _time in range(8):
                 at = self.turn_until()
@@ -131,7 +131,7 @@ class ComparisonTest(base.DatabaseTestCase):
         self.one.look()
         self.assertEqual([1, 0], self.compared())
 
-    def test_who_does_not_reach_the_cloud_leaves_it_to_the_others(self):
+    def test_listener_that_cannot_reach_cloud_yields_leadership(self):
         self.mirrors[0].reaches = False
         for _time in range(3):
             self.look()
@@ -143,7 +143,7 @@ class ComparisonTest(base.DatabaseTestCase):
         self.one.look()
         self.assertEqual([1, 2], self.compared())
 
-    def test_who_has_missed_something_is_not_the_last(self):
+    def test_lone_listener_syncs_again_after_missed_notification(self):
         self.mirrors[0].reaches = False
         self.one.look()
         self.mirrors[0].reaches = True
@@ -153,7 +153,7 @@ class ComparisonTest(base.DatabaseTestCase):
         self.one.look()
         self.assertEqual([1, 0], self.compared())
 
-    def test_who_does_not_get_on_is_replaced(self):
+    def test_hanging_listener_loses_leadership(self):
         def hang(_go_on):
             until = self.clock.now() + 3600
             while not self.mirrors[1].compared:
@@ -169,7 +169,7 @@ class ComparisonTest(base.DatabaseTestCase):
         self.one.look()
         self.assertEqual([0, 1], self.compared())
 
-    def test_what_is_missed_while_the_books_are_away_is_not_forgotten(self):
+    def test_missed_notification_survives_database_outage(self):
         self.look()
         self.mirrors[0].missed.set()
 
@@ -194,7 +194,7 @@ class ComparisonTest(base.DatabaseTestCase):
             self.assertLess(clock.elapsed(), until)
             waits.wait(0.01)
 
-    def test_who_is_stopped_leaves_it_to_the_others(self):
+    def test_stopped_listener_yields_leadership(self):
         self.mirrors[0].during = lambda _go_on: self.stopping.set()
         self.one.run()
         self.stopping.clear()
@@ -219,7 +219,7 @@ class WaitedClock(driven.ManualClock):
 
 class WalkTest(base.TestCase):
 
-    def test_it_is_spread(self):
+    def test_walk_is_spread_over_time(self):
         clock, seen = WaitedClock(), []
         began = clock.now()
         batches.walk(
@@ -231,7 +231,7 @@ class WalkTest(base.TestCase):
                      for second in range(10)]
         self.assertLessEqual(max(by_second), 100, by_second)
 
-    def test_an_answer_that_comes_late_does_not_make_it_complete(self):
+    def test_late_answer_does_not_complete_walk(self):
         begun, late = threading.Event(), threading.Event()
         self.addCleanup(late.set)
 
@@ -250,7 +250,7 @@ class WalkTest(base.TestCase):
         thread.join(20)
         self.assertEqual((True, True), (walk.over.is_set(), walk.silent))
 
-    def test_what_is_raised_ends_it(self):
+    def test_exception_ends_walk(self):
         seen = []
 
         def look(one):

@@ -113,12 +113,12 @@ OF_BLAZAR = {
 class TestRulesOfBlazar(PolicyTestCase):
     """The policy file of an operator of Blazar."""
 
-    def test_each_of_them_is_known(self):
+    def test_all_rules_of_blazar_are_registered(self):
         self.addCleanup(cfg.CONF.reset)
         self.assertEqual(set(), OF_BLAZAR - set(
             policy.get_enforcer().registered_rules))
 
-    def test_what_they_are_made_of_means_what_it_means_there(self):
+    def test_base_rules_of_blazar_keep_their_meaning(self):
         for made_of, who in (
                 ('admin_or_owner', {'reader', 'member', 'manager', 'admin'}),
                 ('admin', {'admin'}),
@@ -137,7 +137,7 @@ class TestRulesOfBlazar(PolicyTestCase):
             self.assertIs(False, rules.allows(
                 user('member'), 'blazar:leases:get', ELSEWHERE), made_of)
 
-    def test_the_file_may_say_what_they_are(self):
+    def test_file_may_redefine_base_rules(self):
         self.write('''
             "admin_or_owner": "role:swiftoperator"
             "blazar:leases:get": "rule:admin_or_owner"
@@ -145,7 +145,7 @@ class TestRulesOfBlazar(PolicyTestCase):
         self.assertEqual({'blazar:leases:get'},
                          self.allowed(user('swiftoperator'), HERE))
 
-    def test_one_that_does_not_exist_is_an_error(self):
+    def test_undefined_rule_is_a_configuration_error(self):
         for text in ('"blazar:leases:get": "rule:admin_or_ovner"',
                      '"blazar:leases:get": "not (role:x and '
                      '(role:y or rule:admin_or_ovner))"',
@@ -159,43 +159,43 @@ class TestRulesOfBlazar(PolicyTestCase):
                           'defined', said, text)
             self.assertIn(self.path, said)
 
-    def test_unless_the_file_says_what_holds_then(self):
+    def test_undefined_rule_falls_back_to_default_rule(self):
         self.write('''
             "default": "role:member"
             "blazar:leases:get": "rule:mine"
             ''')
         self.assertIn('blazar:leases:get', self.allowed(user('member'), HERE))
 
-    def test_what_nova_has_is_made_of_rules_of_its_own(self):
+    def test_undefined_rules_of_nova_are_ignored(self):
         self.write('"os_compute_api:servers:index": "rule:of_nova_alone"')
         self.policy()
 
 
 class TestDefaults(PolicyTestCase):
 
-    def test_each_rule_is_in_the_table_of_this_test(self):
+    def test_table_of_this_test_has_each_rule(self):
         self.assertEqual(sorted(LEAST), sorted(
             rule.name for rule in policy.list_rules()
             if rule.name.startswith('blazar:')))
 
-    def test_each_role_on_its_own_project(self):
+    def test_rules_allowed_to_each_role_on_own_project(self):
         for role in ROLES:
             self.assertEqual(
                 {rule for rule, least in LEAST.items()
                  if ROLES.index(least) <= ROLES.index(role)},
                 self.allowed(user(role), HERE), role)
 
-    def test_another_project_is_for_admins(self):
+    def test_only_admins_may_access_other_projects(self):
         for role in ('reader', 'member', 'manager'):
             self.assertEqual(set(), self.allowed(user(role), ELSEWHERE), role)
         self.assertEqual(set(LEAST), self.allowed(user('admin'), ELSEWHERE))
 
-    def test_other_roles_may_nothing(self):
+    def test_other_roles_are_allowed_nothing(self):
         for who in (user('service'), user('swiftoperator'),
                     user('reader', roles=[])):
             self.assertEqual(set(), self.allowed(who, HERE))
 
-    def test_nor_may_tokens_that_are_not_for_a_project(self):
+    def test_tokens_without_project_scope_are_allowed_nothing(self):
         for scope in ({'system_scope': 'all'}, {'domain_id': 'default'}, {}):
             for role in ('admin', 'member', 'reader'):
                 who = user(role, project_id=None, **scope)
@@ -206,7 +206,7 @@ class TestDefaults(PolicyTestCase):
                     'blazar:leases:get', {'project_id': None})
                 self.assertIn('no project scope', str(exc))
 
-    def test_not_even_what_an_operator_lets_everybody_do(self):
+    def test_tokens_without_project_scope_fail_empty_rules(self):
         self.write('"blazar:leases:get": ""')
         self.assertEqual(set(), self.allowed(
             user('reader', project_id=None), {'project_id': None}))
@@ -222,7 +222,7 @@ class TestDefaults(PolicyTestCase):
             errors.Forbidden, rules.authorize, user('reader'),
             'blazar:leases:post', HERE)))
 
-    def test_a_rule_that_there_is_not_is_our_mistake(self):
+    def test_unregistered_rule_raises(self):
         self.assertRaises(policy.policy.PolicyNotRegistered,
                           self.policy().allows, user('admin'),
                           'blazar:leases:nothing', HERE)
@@ -230,7 +230,7 @@ class TestDefaults(PolicyTestCase):
 
 class TestFile(PolicyTestCase):
 
-    def test_it_changes_rules_and_personas(self):
+    def test_file_changes_rules_and_personas(self):
         self.write('''
             blazar_admin: role:lessor
             blazar:leases:delete: rule:blazar_project_manager_or_admin
@@ -247,7 +247,7 @@ class TestFile(PolicyTestCase):
         self.assertEqual({'blazar:leases:post'},
                          self.allowed(user('service'), HERE))
 
-    def test_a_change_holds_without_a_restart(self):
+    def test_changed_file_applies_without_restart(self):
         self.write('blazar:leases:get: "!"')
         rules = self.policy()
         self.assertNotIn('blazar:leases:get',
@@ -288,7 +288,7 @@ class TestFile(PolicyTestCase):
             user('other'), HERE, rules))
 
 
-class TestBesideNova(PolicyTestCase):
+class TestSharedPolicyFile(PolicyTestCase):
     """Nova reads the same file."""
 
     SHOW = 'os_compute_api:servers:show'
@@ -311,11 +311,11 @@ class TestBesideNova(PolicyTestCase):
                 for role in (*ROLES, 'lessor')
                 for rule in nova_policies.list_rules()}
 
-    def test_no_two_rules_have_one_name(self):
+    def test_names_of_rules_differ_from_those_of_nova(self):
         self.assertEqual(set(), {rule.name for rule in policy.list_rules()} & {
             rule.name for rule in nova_policies.list_rules()})
 
-    def test_what_stands_there_for_nova_changes_nothing_of_ours(self):
+    def test_rules_of_nova_do_not_affect_rules_of_blazar(self):
         self.write('{}')
         before = {role: self.allowed(user(role), HERE) for role in ROLES}
         # Aliases of Nova's own rules are not in the plugin's enforcer.
@@ -332,7 +332,7 @@ class TestBesideNova(PolicyTestCase):
         self.assertEqual(set(), self.allowed(user('lessor'), HERE))
         self.assertNotIn('not defined', self.log.output)
 
-    def test_what_stands_there_for_us_changes_nothing_of_novas(self):
+    def test_rules_of_blazar_do_not_affect_rules_of_nova(self):
         self.write(f'{self.DELETE}: role:manager')
         before = self.all_of(self.nova())
         self.write(f'''
@@ -377,7 +377,7 @@ class TestSample(base.TestCase):
                 for operation in rule.operations:
                     self.assertEqual({'method', 'path'}, operation.keys())
 
-    def test_the_tools_of_oslo_policy_find_it(self):
+    def test_entry_points_of_oslo_policy_are_declared(self):
         parser = configparser.ConfigParser()
         parser.read(os.path.join(imports.ROOT, 'setup.cfg'))
         for group, function in (('policies', policy.list_rules),
@@ -387,7 +387,7 @@ class TestSample(base.TestCase):
                 function.__name__,
                 parser['entry_points'][f'oslo.policy.{group}'].strip())
 
-    def test_the_enforcer_of_the_tools_knows_the_rules(self):
+    def test_enforcer_of_oslo_policy_tools_has_all_rules(self):
         self.addCleanup(cfg.CONF.reset)
         known = set(policy.get_enforcer().registered_rules)
         self.assertEqual({rule.name for rule in policy.list_rules()},

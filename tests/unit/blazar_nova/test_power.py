@@ -141,7 +141,7 @@ class Known:
 
 class TestSwitching(PowerTestCase):
 
-    def test_what_nothing_needs_is_off(self):
+    def test_unneeded_hosts_are_switched_off(self):
         self.look()
         self.assertEqual(['off', 'off'], self.machines.commands())
         self.assertEqual('ours', self.machines.get('one')['reason'])
@@ -153,7 +153,7 @@ class TestSwitching(PowerTestCase):
         self.pass_(1200)
         self.assertEqual(2, len(self.machines.commands()))
 
-    def test_it_counts_as_available_from_its_boot_time_on(self):
+    def test_powered_off_host_is_offered_after_its_boot_time(self):
         self.all_off()
         for _hour in range(3):
             self.pass_(240)
@@ -177,7 +177,7 @@ class TestSwitching(PowerTestCase):
         """Return a start that is that many seconds from now."""
         return self.clock.now() - NOW + seconds
 
-    def test_it_is_on_before_its_lease_starts(self):
+    def test_host_is_on_before_its_lease_starts(self):
         self.all_off()
         start = self._ago(7200)
         self.wants(start)
@@ -202,7 +202,7 @@ class TestSwitching(PowerTestCase):
             models.Booking.outage.is_(None))
         return name
 
-    def test_one_at_the_last_moment_is_not_late(self):
+    def test_lease_at_earliest_start_is_not_late(self):
         """Nor does its host have to be replaced."""
         self.all_off()
         exc = self.assertRaises(errors.Refused, self.wants, self._ago(1))
@@ -217,7 +217,7 @@ class TestSwitching(PowerTestCase):
         self.assertIsNone(self.states()[name])
         self.assertTrue(self.machines.get(name)['on'])
 
-    def test_it_is_switched_on_before_outages_are_extended(self):
+    def test_hosts_are_switched_on_before_outages_are_extended(self):
         """Extending those of thousands takes long."""
         self.all_off()
         self.wants(self._ago(7200))
@@ -240,7 +240,7 @@ class TestSwitching(PowerTestCase):
         begin.assert_called_once()
         self.assertGreaterEqual(self.outage(other), LEAD)
 
-    def test_how_long_boots_take_is_learned(self):
+    def test_boot_times_are_learned(self):
         self.machines.boots = 90
         for _number in range(5):
             self.all_off()
@@ -258,7 +258,7 @@ class TestSwitching(PowerTestCase):
         # The minimum and the margin.
         self.assertTrue(300 <= self.outage('one') <= 480, self.outage('one'))
 
-    def test_what_is_needed_soon_stays_on(self):
+    def test_host_needed_soon_stays_on(self):
         self.wants(LEAD + 1800)
         self.wants(60, 100)
         self.pass_(60)
@@ -267,7 +267,7 @@ class TestSwitching(PowerTestCase):
             models.Booking.outage.is_(None))
         self.assertEqual([], self.machines.commands(*name))
 
-    def test_one_that_is_booked_at_that_moment_stays_on(self):
+    def test_host_booked_during_decision_stays_on(self):
         """By a process that has not read the lease yet."""
         decided = self.power.hosts()
         self.wants(1800, amount=2, affinity=False)
@@ -286,7 +286,7 @@ class TestSwitching(PowerTestCase):
         self.wants(self._ago(7200))
         self.assertEqual('two', self.booked())
 
-    def test_one_that_is_off_has_not_failed(self):
+    def test_powered_off_host_has_not_failed(self):
         status = self.power._host_status
         silent = host_status.Down('It is silent.')
 
@@ -313,7 +313,7 @@ class TestSwitching(PowerTestCase):
         self.clock.advance(60)
         self.assertEqual([], failed('one', 'two'))
 
-    def test_after_a_failure_a_host_that_is_off_gets_what_it_can_be_on_for(
+    def test_powered_off_host_replaces_failed_one_after_its_boot(
             self):
         self.machines.change('two', excluded='x')
         self.pass_(20, 10)
@@ -336,7 +336,7 @@ class TestSwitching(PowerTestCase):
         self.pass_(later['start_date'] - self.clock.now())
         self.assertIsNone(self.states()['one'])
 
-    def test_what_is_switched_is_counted_with_the_time_that_it_is_off(self):
+    def test_switching_and_seconds_off_are_counted(self):
         self.pass_(20, 10)
         began = self.clock.now()
         self.pass_(3600)
@@ -350,7 +350,7 @@ class TestSwitching(PowerTestCase):
             counts[power.SWITCHED, json.dumps({'action': action})]
             for action in ('off', 'on')])
 
-    def test_the_oldest_of_the_last_ten_boots_is_forgotten(self):
+    def test_only_last_ten_boot_times_are_kept(self):
         self.all_off()
         with self.database.begin() as connection:
             connection.execute(sa.update(models.Host.__table__).values(
@@ -366,7 +366,7 @@ class TestSwitching(PowerTestCase):
         host, = (one for one in self.power.hosts() if one.name == 'one')
         self.assertEqual(max(times) + 180, host.lead)
 
-    def test_what_would_be_switched_is_listed_with_the_reasons(self):
+    def test_planned_switching_is_listed_with_reasons(self):
         self.machines.change('two', reason='broken fan')
         for name, values in (
                 ('three', {'excluded': 'it is excluded by t*'}),
@@ -387,7 +387,7 @@ class TestSwitching(PowerTestCase):
                 for one in listed.rows])
         self.assertEqual([], self.machines.commands())
 
-    def test_what_does_not_shut_down_is_forced_off(self):
+    def test_host_that_does_not_shut_down_is_forced_off(self):
         self.machines.change('one', dies=False)
         self.pass_(420)
         self.assertEqual(['off', 'force-off'], self.machines.commands('one'))
@@ -395,7 +395,7 @@ class TestSwitching(PowerTestCase):
         self.assertEqual(State.OFF, self.states()['one'])
 
 
-class TestNow(PowerTestCase):
+class TestStartNow(PowerTestCase):
     """Leases that start at once, though all hosts are off."""
 
     start_timeout = LEAD
@@ -413,7 +413,7 @@ class TestNow(PowerTestCase):
                                  self.clock.now() - NOW + end,
                                  starts_now=True, **more))
 
-    def test_one_waits_for_its_host(self):
+    def test_lease_waits_until_its_host_has_booted(self):
         self.assertIsNone(self.leases.creation.quote(self.wanted()))
         lease = self.now()
         worker = self.new_engine()
@@ -447,7 +447,7 @@ class TestNow(PowerTestCase):
         return [one['reason'] for one in views.get(
             self.database, lease['id'])['conditions']]
 
-    def test_the_first_occurrence_of_a_series_waits_too(self):
+    def test_first_occurrence_waits_until_hosts_have_booted(self):
         now = self.clock.now()
         each = [dataclasses.replace(self.wanted(2), request=self.request(
             start - NOW, start - NOW + 1200, starts_now=start == now))
@@ -462,20 +462,20 @@ class TestNow(PowerTestCase):
         self.pass_(300)
         self.assertEqual({'one': None, 'two': None}, self.states())
 
-    def test_it_does_not_get_one_that_takes_too_long(self):
+    def test_lease_is_refused_if_boot_exceeds_start_timeout(self):
         self.admission._start_timeout = LEAD - 1
         exc = self.assertRaises(errors.Refused, self.now)
         ahead = exc.refusal.next_start - self.clock.now()
         self.assertTrue(LEAD <= ahead <= LEAD + 180, ahead)
         self.assertIsNotNone(self.leases.creation.quote(self.wanted()))
 
-    def test_it_does_not_wait_for_hosts_that_are_on_after_its_end(self):
+    def test_lease_that_would_end_before_boot_is_refused(self):
         exc = self.assertRaises(errors.Refused, self.now, end=LEAD)
         ahead = exc.refusal.next_start - self.clock.now()
         self.assertTrue(LEAD <= ahead <= LEAD + 180, ahead)
         self.now(end=LEAD + 1)
 
-    def test_nor_if_only_its_grace_period_or_cleaning_is_longer(self):
+    def test_grace_period_and_cleaning_do_not_allow_longer_boot(self):
         """It would end before it has started."""
         start = self.clock.now() - NOW
         for end, grace_period, cleaning_time in (
@@ -498,7 +498,7 @@ class TestNow(PowerTestCase):
         self.assertEqual(['off', 'off'], self.machines.commands())
         self.now(end=LEAD + 1, grace_period=600)
 
-    def test_after_the_lease_that_woke_it_another_is_not_late(self):
+    def test_host_of_deleted_lease_is_not_offered_before_its_boot(self):
         """Wherever the first one is deleted."""
         for seconds in 0, 20:
             lease = self.now(2)
@@ -518,19 +518,19 @@ class TestNow(PowerTestCase):
         self.assertGreaterEqual(
             exc.refusal.next_start - self.clock.now(), ahead)
 
-    def test_one_for_a_minute_later_does_not_wait(self):
+    def test_lease_that_starts_later_does_not_wait_for_boot(self):
         exc = self.assertRaises(
             errors.Refused, self.wants, self.clock.now() - NOW + 60)
         ahead = exc.refusal.next_start - self.clock.now()
         self.assertTrue(LEAD <= ahead <= LEAD + 180, ahead)
 
-    def test_more_than_there_are_is_refused(self):
+    def test_lease_is_refused_when_all_hosts_are_reserved(self):
         self.now(2)
         exc = self.assertRaises(errors.Refused, self.now)
         self.assertEqual(
             self.clock.now() + 7200, exc.refusal.next_start)
 
-    def test_one_that_boots_for_another_reason_is_used(self):
+    def test_host_that_boots_for_another_reason_is_used(self):
         self.machines.change('one', excluded='x')
         self.pass_(20, 10)
         self.machines.change('one', excluded='')
@@ -539,19 +539,19 @@ class TestNow(PowerTestCase):
         self.pass_(500)
         self.assertEqual({'one': None, 'two': None}, self.states())
 
-    def test_in_maintenance_it_is_not_offered(self):
+    def test_host_in_maintenance_is_not_offered(self):
         for name in self.names:
             self.new_maintenance().announce(name, model.Window(
                 self.clock.now(), self.clock.now() + 9000), 'fan')
         self.assertRaises(errors.Refused, self.now)
 
-    def test_of_two_that_want_the_same_host_one_gets_it(self):
+    def test_third_lease_on_two_hosts_is_refused(self):
         self.now(1)
         made = self.now(1)
         self.assertRaises(errors.Refused, self.now, 1)
         self.assertIsNotNone(made)
 
-    def test_who_waits_gets_one_as_soon_as_it_is_back(self):
+    def test_waiting_lease_gets_host_after_its_boot_time(self):
         """However long it takes: only a booking has it switched on."""
         self.admission._start_timeout = 0
         start = self.clock.now() - NOW
@@ -604,7 +604,7 @@ class TestMany(ManyTestCase):
         self.assertEqual(dict.fromkeys(self.names, State.OFF), self.states())
         self.assertEqual(2, self.at_once('off'))
 
-    def test_of_many_for_one_lease_none_is_late(self):
+    def test_many_hosts_of_one_lease_are_on_in_time(self):
         self.all_off()
         self.wants(7200, amount=7, vcpus=4)
         self.pass_(7200 - LEAD - 100 - (self.clock.now() - NOW))
@@ -640,7 +640,7 @@ class TestMany(ManyTestCase):
         self.assertEqual(dict.fromkeys(self.names), self.states())
         self.assertEqual(2, self.at_once('on'))
 
-    def test_each_that_does_not_answer_is_asked_as_often_as_may_be(self):
+    def test_silent_bmcs_are_retried_equally_often(self):
         self.all_off()
         for name in self.names:
             self.machines.change(name, excluded='x')
@@ -659,7 +659,7 @@ class TestMany(ManyTestCase):
         self.assertEqual(dict.fromkeys(self.names, 2),
                          dict(collections.Counter(asked)))
 
-    def test_bmcs_that_never_answer_keep_no_other_off(self):
+    def test_silent_bmcs_do_not_keep_other_hosts_off(self):
         self.all_off()
         self.hang(*self.names[:5])
         self.wants(7200, amount=7, vcpus=4)
@@ -675,12 +675,12 @@ class TestDead(ManyTestCase):
 
     names = tuple(f'host{number:02}' for number in range(17))
 
-    def test_they_keep_no_other_on(self):
+    def test_silent_bmcs_do_not_keep_another_host_on(self):
         self.hang(*self.names[:16])
         self.pass_(2 * 3600)
         self.assertEqual(State.OFF, self.states()[self.names[16]])
 
-    def test_those_that_are_late_for_a_lease_fail_before_others_are_asked(
+    def test_hosts_late_for_lease_fail_before_others_are_retried(
             self):
         """There may be more than can be asked in time."""
         self.pass_(200, 10)
@@ -707,7 +707,7 @@ class TestOneByOne(ManyTestCase):
     def another(self, **values):
         return PowerTestCase.another(self, max_switching=1, margin=10)
 
-    def test_those_that_come_late_are_written_rarely(self):
+    def test_outages_far_ahead_are_extended_rarely(self):
         """Thousands of hosts may be off for months."""
         self.pass_(400, 10)
         last = max(self.power._survey(), key=lambda seen: seen.off_until)
@@ -722,7 +722,7 @@ class TestOneByOne(ManyTestCase):
             until -= 100
             self.assertEqual(until, self.outage(last.row.name))
 
-    def test_leases_of_all_of_them_at_their_first_start_are_not_late(self):
+    def test_leases_at_earliest_starts_on_all_hosts_are_not_late(self):
         self.pass_(400, 10)
         self.assertEqual(dict.fromkeys(self.names, State.OFF), self.states())
         self.machines.boots = 600
@@ -750,7 +750,7 @@ class TestSpare(PowerTestCase):
     names = ('one', 'two', 'three')
     spare_hosts = 1
 
-    def test_some_stay_on(self):
+    def test_spare_host_stays_on_and_is_replaced(self):
         self.pass_(3600)
         self.assertEqual(
             [State.OFF] * 2 + [''],
@@ -770,7 +770,7 @@ class TestSpareOfEachKind(PowerTestCase):
     names = ('a1', 'a2', 'b1', 'b2')
     spare_hosts = 1
 
-    def test_one_stays_on(self):
+    def test_one_host_of_each_zone_and_size_stays_on(self):
         for name in 'big1', 'big2', 'big3':
             self.host(name, VCPU=8)
             self.enroll(name)
@@ -793,31 +793,31 @@ class TestRefusing(PowerTestCase):
         self.assertEqual([], self.machines.commands())
         self.assertEqual({'one': None}, self.states())
 
-    def test_with_a_server(self):
+    def test_host_with_server_stays_on(self):
         self.machines.change('one', servers=['server'])
         self.assert_on()
         self.assertIsNone(self.machines.get('one')['reason'])
         self.assertIsNone(self.outage('one'))
 
-    def test_one_that_an_operator_has_disabled(self):
+    def test_host_disabled_by_operator_stays_on(self):
         self.machines.change('one', reason='broken fan')
         self.assert_on()
         self.assertEqual('broken fan', self.machines.get('one')['reason'])
 
-    def test_one_that_is_forced_down(self):
+    def test_host_that_is_forced_down_stays_on(self):
         self.machines.change('one', forced=True)
         self.assert_on()
 
-    def test_one_in_maintenance(self):
+    def test_host_in_maintenance_stays_on(self):
         self.new_maintenance().announce('one', model.Window(
             NOW, NOW + 7200), 'fan')
         self.assert_on()
 
-    def test_one_that_is_excluded(self):
+    def test_excluded_host_stays_on(self):
         self.machines.change('one', excluded='it is excluded')
         self.assert_on()
 
-    def test_one_that_is_not_enrolled(self):
+    def test_host_that_is_not_enrolled_stays_on(self):
         with self.database.writer() as session:
             enrollment.remove(session, NOW, self.scalars(models.Host.id)[0])
         self.assert_on()
@@ -828,7 +828,7 @@ class TestRefusing(PowerTestCase):
             with self.database.writer() as session:
                 step(session, NOW, host_id)
 
-    def test_of_the_common_pool_one_that_its_operator_names_is_off(self):
+    def test_configured_host_outside_pool_is_switched_off(self):
         self.return_to_all()
         self.assert_on()
         self.machines.change('one', common=True)
@@ -842,13 +842,13 @@ class TestRefusing(PowerTestCase):
         self.pass_(300)
         self.assertEqual({'one': None}, self.states())
 
-    def test_of_the_common_pool_one_with_a_server_stays_on(self):
+    def test_configured_host_outside_pool_with_server_stays_on(self):
         self.machines.change('one', common=True)
         self.return_to_all()
         self.report(self.uuid_of('one'), 'one', {'VCPU': 1}, {'VCPU': 4})
         self.assert_on()
 
-    def test_the_bmc_of_another_host(self):
+    def test_host_with_bmc_of_another_host_fails_and_stays_on(self):
         self.machines.change('one', bmc='two')
         self.pass_(1200)
         self.assertEqual([], self.machines.commands())
@@ -864,7 +864,7 @@ class TestRefusing(PowerTestCase):
         self.assertEqual({'one': State.OFF}, self.states())
         self.assertRaises(errors.NotFound, power.retry, self.database, 'one')
 
-    def test_a_server_that_comes_while_it_shuts_down(self):
+    def test_host_with_server_since_shutdown_request_stays_on(self):
         self.machines.change('one', dies=False)
         self.look()
         self.machines.change('one', servers=['forced there'])
@@ -873,7 +873,7 @@ class TestRefusing(PowerTestCase):
         self.assertEqual({'one': None}, self.states())
         self.assertIsNone(self.machines.get('one')['reason'])
 
-    def test_one_that_is_reserved_while_no_listener_runs_stays_on(self):
+    def test_host_reserved_while_no_listener_runs_stays_on(self):
         self.machines.broken = machines.Error('It hangs.')
         self.look()
         self.assertEqual({State.STOPPING}, {*self.states().values()})
@@ -885,7 +885,7 @@ class TestRefusing(PowerTestCase):
         self.assertEqual([], self.machines.commands())
         self.assertEqual({None}, {*self.states().values()})
 
-    def test_an_operator_who_disables_it_while_it_is_off(self):
+    def test_reason_of_operator_is_kept_when_host_is_switched_on(self):
         self.pass_(20, 10)
         self.machines.change('one', reason='mine')
         self.wants(7200)
@@ -894,7 +894,7 @@ class TestRefusing(PowerTestCase):
         self.assertEqual('mine', self.machines.get('one')['reason'])
         self.assertEqual({'one': None}, self.states())
 
-    def test_maintenance_of_one_that_is_off(self):
+    def test_powered_off_host_stays_off_during_maintenance(self):
         """It is not switched during the maintenance, and counts as available
         from its boot time after that.
         """
@@ -912,14 +912,14 @@ class TestRefusing(PowerTestCase):
         self.assertEqual(['off', 'on'], self.machines.commands())
         self.assertEqual({'one': None}, self.states())
 
-    def test_before_maintenance_it_is_on(self):
+    def test_powered_off_host_is_on_before_maintenance(self):
         self.pass_(20, 10)
         self.new_maintenance().announce('one', model.Window(
             NOW + 3600, NOW + 7200), 'fan')
         self.pass_(3600)
         self.assertEqual({'one': None}, self.states())
 
-    def test_what_an_operator_switches_on_stays_on(self):
+    def test_host_switched_on_by_operator_stays_on(self):
         self.pass_(20, 10)
         self.machines.change('one', on=True, up_at=self.clock.now() + 240)
         self.pass_(450)
@@ -934,7 +934,7 @@ class TestFailing(PowerTestCase):
 
     names = ('one',)
 
-    def test_one_that_cannot_be_asked_stays_on(self):
+    def test_host_with_silent_bmc_stays_on_and_is_retried(self):
         self.machines.broken = machines.Error('It hangs.')
         self.pass_(700)
         self.assertEqual({'one': State.FAILED}, self.states())
@@ -945,12 +945,12 @@ class TestFailing(PowerTestCase):
         self.pass_(3700)
         self.assertEqual({'one': State.OFF}, self.states())
 
-    def test_a_driver_may_raise_anything(self):
+    def test_any_exception_of_driver_is_a_failure(self):
         self.machines.broken = ZeroDivisionError('What?')
         self.pass_(700)
         self.assertEqual({'one': State.FAILED}, self.states())
 
-    def test_when_the_cloud_does_not_answer_either_it_is_given_up_later(self):
+    def test_failure_is_recorded_when_nova_answers_again(self):
         raised = []
 
         def fails(*_what):
@@ -972,13 +972,13 @@ class TestFailing(PowerTestCase):
         self.assertEqual({'one': State.FAILED}, self.states())
         self.assertIsNone(self.machines.get('one')['reason'])
 
-    def test_one_that_says_off_and_does_nothing(self):
+    def test_ignored_shutdown_is_a_failure(self):
         self.machines.change('one', lies=True)
         self.pass_(1000)
         self.assertEqual({'one': State.FAILED}, self.states())
         self.assertIsNone(self.machines.get('one')['reason'])
 
-    def test_one_that_says_it_is_off_while_it_runs(self):
+    def test_running_host_reported_as_off_is_a_failure(self):
         """The host still reports to Nova."""
         with fixtures.MonkeyPatch('tests.machines.Machines.is_on',
                                   lambda *_names: False):
@@ -988,7 +988,7 @@ class TestFailing(PowerTestCase):
                       self.scalars(models.Host.power_error)[0])
         self.assertIsNone(self.machines.get('one')['reason'])
 
-    def test_one_that_does_not_come_back_has_failed(self):
+    def test_host_that_does_not_boot_in_time_has_failed(self):
         self.pass_(20, 10)
         lease = self.wants(7200)
         self.machines.boots = 90_000
@@ -1002,7 +1002,7 @@ class TestFailing(PowerTestCase):
         self.assertIsNone(self.outage('one'))
         self.assertIsNotNone(lease)
 
-    def test_one_that_was_never_switched_on_is_when_its_operator_says_so(self):
+    def test_failed_host_is_switched_on_by_retry_only(self):
         self.pass_(20, 10)
         self.machines.change('one', lies=True)
         self.wants(7200)
@@ -1027,7 +1027,7 @@ class TestFailing(PowerTestCase):
         self.assertEqual({'one': State.FAILED}, self.states())
         self.machines.change('one', lies=False)
 
-    def test_one_that_is_tried_again_has_not_recovered_before_it_reports(self):
+    def test_retried_host_recovers_only_when_it_reports(self):
         told = []
         status = host_status.HostStatus(
             self.database, self.clock, host_status.Thresholds(30, 120, 3600),
@@ -1050,7 +1050,7 @@ class TestFailing(PowerTestCase):
         self.assertEqual({'one': None}, self.states())
         self.assertEqual(['host.recovered'], told)
 
-    def test_one_that_is_tried_again_is_not_offered_before_it_is_on(self):
+    def test_retried_host_is_not_offered_before_its_boot_time(self):
         """Nor is it when no monitor has seen that it is silent."""
         self.fail_to_boot()
         with self.database.writer() as session:
@@ -1069,7 +1069,7 @@ class TestFailing(PowerTestCase):
         del before['leaders'], after['leaders']
         self.assertEqual(before, after)
 
-    def test_one_that_is_late_is_taken_back_and_known_to_be_slow(self):
+    def test_late_host_is_used_and_its_boot_time_recorded(self):
         self.pass_(20, 10)
         self.wants(7200)
         self.machines.boots = 1000
@@ -1079,7 +1079,7 @@ class TestFailing(PowerTestCase):
         times, = self.scalars(models.Host.boot_times)
         self.assertGreaterEqual(times[0], 1000)
 
-    def test_one_that_is_no_longer_in_the_file_has_failed_for_its_lease(self):
+    def test_host_removed_from_hosts_file_fails_at_its_lease(self):
         """Nothing switches it on."""
         self.pass_(20, 10)
         self.wants(7200)
@@ -1094,7 +1094,7 @@ class TestFailing(PowerTestCase):
                     session).values() if row.began_at])
         self.assertEqual(['off'], self.machines.commands())
 
-    def test_one_that_nova_no_longer_has_is_left_alone(self):
+    def test_host_deleted_from_nova_is_not_switched(self):
         self.pass_(20, 10)
         with self.database.begin() as connection:
             connection.execute(sa.update(models.Host.__table__).values(
@@ -1108,7 +1108,7 @@ class TestFailing(PowerTestCase):
         locked.assert_not_called()
         self.assertEqual(['off'], self.machines.commands())
 
-    def test_how_long_its_repair_takes_is_not_its_boot_time(self):
+    def test_repair_time_is_not_recorded_as_boot_time(self):
         self.fail_to_boot()
         self.clock.advance(90_000)
         self.machines.change('one', on=True, up_at=self.clock.now())
@@ -1116,7 +1116,7 @@ class TestFailing(PowerTestCase):
         self.assertEqual({'one': None}, self.states())
         self.assertEqual([[]], self.scalars(models.Host.boot_times))
 
-    def test_nor_is_the_time_in_which_no_listener_sees_it(self):
+    def test_time_without_listener_is_not_recorded_as_boot_time(self):
         self.pass_(20, 10)
         self.machines.change('one', excluded='x')
         self.look()
@@ -1125,7 +1125,7 @@ class TestFailing(PowerTestCase):
         self.assertEqual({'one': None}, self.states())
         self.assertEqual([[]], self.scalars(models.Host.boot_times))
 
-    def test_the_bmc_of_another_host_that_is_off(self):
+    def test_bmc_of_another_powered_off_host_is_a_failure(self):
         self.machines.change('one', bmc='two')
         with fixtures.MonkeyPatch('tests.machines.Machines.is_on',
                                   lambda *_names: False):
@@ -1133,7 +1133,7 @@ class TestFailing(PowerTestCase):
         self.assertEqual({'one': State.FAILED}, self.states())
         self.assertIsNone(self.machines.get('one')['reason'])
 
-    def test_one_whose_bmc_falls_silent_after_it_was_switched_on(self):
+    def test_booted_host_is_used_though_its_bmc_is_silent(self):
         """It is on, and so it is used."""
         self.pass_(20, 10)
         self.wants(7200)
@@ -1145,7 +1145,7 @@ class TestFailing(PowerTestCase):
         self.assertEqual({'one': None}, self.states())
         self.assertIsNone(self.machines.get('one')['reason'])
 
-    def test_one_whose_bmc_falls_silent_while_it_shuts_down(self):
+    def test_bmc_silent_during_shutdown_causes_boot_afterwards(self):
         """It is switched on again when the BMC answers."""
         self.look()
         self.assertEqual(['off'], self.machines.commands())
@@ -1157,7 +1157,7 @@ class TestFailing(PowerTestCase):
         self.assertEqual({'one': None}, self.states())
         self.assertEqual(['off', 'on'], self.machines.commands())
 
-    def test_one_whose_bmc_does_not_answer_to_a_late_shutdown(self):
+    def test_bmc_silent_after_late_shutdown_causes_boot_afterwards(self):
         """It shuts down all the same, later."""
         self.machines.broken = machines.Error('It hangs.')
         self.look()
@@ -1184,7 +1184,7 @@ class TestFailing(PowerTestCase):
         self.assertEqual(['off', 'on'], self.machines.commands())
         self.assertIsNone(self.machines.get('one')['reason'])
 
-    def test_one_that_no_process_has_switched_on_in_time_is_all_the_same(self):
+    def test_host_switched_on_too_late_is_used_when_it_reports(self):
         """Its bookings are moved, and it is used again when it reports."""
         self.pass_(20, 10)
         start = 7200
@@ -1216,7 +1216,7 @@ class TestFailing(PowerTestCase):
         self.pass_(seconds)
         self.assertEqual({'one': State.BOOTING}, self.states())
 
-    def test_one_is_not_offered_earlier_than_it_can_be_on(self):
+    def test_host_with_unsent_boot_is_not_offered_too_early(self):
         """Its boot takes its time from when its BMC accepts it."""
         self.boots_unsent(600)
         for start_timeout in 300, LEAD - 1:
@@ -1246,7 +1246,7 @@ class TestFailing(PowerTestCase):
             new, request=dataclasses.replace(
                 new.request, window=model.Window(now, now + 7200)))))
 
-    def test_its_time_counts_from_when_its_bmc_accepts_the_boot(self):
+    def test_boot_time_counts_from_acceptance_by_bmc(self):
         self.boots_unsent(700)
         self.machines.broken = None
         self.machines.boots = 600
@@ -1259,7 +1259,7 @@ class TestFailing(PowerTestCase):
         (took,), = self.scalars(models.Host.boot_times)
         self.assertTrue(600 <= took <= 620, took)
 
-    def test_for_a_lease_its_time_is_over_at_the_start_all_the_same(self):
+    def test_host_with_delayed_boot_fails_at_start_of_lease(self):
         """The lease gets another host then."""
         self.pass_(20, 10)
         self.wants(7200)
@@ -1277,7 +1277,7 @@ class TestFailing(PowerTestCase):
         self.assertEqual({'one': None}, self.states())
         self.assertEqual(['off', 'on'], self.machines.commands())
 
-    def test_a_boot_that_its_bmc_refuses_is_soon_requested_again(self):
+    def test_boot_refused_by_bmc_is_soon_requested_again(self):
         self.pass_(20, 10)
         self.wants(7200)
         self.pass_(7200 - LEAD - 30, 600)
@@ -1293,7 +1293,7 @@ class TestFailing(PowerTestCase):
         self.pass_(20, 10)
         self.assertEqual(['off', 'on'], self.machines.commands())
 
-    def test_an_on_that_is_lost_is_repeated(self):
+    def test_lost_boot_command_is_repeated(self):
         self.pass_(20, 10)
         self.wants(7200)
         self.machines.change('one', lies=True)
@@ -1342,7 +1342,7 @@ class TestDeaths(PowerTestCase):
             capture_output=True)
         self.assertEqual(-signal.SIGKILL, done.returncode, done.stderr)
 
-    def test_on_the_way_off(self):
+    def test_switching_off_continues_after_kill_of_listener(self):
         for point in ('POWER_OFF_RECORDED', 'POWER_OFF_DISABLED',
                       'POWER_OFF_SENT'):
             self.die(point)
@@ -1363,7 +1363,7 @@ class TestDeaths(PowerTestCase):
             known['log'].clear()
         self.clock.advance(900)
 
-    def test_on_the_way_on_the_lease_is_not_late(self):
+    def test_boot_continues_in_time_after_kill_of_listener(self):
         for point, commands in (
                 ('POWER_ON_RECORDED', ['off', 'on']),
                 ('POWER_ON_SENT', ['off', 'on']),
@@ -1386,12 +1386,12 @@ class TestDeaths(PowerTestCase):
             self.back()
 
 
-class TestNames(PowerTestCase):
+class TestErrorText(PowerTestCase):
 
     scenarios = databases.SQL
     names = ('one',)
 
-    def test_whatever_a_bmc_says_is_kept_as_it_can_be_read(self):
+    def test_error_text_of_bmc_is_printable_and_limited(self):
         for text in 'a\x00b', 'a\udc80b', 'a\nb':
             self.machines.mismatch = lambda *_names, said=text: said
             self.look()
@@ -1409,7 +1409,7 @@ class TestOnce(PowerTestCase):
     scenarios = databases.SQL
     names = ('one',)
 
-    def test_of_listeners_one_sends_a_command(self):
+    def test_only_one_of_two_listeners_sends_a_command(self):
         """Both consider themselves the leader."""
         both = [self.another(), self.another()]
         barrier = threading.Barrier(2)
@@ -1425,7 +1425,7 @@ class TestOnce(PowerTestCase):
             thread.join(60)
         self.assertEqual(['off'], self.machines.commands())
 
-    def test_what_is_claimed_is_left_alone(self):
+    def test_claimed_host_is_switched_once(self):
         threads = []
         held = self.another(later=threads.append)
         seen, = held._survey()
@@ -1440,7 +1440,7 @@ class TestOnce(PowerTestCase):
         threads[0]()
         self.assertEqual(['off', 'on'], self.machines.commands())
 
-    def test_one_that_a_lease_got_during_a_pause_stays_on(self):
+    def test_host_reserved_during_pause_of_process_stays_on(self):
         """The process was paused before it had claimed the host."""
         self.power = self.another(shutdown_timeout=1500)
         for sent in [], ['off']:
@@ -1467,7 +1467,7 @@ class TestOnce(PowerTestCase):
         self.machines.change('one', excluded='x')
         self.pass_(400)
 
-    def test_one_that_somebody_else_works_on_is_left_alone(self):
+    def test_host_is_not_switched_before_its_claim_expires(self):
         with self.database.begin() as connection:
             connection.execute(sa.update(models.Host.__table__).values(
                 power_claimed_until=self.clock.now() + 100))
@@ -1476,7 +1476,7 @@ class TestOnce(PowerTestCase):
         self.pass_(20, 10)
         self.assertEqual(['off'], self.machines.commands())
 
-    def test_a_claim_by_a_clock_that_was_ahead_makes_nothing_late(self):
+    def test_claim_by_clock_that_was_ahead_does_not_delay_boot(self):
         self.pass_(20, 10)
         self.assertEqual({'one': State.OFF}, self.states())
         self.wants(7200)
@@ -1487,7 +1487,7 @@ class TestOnce(PowerTestCase):
         self.assertEqual(['off', 'on'], self.machines.commands())
         self.assertEqual({'one': None}, self.states())
 
-    def test_where_nothing_is_switched_nothing_is_written(self):
+    def test_nothing_is_written_when_nothing_is_switched(self):
         self.machines.change('one', excluded='x')
         self.look()
         before = self.everything()
@@ -1498,9 +1498,9 @@ class TestOnce(PowerTestCase):
         self.assertEqual(before, after)
 
 
-class TestPoints(base.TestCase):
+class TestFaultPoints(base.TestCase):
 
-    def test_all_points_are_tried(self):
+    def test_fault_points_of_power_are_those_that_are_tested(self):
         self.assertEqual(
             {'POWER_OFF_RECORDED', 'POWER_OFF_DISABLED', 'POWER_OFF_SENT',
              'POWER_ON_RECORDED', 'POWER_ON_SENT', 'POWER_ON_ENABLED'},

@@ -82,7 +82,7 @@ class TestRedfish(PowerTestCase):
         self.assertEqual([('one', 'GracefulShutdown'), ('one', 'On')],
                          self.emulator.requested)
 
-    def test_what_does_not_shut_down_is_forced_off(self):
+    def test_host_that_does_not_shut_down_is_forced_off(self):
         self.emulator.stubborn.add('one')
         self.switches.off(*self.one, force=False)
         self.assertTrue(self.switches.is_on(*self.one))
@@ -90,7 +90,7 @@ class TestRedfish(PowerTestCase):
         self.assertFalse(self.switches.is_on(*self.one))
         self.assertEqual(('one', 'ForceOff'), self.emulator.requested[-1])
 
-    def test_its_name_is_compared(self):
+    def test_identity_of_bmc_is_compared_with_host(self):
         self.assertEqual('', self.switches.mismatch(*self.one))
         other = self.hosts(f'''
             [two]
@@ -116,7 +116,7 @@ class TestRedfish(PowerTestCase):
             ''')
         self.assertNotEqual('', wrong.mismatch('one', 'one'))
 
-    def test_one_that_hangs_is_given_up(self):
+    def test_hanging_bmc_is_unavailable_after_timeout(self):
         self.emulator.mode = 'hang'
         switches = power_hosts.PowerHosts(
             os.path.join(self.folder, 'hosts'), 1)
@@ -125,18 +125,18 @@ class TestRedfish(PowerTestCase):
             errors.PowerUnavailable, switches.is_on, *self.one)
         self.assertLess(time.monotonic() - began, 4)
 
-    def test_one_that_fails_is_not_available(self):
+    def test_failing_bmc_is_unavailable(self):
         self.emulator.mode = '500'
         for work in (self.switches.is_on, self.switches.on):
             self.assertRaises(errors.PowerUnavailable, work, *self.one)
 
-    def test_nothing_that_it_sends_ends_a_process(self):
+    def test_invalid_response_is_a_power_error(self):
         self.emulator.mode = 'garbage'
         for work in (self.switches.is_on, self.switches.on,
                      self.switches.mismatch):
             self.assertRaises(errors.PowerError, work, *self.one)
 
-    def test_one_that_is_not_there(self):
+    def test_unreachable_bmc_is_unavailable(self):
         switches = self.hosts('''
             [one]
             driver = redfish
@@ -145,7 +145,7 @@ class TestRedfish(PowerTestCase):
         self.assertRaises(
             errors.PowerUnavailable, switches.is_on, 'one', 'one')
 
-    def test_of_several_systems_it_has_to_be_said_which(self):
+    def test_bmc_with_several_systems_requires_option_system(self):
         emulator = self.useFixture(redfish.Emulator('one', 'two'))
         text = f'''
             [one]
@@ -162,7 +162,7 @@ class TestRedfish(PowerTestCase):
         switches.off('one', 'one', force=True)
         self.assertEqual([('two', 'ForceOff')], emulator.requested)
 
-    def test_what_cannot_be_is_refused_when_it_is_read(self):
+    def test_invalid_options_are_refused(self):
         for text, said in (
                 ('', 'there is no driver ""'),
                 ('driver = ipmi', 'Write one of command, redfish'),
@@ -186,9 +186,9 @@ class TestRedfish(PowerTestCase):
             errors.ConfigurationError, power_hosts.PowerHosts, '/none', 1)))
 
 
-class TestFile(PowerTestCase):
+class TestHostsFile(PowerTestCase):
 
-    def test_it_is_read_again_when_it_has_changed(self):
+    def test_changed_file_is_read_again(self):
         switches = self.hosts('[one]\ndriver = command\ncommand = true\n')
         self.assertTrue(switches.known('one', 'x'))
         self.assertTrue(switches.known('x', 'one'))
@@ -199,7 +199,7 @@ class TestFile(PowerTestCase):
         self.assertFalse(switches.known('one', 'one'))
         self.assertRaises(errors.PowerError, switches.on, 'one', 'one')
 
-    def test_one_that_is_wrong_changes_nothing_and_is_said_once(self):
+    def test_invalid_file_is_ignored_and_logged_once(self):
         switches = self.hosts('[one]\ndriver = command\ncommand = true\n')
         self.write('hosts', '[one]\ndriver = nothing at all\n')
         for _look in range(3):
@@ -216,7 +216,7 @@ class TestFile(PowerTestCase):
             self.assertEqual(
                 number + 1, self.log.output.count('there is no driver'))
 
-    def test_one_that_could_not_be_read_is_as_soon_as_it_can(self):
+    def test_unreadable_file_is_read_as_soon_as_possible(self):
         """Although it has not changed."""
         switches = self.hosts('[one]\ndriver = command\ncommand = true\n')
         path = self.write('hosts', '[two]\ndriver = command\ncommand = x\n')
@@ -234,7 +234,7 @@ class TestFile(PowerTestCase):
             self.assertTrue(switches.known('two', 'two'))
         self.assertEqual(1, self.log.output.count('was read again'))
 
-    def test_one_that_others_can_write_is_not_used(self):
+    def test_file_writable_by_others_is_refused(self):
         """It may name any command, and any BMC."""
         one = '[one]\ndriver = command\ncommand = true\n'
         path = os.path.join(self.folder, 'hosts')
@@ -249,7 +249,7 @@ class TestFile(PowerTestCase):
             os.chmod(path, mode)
             self.assertTrue(power_hosts.PowerHosts(path, 1).known('one', ''))
 
-    def test_one_that_belongs_to_another_user_is_not_used(self):
+    def test_file_of_another_user_is_refused(self):
         path, me = self.write('hosts', ''), os.geteuid()
         for owner in 0, me:
             with self.owned(path, owner):
@@ -259,7 +259,7 @@ class TestFile(PowerTestCase):
             self.assertIn(f'with the id {me + 1}. Check', said)
             self.assertLess(said.index('Check'), said.index('chown root'))
 
-    def test_one_that_others_may_write_later_changes_nothing(self):
+    def test_changed_file_writable_by_others_is_ignored(self):
         switches = self.hosts('[one]\ndriver = command\ncommand = true\n')
         path = self.write('hosts', '[two]\ndriver = command\ncommand = x\n',
                           0o666)
@@ -282,7 +282,7 @@ class TestCommand(PowerTestCase):
             command = {path} --cluster "a b"
             ''')
 
-    def test_it_gets_what_to_do_and_the_host(self):
+    def test_command_gets_action_and_host(self):
         switches = self.command(
             f'echo "$#: $@" >> {self.folder}/done; echo ON')
         self.assertTrue(switches.is_on('one', 'x'))
@@ -294,14 +294,14 @@ class TestCommand(PowerTestCase):
                 f'4: --cluster a b {what} one\n'
                 for what in ('state', 'on', 'off', 'force-off')], [*file])
 
-    def test_its_names_are_compared(self):
+    def test_printed_names_are_compared_with_host(self):
         self.assertEqual('', self.command(
             'printf "x\\none.example.org\\n"').mismatch(
                 'one.example.org', 'one'))
         self.assertIn('host is without a name', self.command(
             'exit 0').mismatch('one', 'one'))
 
-    def test_what_fails_says_why(self):
+    def test_failed_command_is_reported_with_its_output(self):
         for script, said in (('echo broken; exit 3', '(3): broken'),
                              ('echo maybe', 'printed "maybe"'),
                              ('kill -9 $$', 'or was killed')):
@@ -312,7 +312,7 @@ class TestCommand(PowerTestCase):
             '[one]\ndriver = command\ncommand = /nowhere/command\n').on,
             'one', 'one')
 
-    def test_one_that_hangs_is_killed_with_what_it_has_started(self):
+    def test_hanging_command_is_killed_with_its_children(self):
         switches = self.command(
             f'sleep 100 & echo $! > {self.folder}/child; wait')
         self.assertRaises(
@@ -321,7 +321,7 @@ class TestCommand(PowerTestCase):
             child = int(file.read())
         self.wait_for(lambda: not _runs(child), 'its child to be killed')
 
-    def test_what_cannot_be_is_refused_when_it_is_read(self):
+    def test_invalid_options_are_refused(self):
         for text, said in (('', '"command" is missing'),
                            ('command = "a', 'cannot be read'),
                            ('command = a\naddress = b', 'unknown key')):
@@ -352,19 +352,19 @@ class TestPasswords(PowerTestCase):
             'ca_file': self.ca, **more}.items() if value)
         return self.hosts(f'[DEFAULT]\n{lines}\n[one]\n')
 
-    def test_by_a_session_that_is_closed(self):
+    def test_session_is_used_and_closed(self):
         switches = self.switches()
         switches.off('one', 'one', force=False)
         self.assertFalse(switches.is_on('one', 'one'))
         self.assertEqual(set(), self.emulator.sessions)
         self.assertEqual({'session'}, {*self.emulator.seen_auth})
 
-    def test_by_basic_authentication(self):
+    def test_basic_authentication_is_used_if_configured(self):
         switches = self.switches(auth='basic')
         self.assertTrue(switches.is_on('one', 'one'))
         self.assertEqual({'Basic'}, {*self.emulator.seen_auth})
 
-    def test_one_that_changes_is_read_again(self):
+    def test_changed_password_is_read_again(self):
         switches = self.switches()
         self.write('secret', 'wrong')
         exc = self.assertRaises(
@@ -373,7 +373,7 @@ class TestPasswords(PowerTestCase):
         self.write('secret', 'open sesame')
         self.assertTrue(switches.is_on('one', 'one'))
 
-    def test_a_certificate_that_nobody_knows_is_refused(self):
+    def test_unknown_certificate_is_refused(self):
         exc = self.assertRaises(
             errors.PowerUnavailable,
             self.switches(ca_file=None).is_on, 'one', 'one')
@@ -387,7 +387,7 @@ class TestPasswords(PowerTestCase):
         self.assertEqual([], self.emulator.seen_auth)
         return str(exc)
 
-    def test_a_password_that_others_can_read_or_write_is_not_used(self):
+    def test_password_file_accessible_by_others_is_refused(self):
         for mode in 0o400, 0o600, 0o440, 0o640:
             os.chmod(self.secret, mode)
             self.assertTrue(self.switches().is_on('one', 'one'), oct(mode))
@@ -397,7 +397,7 @@ class TestPasswords(PowerTestCase):
             self.assertLess(said.index('Change the password first'),
                             said.index('chmod 0640'))
 
-    def test_a_password_that_belongs_to_another_user_is_not_used(self):
+    def test_password_file_of_another_user_is_refused(self):
         """Only root and the user of the process may have written it."""
         me = os.geteuid()
         for owner in 0, me:
@@ -408,7 +408,7 @@ class TestPasswords(PowerTestCase):
             self.assertIn(f'with the id {me + 1}. Change', said)
             self.assertLess(said.index('Change'), said.index('chown root'))
 
-    def test_without_its_file_nothing_is_sent(self):
+    def test_nothing_is_sent_without_password_file(self):
         os.remove(self.secret)
         self.assertIn('its password cannot be read', self.refused_request())
 

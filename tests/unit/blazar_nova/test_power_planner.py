@@ -39,7 +39,7 @@ def plan(*hosts, **values):
 
 class TestPlan(base.TestCase):
 
-    def test_one_that_nothing_needs_is_switched_off(self):
+    def test_unneeded_host_is_switched_off(self):
         self.assertEqual([(1, False)], plan(host(1)))
         # The first start that leaves it off for long enough.
         self.assertEqual([], plan(host(1, needed_in=660 + 1800)))
@@ -47,21 +47,21 @@ class TestPlan(base.TestCase):
         self.assertEqual([], plan(host(1, needed_in=0)))
         self.assertEqual([], plan(host(1, needed_in=-5000)))
 
-    def test_one_that_is_needed_is_switched_on_in_time(self):
+    def test_needed_host_is_switched_on_in_time(self):
         self.assertEqual([], plan(host(1, OFF, needed_in=661)))
         self.assertEqual([(1, True)], plan(host(1, OFF, needed_in=660)))
         # It may have been switched off just now.
         self.assertEqual([(1, True)], plan(
             host(1, OFF, needed_in=10, since=1)))
 
-    def test_of_many_that_are_needed_together_some_are_early(self):
+    def test_some_of_many_needed_hosts_are_switched_on_early(self):
         hosts = [host(number, OFF, needed_in=680) for number in range(5)]
         self.assertEqual([(0, True)], plan(*hosts, max_switching=2))
         self.assertEqual([], plan(*hosts, max_switching=5))
         late = [host(number, OFF, needed_in=1) for number in range(5)]
         self.assertEqual(5, len(plan(*late, max_switching=2)))
 
-    def test_spare_ones_stay_on_and_are_switched_on(self):
+    def test_spare_hosts_stay_on_and_are_switched_on(self):
         two = host(1), host(2, needed_in=90_000)
         self.assertEqual([(1, False)], plan(*two, spare_hosts=1))
         self.assertEqual([], plan(*two, spare_hosts=2))
@@ -75,34 +75,34 @@ class TestPlan(base.TestCase):
         self.assertEqual([(4, True)], plan(
             host(1, needed_in=2000), *off, spare_hosts=1))
 
-    def test_of_each_kind(self):
+    def test_spare_hosts_are_kept_of_each_kind(self):
         self.assertEqual([(1, False), (3, False)], plan(
             host(1), host(2), host(3, kind='b'), host(4, kind='b'),
             spare_hosts=1))
         self.assertEqual([], plan(
             host(1), host(2, kind='b'), spare_hosts=1))
 
-    def test_nothing_flaps(self):
+    def test_hosts_are_not_switched_before_minimum_times(self):
         self.assertEqual([], plan(host(1, since=899)))
         self.assertEqual([(1, False)], plan(host(1, since=900)))
         self.assertEqual([], plan(host(1, OFF, since=1799), spare_hosts=1))
 
-    def test_what_is_under_way_or_held_is_left_alone(self):
+    def test_hosts_in_transition_failed_or_held_are_not_switched(self):
         for one in (host(1, STOPPING), host(1, BOOTING), host(1, FAILED),
                     host(1, held='x'), host(1, OFF, 1, held='x')):
             self.assertEqual([], plan(one))
 
-    def test_one_that_has_to_be_on_is_switched_on(self):
+    def test_host_that_is_kept_on_is_switched_on(self):
         self.assertEqual([], plan(host(1, kept_on='x')))
         self.assertEqual([(1, True)], plan(host(1, OFF, kept_on='x')))
 
-    def test_what_a_lease_needs_is_on_before_what_has_to_be_on(self):
+    def test_hosts_needed_by_leases_are_switched_on_first(self):
         """An operator may exclude thousands of hosts at once."""
         self.assertEqual([(3, True), (2, True), (1, True)], plan(
             host(1, OFF, kept_on='x'), host(2, OFF, needed_in=660),
             host(3, OFF, needed_in=600, kept_on='x')))
 
-    def test_the_lead_time(self):
+    def test_lead_time_depends_on_known_boot_times(self):
         for known, lead in (
                 (None, 660), ([], 660), ([50] * 4, 660), ([700] * 2, 760),
                 ([50] * 5, 180), ([50, 50, 400, 50, 50], 460)):
@@ -131,7 +131,7 @@ class TestProperties(base.TestCase):
 
     @examples.repeatable(300)
     @hypothesis.given(_hosts, policy)
-    def test_by_the_oracle(self, values, rules):
+    def test_plan_satisfies_all_rules(self, values, rules):
         hosts = [host(number, state, needed, since, kind, lead, held=held,
                       kept_on=kept) for number, (
                           state, needed, since, kind, lead, held, kept)
@@ -188,7 +188,7 @@ class TestProperties(base.TestCase):
             if number >= rules.max_switching:
                 self.assertGreater(at, first - power_planner.ROUND)
 
-    def test_the_schedule_by_trying_all(self):
+    def test_rounds_of_switching_match_brute_force(self):
         """Compare the rounds of switching with all possible orders."""
         for needed in itertools.combinations_with_replacement(
                 range(0, 60, 10), 4):

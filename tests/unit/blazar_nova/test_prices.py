@@ -87,7 +87,7 @@ class PricesTestCase(base.DatabaseTestCase):
 class TestCosts(PricesTestCase):
     """From Friday, 08:00."""
 
-    def test_reserved_and_used_hours_and_a_fee(self):
+    def test_costs_of_reserved_and_used_hours_and_flat_fee(self):
         self.record('planned', 0, 2 * HOUR, 4)
         self.record('used', 0, 2 * HOUR, 2)
         self.assertEqual({(): {'VCPU': '0.160000', 'flat': '0.250000'}},
@@ -96,12 +96,12 @@ class TestCosts(PricesTestCase):
         self.assertEqual({(): {'VCPU': '0.080000'}},
                          self.costs(HOUR, 2 * HOUR))
 
-    def test_what_is_used_later_is_not_known(self):
+    def test_usage_after_now_has_no_costs(self):
         self.record('used', 0, model.FOREVER - NOW, 1)
         self.assertEqual({(): {'VCPU': '0.020000'}},
                          self.costs(0, 2 * HOUR, now=HOUR))
 
-    def test_premiums_by_the_time_of_the_day(self):
+    def test_premiums_apply_by_day_and_time(self):
         self.record('reserved', 0, 6 * HOUR, 1)
         # 2 h, 2 h twice, 1 h three times, 1 h twice: 11 hours.
         self.assertEqual('0.110000', self.costs(0, 6 * HOUR)[()]['VCPU'])
@@ -110,7 +110,7 @@ class TestCosts(PricesTestCase):
         self.assertEqual('0.080000', self.costs(
             24 * HOUR, 30 * HOUR)[()]['VCPU'])
 
-    def test_premiums_while_clocks_change(self):
+    def test_premiums_around_changes_of_daylight_saving(self):
         """Compared with a count by the minute, of local times."""
         premiums = [('00:00', '02:20'), ('01:40', '02:45'), ('02:30', '04:00'),
                     ('00:30', '24:00')]
@@ -143,7 +143,7 @@ class TestCosts(PricesTestCase):
                                      project_id=zone)[()]['VCPU']),
                     (zone, date, begins, ends))
 
-    def test_what_is_released_early_is_paid_in_part(self):
+    def test_early_release_is_discounted(self):
         self.record('planned', 0, 2 * HOUR, 1)
         self.record('reserved', HOUR, 2 * HOUR, 1, sign=-1)
         self.assertEqual('0.015000', self.costs(0, 2 * HOUR)[()]['VCPU'])
@@ -151,7 +151,7 @@ class TestCosts(PricesTestCase):
         self.assertEqual('0.010000', self.costs(
             0, 2 * HOUR, free)[()]['VCPU'])
 
-    def test_projects_pay_what_all_of_them_pay_together(self):
+    def test_costs_of_projects_add_up_after_transfer(self):
         """A lease that is transferred is released by the former project."""
         self.record('planned', 0, 2 * HOUR, 1, project='a')
         self.record('reserved', HOUR, 2 * HOUR, 1, sign=-1, project='a')
@@ -163,11 +163,11 @@ class TestCosts(PricesTestCase):
         self.assertEqual({(): {'VCPU': '0.025000', 'flat': '0.250000'}},
                          self.costs(0, 2 * HOUR))
 
-    def test_other_types_have_the_default(self):
+    def test_other_resource_types_have_default_rates(self):
         self.record('reserved', 0, HOUR, 1, resource_type='physical:host')
         self.assertEqual('1.000000', self.costs(0, HOUR)[()]['VCPU'])
 
-    def test_a_fee_is_paid_once_when_the_first_window_begins(self):
+    def test_flat_fee_is_charged_once_at_first_start(self):
         """Also if a lease is moved there from far away."""
         self.record('planned', 10 * HOUR, 11 * HOUR, 1)
         self.record('planned', 10 * HOUR, 11 * HOUR, 2)
@@ -191,7 +191,7 @@ class TestCosts(PricesTestCase):
         self.assertEqual({(): {'flat': '0.250000'}}, self.costs(
             0, HOUR, self.rates(some[:some.index('VCPU')])))
 
-    def test_groups_and_filters_are_those_of_usage(self):
+    def test_costs_are_grouped_and_filtered_like_usage(self):
         for project in 'ab':
             self.record('planned', 0, HOUR, 1, project=project,
                         reservation=project)
@@ -200,7 +200,7 @@ class TestCosts(PricesTestCase):
                          self.costs(0, HOUR, group_by=('project_id',)))
         self.assertEqual({(): costs}, self.costs(0, HOUR, project_id='a'))
 
-    def test_intervals_add_up_to_a_count_by_the_minute(self):
+    def test_costs_of_intervals_match_a_count_by_minute(self):
         chance = random.Random(7)
         minutes = 24 * 60
         level = [[0] * minutes for _kind in range(3)]
@@ -269,7 +269,7 @@ class TestCosts(PricesTestCase):
                 self.assertEqual(whole, self.rows(
                     unit='day', group_by=keys, limit=limit))
 
-    def test_many_days_are_one_statement(self):
+    def test_number_of_statements_is_independent_of_days(self):
         for day in range(300):
             self.record('reserved', day * 24 * HOUR, (day + 1) * 24 * HOUR, 1)
         query = accounting.Query(model.Window(
@@ -283,7 +283,7 @@ class TestCosts(PricesTestCase):
                        [{} for _one in totals], NOW)
         self.assertEqual((301, 3), (len(totals), len(asked)))
 
-    def test_servers_of_former_times_do_not_count(self):
+    def test_records_that_cancel_out_do_not_count_for_limit(self):
         """Otherwise no interval would be short enough after some years."""
         for number in range(5):
             for sign in (1, -1):
@@ -293,7 +293,7 @@ class TestCosts(PricesTestCase):
         self.assertEqual({(): {'VCPU': '0.010000', 'flat': '0.250000'}},
                          self.costs(0, HOUR, most=1))
 
-    def test_many_premiums_take_no_longer(self):
+    def test_work_does_not_grow_with_number_of_premiums(self):
         lines = ''.join(
             f'[[premium]]\nfactor = 1.{minute}\n'
             f'from = "{minute // 60:02}:{minute % 60:02}"\nto = "24:00"\n'
@@ -305,7 +305,7 @@ class TestCosts(PricesTestCase):
             self.costs(0, 3650 * 24 * HOUR, rates)
         self.assertGreater(3660, local.call_count)
 
-    def test_rows_of_an_answer_have_them(self):
+    def test_rows_of_usage_have_costs(self):
         self.record('planned', 0, HOUR, 1)
         query = accounting.Query(model.Window(NOW, NOW + HOUR),
                                  group_by=('project_id',))
@@ -317,7 +317,7 @@ class TestCosts(PricesTestCase):
                                        'flat': '0.250000'}),
                          (rows[0]['cost'], rows[0]['costs']))
 
-    def test_so_many_records_are_counted_and_no_more(self):
+    def test_number_of_records_is_limited(self):
         for number in range(3):
             self.record('planned', 0, HOUR, 1, reservation=str(number))
         for most in (3, None):
@@ -327,7 +327,7 @@ class TestCosts(PricesTestCase):
             errors.InvalidLeaseParams, self.costs, 0, HOUR, most=2)
         self.assertIn('Write a shorter interval', str(error))
 
-    def test_all_time_is_too_long_for_premiums(self):
+    def test_too_long_interval_with_premiums_is_refused(self):
         error = self.assertRaises(
             errors.InvalidLeaseParams, self.costs, -NOW, 10 ** 10)
         self.assertIn('Write a shorter interval', str(error))
@@ -335,7 +335,7 @@ class TestCosts(PricesTestCase):
 
 class TestRates(PricesTestCase):
 
-    def test_the_documentation_has_an_example_that_works(self):
+    def test_documented_example_is_valid(self):
         with open(os.path.join(
                 os.path.dirname(__file__), '../../../doc/source/admin/'
                 'usage.rst')) as file:
@@ -353,7 +353,7 @@ class TestRates(PricesTestCase):
         self.assertEqual('999999999.000000', self.costs(
             0, 1000 * HOUR, rates)[()]['flat'])
 
-    def test_a_mistake_is_named(self):
+    def test_invalid_rates_are_reported(self):
         for text, part in (
                 ('', 'rates'), ('version = 1\n[rates.x]\nVCPU = {a = 1}',
                                 'rates of VCPU are reserved and used'),

@@ -29,7 +29,7 @@ from tests.unit import base
 
 class TestNotificationListener(base.TestCase):
 
-    def test_it_does_not_wake_up_all_the_time_after_a_message(self):
+    def test_listener_does_not_poll_constantly_after_a_message(self):
         """The attribute that is set for it is private to oslo.messaging."""
         waited = []
 
@@ -53,7 +53,7 @@ class TestNotificationListener(base.TestCase):
 
 class TestNotify(base.TestCase):
 
-    def test_it_does_not_wait_until_a_message_bus_is_back(self):
+    def test_notify_does_not_wait_for_unavailable_message_bus(self):
         with socket.socket() as taken:
             # Bound, but not listening.
             taken.bind(('127.0.0.1', 0))
@@ -94,7 +94,7 @@ class TestOutbox(base.TestCase):
         for event in events:
             self.outbox.put(event, {'lease_id': 'a-lease'})
 
-    def test_they_go_in_their_order_and_nobody_waits(self):
+    def test_events_are_sent_in_order_without_blocking(self):
         self.put('one', 'bad', 'two')
         self.assertEqual([], self.sent)
         self.bus.set()
@@ -106,7 +106,7 @@ class TestOutbox(base.TestCase):
         self.outbox.flush(20)
         self.assertEqual('three', self.sent[-1])
 
-    def test_when_too_many_wait_the_oldest_go(self):
+    def test_oldest_events_are_dropped_when_queue_is_full(self):
         self.put('in hand')
         self.wait_for(lambda: not self.outbox._waiting, 'the first event')
         self.put('1', '2', '3', '4', '5')
@@ -117,12 +117,12 @@ class TestOutbox(base.TestCase):
             self.assertIn(f'Lease a-lease: {number} is not published, '
                           f'because 3 newer', self.log.output)
 
-    def test_who_ends_does_not_wait_for_ever(self):
+    def test_flush_ends_after_its_timeout(self):
         self.put('one', 'two')
         self.outbox.flush(0.01)
         self.assertIn('did not take the last 2 events', self.log.output)
 
-    def test_who_was_forked_sends_his_own_and_no_others(self):
+    def test_forked_process_sends_only_its_own_events(self):
         self.useFixture(fixtures.MonkeyPatch(
             'blazar_nova.compat.process._outbox._send', self.send))
         process.notify('of the parent', {'lease_id': 'a-lease'})
@@ -192,7 +192,7 @@ class TestQuiet(base.TestCase):
         self.assertEqual((len(cases), ''), (len(shown), rest))
         return [ours(text.splitlines()) for text in shown]
 
-    def test_theirs_only_from_warning_on_unless_debug_is_set(self):
+    def test_quiet_hides_info_of_libraries_unless_debug_is_set(self):
         path = os.path.join(
             self.useFixture(fixtures.TempDir()).path, 'nova.log')
         quiet, nothing, loud, debug = self.logged(
@@ -223,12 +223,12 @@ class TestLostAfter(base.TestCase):
             long_rpc_timeout=longest,
             blazar=types.SimpleNamespace(lost_build_timeout=seconds))
 
-    def test_it_is_longer_than_a_conductor_may_wait(self):
+    def test_lost_after_exceeds_long_rpc_timeout(self):
         self.assertEqual(1860, wiring.lost_after(self.conf(None)))
         self.assertEqual(80, wiring.lost_after(self.conf(None, 20)))
         self.assertEqual(1801, wiring.lost_after(self.conf(1801)))
 
-    def test_what_is_not_is_refused_with_what_to_write(self):
+    def test_too_short_lost_build_timeout_is_refused(self):
         for seconds in (120, 1800):
             refused = self.assertRaises(
                 errors.ConfigurationError, wiring.lost_after,
@@ -239,9 +239,9 @@ class TestLostAfter(base.TestCase):
                 self.assertIn(words, str(refused))
 
 
-class TestWaiting(base.TestCase):
+class TestTimeouts(base.TestCase):
 
-    def test_placement_is_not_waited_for_for_ever(self):
+    def test_placement_and_limits_have_a_default_timeout(self):
         process.bound_waiting()
         self.assertEqual(30, process.CONF.placement.timeout)
         self.assertEqual(30, process.CONF.oslo_limit.timeout)
@@ -251,7 +251,7 @@ class TestWaiting(base.TestCase):
         process.bound_waiting()
         self.assertEqual(7, process.CONF.placement.timeout)
 
-    def test_placement_is_asked_at_once_when_the_clock_was_set_back(self):
+    def test_clock_set_back_does_not_delay_calls_to_placement(self):
         process.bound_waiting()
         web = self.useFixture(requests_fixture.Fixture())
         web.get('http://placement.test/traits', json={'traits': []})

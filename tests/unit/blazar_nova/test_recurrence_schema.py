@@ -41,12 +41,12 @@ class TestLocalized(base.BaseTestCase):
             tuple(found[key] for key in (
                 'name', 'start', 'end_date', 'before_end', 'end', 'events')))
 
-    def test_what_is_no_date_stays(self):
+    def test_values_that_are_no_dates_are_left_unchanged(self):
         for text in ('2026-02-30 09:00', 'soon', 5, None, '0000-01-01 00:00'):
             self.assertEqual(text, self.localized({
                 'start': text, 'recurrence': RULE})[0]['start'])
 
-    def test_without_it_nothing_is_touched(self):
+    def test_values_without_recurrence_are_left_unchanged(self):
         values = {'start': '2026-07-01 09:00', 'recurrence': None}
         found, local = self.localized(values)
         self.assertIs(values, found)
@@ -73,7 +73,7 @@ class TestLocalized(base.BaseTestCase):
                 series.absence(timezone, one)
                 for one in request.recurrence.shifted.values()]
 
-    def test_windows_in_the_gap(self):
+    def test_windows_in_skipped_hour_are_shifted(self):
         for how in ({'end': '2027-03-28 02:45'}, {'duration': '30m'}):
             found, shifted = self.read(start='2027-03-28 02:15', **how)
             self.assertEqual(
@@ -87,7 +87,7 @@ class TestLocalized(base.BaseTestCase):
                 rule='FREQ=DAILY;COUNT=2', start='2027-03-27 22:00',
                 end='2027-03-28 02:30')))
 
-    def test_the_hour_that_is_there_twice(self):
+    def test_windows_in_repeated_hour_follow_their_offset(self):
         """With offsets that distinguish the two, or without."""
         for start, end, found in (
                 ('02:30+02:00', '02:30+01:00', '02:30-31 02:30'),
@@ -102,13 +102,13 @@ class TestLocalized(base.BaseTestCase):
                 '01 02:30-01 03:30' if start[:5] == end[:5] else
                 f'01 {start[:5]}-01 {end[:5]}', windows[1])
 
-    def test_a_rule_by_the_hour_counts_from_the_first_that_is_there(self):
+    def test_hourly_rule_starts_after_skipped_hour(self):
         self.assertEqual(
             (['28 03:00-28 03:30', '28 04:00-28 04:30'], []), self.read(
                 start='2027-03-28 02:15', end='2027-03-28 02:45',
                 rule='FREQ=HOURLY;COUNT=2'))
 
-    def test_the_end_of_the_calendar(self):
+    def test_windows_outside_calendar_are_refused(self):
         for start, end in (('9998-12-25', '9998-12-26'),
                            ('9998-12-31 23:00', '9999-01-01'),
                            ('9999-12-31', '9999-12-31 23:59'),
@@ -126,12 +126,12 @@ class TestBetween(base.BaseTestCase):
             {'recurrence': {**RULE, **how}}, WINDOW, 100,
             recurrence_schema.Local(zoneinfo.ZoneInfo('UTC'), None), known)
 
-    def test_what_there_is(self):
+    def test_available_between_policies_are_accepted(self):
         self.assertEqual('delete', self.read(['delete']).between)
         self.assertTrue(self.read(
             ['delete', 'shelve'], between='shelve').keeps_servers)
 
-    def test_what_there_is_not(self):
+    def test_unavailable_between_policies_are_refused(self):
         for known, between, part, no in (
                 (['delete', 'shelve'], 'suspend', 'keeps its capacity', '-'),
                 (['delete', 'shelve'], 'suspend', 'or "shelve"', '-'),
@@ -145,7 +145,7 @@ class TestBetween(base.BaseTestCase):
 
 class TestMultiplied(base.BaseTestCase):
 
-    def test_each_occurrence_has_as_many(self):
+    def test_counts_are_multiplied_by_occurrences(self):
         for server, count in (({}, 3), ({'min_count': 2}, 6),
                               ({'min_count': '2', 'max_count': 2}, 6)):
             body = {'server': {'name': 'x', **server}, 'hints': {}}
@@ -154,7 +154,7 @@ class TestMultiplied(base.BaseTestCase):
                             'max_count': count}, 'hints': {}},
                 recurrence_schema.multiplied(body, 3, 1000))
 
-    def test_counts_in_every_way_that_nova_reads(self):
+    def test_counts_may_be_strings_with_leading_zeros(self):
         for least, most in (('02', '2'), (2, '002'), ('2\n', 2),
                             ('0' * 100 + '2', 2)):
             self.assertEqual(
@@ -165,7 +165,7 @@ class TestMultiplied(base.BaseTestCase):
                          recurrence_schema.multiplied(
                              {'server': {'max_count': '01'}}, 3, 1000))
 
-    def test_what_nova_refuses_is_left_to_nova(self):
+    def test_single_invalid_counts_are_left_to_nova(self):
         for count in ('x', -1, 0, '00', None, [], True, '9' * 5000, '1\n\n',
                       ' 1', '\u0661', '1.0', '1_0', '+1', ''):
             for body in ({'server': {'min_count': count}},
@@ -173,7 +173,7 @@ class TestMultiplied(base.BaseTestCase):
                 self.assertEqual(
                     body, recurrence_schema.multiplied(body, 3, 1000))
 
-    def test_what_cannot_be(self):
+    def test_different_and_too_large_counts_are_refused(self):
         for server, part in (
                 ({'max_count': 2}, 'same min_count and max_count'),
                 ({'min_count': 1001}, 'at most 1000'),
@@ -189,7 +189,7 @@ class TestMultiplied(base.BaseTestCase):
             self.assertEqual({'min_count': 6, 'max_count': 6},
                              found['server'])
 
-    def test_what_nova_refuses_is_left_to_it(self):
+    def test_equal_invalid_counts_are_left_to_nova(self):
         for count in (2.5, float('inf'), float('nan'), 10 ** 5000, 1e300,
                       '2.0', '9' * 5000, '0' * 5000, 0, -1, True):
             body = {'server': {'min_count': count, 'max_count': count}}

@@ -94,26 +94,26 @@ class RefusalTest(base.TestCase):
             'Leases cannot run'), said)
         self.assertNotIn('Traceback', said)
 
-    def test_nova_api(self):
+    def test_nova_api_refuses_to_load(self):
         self.check_refused(
             'nova-api', 'nova.compute.api:API.lock',
             'nova.compute.api.API.lock(self, context, instance, reason=) is '
             'missing (RESERVED in the API: lock a reserved server).')
 
-    def test_nova_scheduler(self):
+    def test_nova_scheduler_refuses_to_start(self):
         self.check_refused(
             'nova-scheduler', 'nova.scheduler.utils:request_is_rebuild',
             'nova.scheduler.utils.request_is_rebuild(spec_obj) is missing '
             '(scheduler: let rebuilds through).')
 
-    def test_blazar_listener(self):
+    def test_blazar_listener_refuses_to_start(self):
         said = self.check_refused(
             'blazar-listener', 'nova.conductor.rpcapi:RPC_TOPIC',
             'nova.conductor.rpcapi.RPC_TOPIC is missing (process and '
             'messages: ping nova-conductor).')
         self.assert_no_more(said)
 
-    def test_blazar_nova_manage(self):
+    def test_blazar_nova_manage_refuses_to_run(self):
         said = self.check_refused(
             'blazar-nova-manage', 'nova.objects.flavor:Flavor.add_access',
             'nova.objects.Flavor.add_access(self, project_id) is missing '
@@ -121,7 +121,7 @@ class RefusalTest(base.TestCase):
             'host', 'list')
         self.assert_no_more(said)
 
-    def test_blazar_status(self):
+    def test_blazar_nova_status_reports_missing_function(self):
         found, said = self.start(
             'blazar-nova-status', 'upgrade', 'check', '--json',
             WITHOUT='nova.monkey_patch:patch')
@@ -131,7 +131,7 @@ class RefusalTest(base.TestCase):
         self.assertIn('nova.monkey_patch.patch(backend=) is missing',
                       nova['details'])
 
-    def test_an_unknown_release(self):
+    def test_untested_release_is_refused_unless_allowed(self):
         # The table of the installed release is compared.
         unknown = check.installed().split('.')[0] + '.9.0'
         for process in ('nova-scheduler', 'blazar-listener'):
@@ -149,9 +149,9 @@ class RefusalTest(base.TestCase):
         self.assertNotIn(unknown, said)
 
 
-class TestFirst(base.TestCase):
+class TestImportOrder(base.TestCase):
 
-    def test_what_others_load_imports_the_check_first(self):
+    def test_modules_loaded_by_nova_import_the_check_first(self):
         """Otherwise another import may fail, without a message."""
         for path in ('api/app.py', 'api/rest.py', 'scheduler/filters.py',
                      'scheduler/weights.py'):

@@ -135,7 +135,7 @@ class TestRequests(base.LeaseTestCase):
     def delete(self, lease):
         self.lifecycle.lease_end.delete(lease['id'])
 
-    def test_it_is_answered_as_the_table_says(self):
+    def test_request_is_answered_as_documented(self):
         lease = getattr(self, self.state.lower())()
         self.assertEqual(self.state, self.status(lease))
         before, answer = self.everything(), 'yes'
@@ -151,7 +151,7 @@ class TestRequests(base.LeaseTestCase):
 
 class TestTable(oslotest.BaseTestCase):
 
-    def test_each_state_and_each_request_has_its_place(self):
+    def test_table_has_every_state_and_request(self):
         said = table()
         self.assertEqual([*states.Lease], [*said])
         for cells in said.values():

@@ -19,7 +19,7 @@ from tests.unit import base
 load_tests = databases.load_tests
 
 
-class TestChanging(base.TestCase):
+class TestConcurrentChanges(base.TestCase):
     """Concurrent changes of a reserved server."""
 
     scenarios = [one for one in databases.EACH if one[0] != 'sqlite']
@@ -53,14 +53,14 @@ class TestChanging(base.TestCase):
             request.instance.metadata = {
                 **request.instance.metadata, key: '1'}
 
-    def test_both_have_changed_it(self):
+    def test_concurrent_changes_of_metadata_are_both_kept(self):
         with reserved_state.changing(self.context(), uuids.server) as request:
             thread = self.books.meanwhile(lambda: self.give('other'))
             request.instance.metadata = {'mine': '1'}
         thread.join()
         self.assertEqual({'mine': '1', 'other': '1'}, self.now().metadata)
 
-    def test_what_was_given_is_in_the_build(self):
+    def test_change_during_start_is_in_the_build(self):
         """The start has read it before the change, and waits."""
         build = objects.BuildRequest.get_by_instance_uuid(
             self.context(), uuids.server)
@@ -73,7 +73,7 @@ class TestChanging(base.TestCase):
             build.instance.metadata, build.instance.vm_state))
         self.assertEqual('building', self.now().vm_state)
 
-    def test_a_name_that_comes_late_leaves_it_held(self):
+    def test_late_rename_keeps_server_reserved(self):
         """The start has failed meanwhile, and the build is deferred again."""
         reserved_state.unmark(objects.BuildRequest.get_by_instance_uuid(
             self.context(), uuids.server))
@@ -87,7 +87,7 @@ class TestChanging(base.TestCase):
         self.assertEqual((reserved_state.VM_STATE, 'new'), (
             self.now().vm_state, self.now().display_name))
 
-    def test_one_that_is_shown_as_being_built_is_so_whenever_it_is_held(self):
+    def test_server_shown_as_build_is_so_whenever_reserved(self):
         build = objects.BuildRequest.get_by_instance_uuid(
             self.context(), uuids.server)
         reserved_state.show_as_build(build)
@@ -103,7 +103,7 @@ class TestChanging(base.TestCase):
                     its.vm_state, its.system_metadata))
         self.assertEqual('x', self.now().system_metadata['image_os'])
 
-    def test_to_show_it_so_is_no_change_of_somebody_else(self):
+    def test_show_as_build_is_not_a_concurrent_change(self):
         reserved_state.unmark(objects.BuildRequest.get_by_instance_uuid(
             self.context(), uuids.server))
         build = objects.BuildRequest.get_by_instance_uuid(
@@ -114,7 +114,7 @@ class TestChanging(base.TestCase):
         reserved_state.mark(build, unless_changed=True)
         self.assertEqual(reserved_state.VM_STATE, self.now().vm_state)
 
-    def test_limits_count_what_others_have_given_meanwhile(self):
+    def test_metadata_limit_counts_concurrent_changes(self):
         def limit(_context, metadata):
             if len(metadata) > 1:
                 raise exception.MetadataLimitExceeded(allowed=1)

@@ -110,7 +110,7 @@ class TestWrongAnswers(base.TestCase):
         service.__dict__['_adapter'] = adapter
         return getattr(service, method)(*args)
 
-    def test_they_are_those_of_a_service_that_is_away(self):
+    def test_malformed_responses_mean_cloud_unavailable(self):
         for (kind, method, args, keys), wrong in itertools.product(
                 READ, WRONG):
             bodies = [wrong]
@@ -126,7 +126,7 @@ class TestWrongAnswers(base.TestCase):
                 else:
                     self.fail(f'{method} reads {body} as {found}')
 
-    def test_so_is_a_preview_of_resources_that_lack_something(self):
+    def test_preview_of_incomplete_resources_means_cloud_unavailable(self):
         resource = {'resource_name': 'a', 'resource_type': 'OS::Nova::Server',
                     'properties': {}}
         (kind, *words), = (one[:3] for one in READ if one[1] == 'preview')

@@ -30,15 +30,15 @@ def seams(*kinds: entry.Kind) -> list[entry.Seam]:
 
 class TestTable(base.TestCase):
 
-    def test_nova_has_all_of_it(self):
+    def test_installed_nova_has_all_seams(self):
         self.assertEqual([], check.problems())
         check.require()
 
-    def test_nothing_is_written_twice(self):
+    def test_table_has_no_duplicates(self):
         self.assertEqual(len(check.TABLE), len({
             (seam.kind, seam.name, seam.detail) for seam in check.TABLE}))
 
-    def test_each_entry_is_used(self):
+    def test_each_seam_is_used(self):
         """By its name, anywhere: a method may belong to any object."""
         text = '\n'.join(
             open(path).read() for path in code.sources('blazar_nova')
@@ -54,7 +54,7 @@ class TestTable(base.TestCase):
 
 class TestEachRemoved(base.TestCase):
 
-    def test_it_is_named(self):
+    def test_each_removed_seam_is_reported(self):
         found = seams()
         self.assertGreater(len(found), 400)
         missed = []
@@ -74,7 +74,7 @@ class TestEachRemoved(base.TestCase):
         self.assertEqual([], missed)
         self.assertEqual([], check.problems())
 
-    def test_a_function_that_takes_something_else_is_named(self):
+    def test_changed_signature_is_reported(self):
         for seam in seams(entry.Kind.CALLED, entry.Kind.REPLACED):
             path, _, name = seam.name.rpartition('.')
             owner = removal.resolve(path)
@@ -137,7 +137,7 @@ class TestReleases(base.TestCase):
         return mock.patch('nova.version.version_string',
                           return_value=version)
 
-    def test_an_unknown_one_is_refused(self):
+    def test_untested_release_is_refused_unless_allowed(self):
         for version, known in (
                 ('34.0.0', True), ('34.0.1.dev5', True), ('33.0.2', True),
                 ('34.1.0', False), ('32.0.0', False), ('35.0.0', False),
@@ -155,14 +155,14 @@ class TestReleases(base.TestCase):
             self.assertTrue(known or f'Nova {version} is' in problems[0])
             self.assertTrue(known or '33.0 and 34.0' in problems[0])
 
-    def test_an_unknown_one_is_compared_with_the_nearest(self):
+    def test_unknown_release_is_compared_with_nearest_one(self):
         for version, release in (
                 ('32.0.0', '33.0'), ('33.0.2', '33.0'), ('33.4.0', '33.0'),
                 ('34.0.7', '34.0'), ('35.0.0.0rc1', '34.0'),
                 ('of an unknown version', '33.0')):
             self.assertEqual(release, check._release(version), version)
 
-    def test_each_release_has_what_the_other_does_not(self):
+    def test_seams_that_only_one_release_has(self):
         only = {release: [seam.name for seam in check.TABLE
                           if seam.releases == (release,)]
                 for release in entry.RELEASES}
@@ -178,14 +178,14 @@ class TestReleases(base.TestCase):
 class TestUses(base.TestCase):
     """The table has all names of Nova in the code of compat."""
 
-    def test_all_are(self):
+    def test_all_names_of_nova_in_compat_are_in_table(self):
         paths = [path for path in code.sources('blazar_nova/compat')
                  if '/seams/' not in path]
         found = {name for path in paths for name in uses(code.parsed(path))}
         self.assertGreater(len(found), 100)
         self.assertEqual([], sorted(filter(is_missing, found)))
 
-    def test_one_that_is_not_is_found(self):
+    def test_name_of_nova_missing_in_table_is_found(self):
         for source in (
                 'from nova import utils\nutils.novel()',
                 'from nova.compute import api as a\na.API.novel',
@@ -203,7 +203,7 @@ class TestUses(base.TestCase):
             found = list(filter(is_missing, uses(ast.parse(source))))
             self.assertEqual(1, len(found), (source, found))
 
-    def test_what_belongs_to_others_is_not(self):
+    def test_names_of_other_libraries_are_not_missing(self):
         for source in (
                 'import novaclient\nnovaclient.novel',
                 'import nova.conf\nnova.conf.CONF.register_opts([])',

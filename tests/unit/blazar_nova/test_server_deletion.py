@@ -46,11 +46,11 @@ class TestNextStep(base.TestCase):
     def assert_waits(self, seconds, step):
         self.assertTrue(seconds - 5 < step.seconds <= seconds, step)
 
-    def test_the_first_is_asked_for_at_once_as_the_owner(self):
+    def test_first_deletion_is_requested_at_once_as_owner(self):
         for step in self.step(), self.step(cell=None):
             self.assertEqual((0, True, False), step)
 
-    def test_nova_is_given_time(self):
+    def test_deletion_in_progress_is_repeated_after_a_minute(self):
         for state in (('active', 'deleting'), ('stopped', 'soft-deleting'),
                       ('deleted', None)):
             self.assert_waits(60, self.step((False, 'user', 0), state=state))
@@ -58,20 +58,20 @@ class TestNextStep(base.TestCase):
             self.assertEqual((0, True, False), self.step(
                 (False, 'user', 61), state=state))
 
-    def test_a_clock_of_nova_that_is_ahead_delays_nothing(self):
+    def test_clock_of_nova_that_is_ahead_causes_no_delay(self):
         """An action of this process has its own time of the request."""
         for started, seconds in ((0, 60), (40, 20), (61, 0)):
             step = self.step((False, 'user', -3600), started=started,
                              state=('active', 'deleting'))
             self.assertTrue(seconds - 5 <= step.seconds <= seconds, step)
 
-    def test_a_date_that_is_ahead_is_waited_for_once_at_most(self):
+    def test_start_time_ahead_delays_by_one_minute_at_most(self):
         for ahead, seconds in ((1, 60), (30, 60), (3600, 0)):
             step = self.step((False, 'user', -ahead), started=-ahead,
                              state=('active', 'deleting'))
             self.assertTrue(seconds - 5 <= step.seconds <= seconds, step)
 
-    def test_the_deletions_of_users_do_not_count(self):
+    def test_deletions_requested_by_users_do_not_count(self):
         for state in (('active', None), ('soft-delete', None),
                       ('active', 'deleting'), ('active', 'soft-deleting')):
             for request_id in 'req-1', None:
@@ -79,7 +79,7 @@ class TestNextStep(base.TestCase):
                     *[(False, 'user', 0)] * 8, state=state,
                     request_id=request_id))
 
-    def test_a_server_that_is_there_again_is_deleted_at_once(self):
+    def test_restored_server_is_deleted_at_once(self):
         for state in (('active', None), ('soft-delete', None),
                       ('active', 'restoring'), ('stopped', None)):
             for failed in False, True:
@@ -87,11 +87,11 @@ class TestNextStep(base.TestCase):
                     (0, not failed, failed), self.step(
                         *[(failed, 'user', 0)] * 8, state=state))
 
-    def test_one_that_failed_is_tried_in_the_other_way_at_once(self):
+    def test_failed_deletion_is_retried_at_once_as_other_user(self):
         self.assertEqual((0, False, True), self.step((True, 'user', 0)))
         self.assertEqual((0, True, True), self.step((True, None, 0)))
 
-    def test_then_again_and_again_in_turns_with_pauses_that_grow(self):
+    def test_later_retries_alternate_users_with_growing_pauses(self):
         failed = [(True, 'user', 0)]
         pauses = []
         for number in range(7):

@@ -17,13 +17,13 @@ from tests.unit import base
 
 class PrefiltersTest(base.TestCase):
 
-    def test_every_option_of_novas_prefilters_is_compared(self):
+    def test_every_option_of_nova_prefilters_is_compared(self):
         read = re.findall(r'CONF\.(\w+)\.(\w+)',
                           inspect.getsource(request_filter))
         self.assertEqual({('scheduler', name) for name in
                           server_demand.PREFILTERS}, set(read))
 
-    def test_whether_enrolled_hosts_are_lent_is_compared(self):
+    def test_lend_enrolled_hosts_is_compared(self):
         conf = cfg.ConfigOpts()
         conf.register_opts(opts.OPTS, 'blazar')
         conf.register_opts([cfg.BoolOpt(name) for name in
@@ -61,13 +61,13 @@ class DemandTest(base.TestCase):
                 'context', [mock.Mock()], server_demand.Placement(
                     lambda: True), pool=True).hosts
 
-    def test_it_has_those_of_both(self):
+    def test_demand_has_hosts_of_both_pools(self):
         self.assertEqual({'a', 'b'}, self.hosts('a', 'b'))
 
-    def test_it_has_those_of_one(self):
+    def test_demand_has_hosts_of_one_pool(self):
         self.assertEqual({'a'}, self.hosts('a', None))
         self.assertEqual({'b'}, self.hosts(None, 'b'))
 
-    def test_without_any_it_is_refused(self):
+    def test_demand_without_hosts_is_refused(self):
         self.assertRaises(
             server_demand.NoSuchHost, self.hosts, None, None)

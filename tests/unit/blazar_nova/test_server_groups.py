@@ -31,7 +31,7 @@ class TestGroups(base.TestCase):
                 model.Demand({'VCPU': 1}, hosts=EVERY), None, None, [], known,
                 window)
 
-    def test_affinity_tells_which_hosts_would_do_without_it(self):
+    def test_affinity_demand_keeps_hosts_without_group(self):
         demand = self.in_group('affinity', {'server': '1'})
         self.assertEqual({'uuid-1'}, demand.hosts)
         self.assertEqual(EVERY, demand.ungrouped)
@@ -41,7 +41,7 @@ class TestGroups(base.TestCase):
         self.assertEqual({'uuid-1'}, demand.avoid)
         self.assertEqual(EVERY, demand.hosts)
 
-    def test_members_of_another_time_do_not_count(self):
+    def test_members_booked_at_other_times_do_not_count(self):
         booked = {'early': ('uuid-1', model.Window(0, 10)),
                   'late': ('uuid-2', model.Window(20, 30))}
         for window, hosts in ((model.Window(10, 20), set()),
@@ -56,19 +56,19 @@ class TestGroups(base.TestCase):
             self.assertEqual(hosts or EVERY, self.in_group(
                 'affinity', {}, booked, window).hosts)
 
-    def test_what_runs_without_a_booking_has_no_end(self):
+    def test_member_without_booking_has_no_end(self):
         self.assertEqual({'uuid-1'}, self.in_group(
             'anti-affinity', {'server': '1'}, (),
             model.Window(10, 20)).avoid)
 
-    def test_what_runs_elsewhere_than_booked_is_in_both_places(self):
+    def test_member_running_elsewhere_than_booked_counts_on_both(self):
         booked = {'one': ('uuid-1', model.Window(0, 10))}
         for window, hosts in ((model.Window(5, 20), {'uuid-1', 'uuid-2'}),
                               (model.Window(10, 20), set())):
             self.assertEqual(hosts, self.in_group(
                 'anti-affinity', {'one': '2'}, booked, window).avoid)
 
-    def test_affinity_is_to_those_who_are_there_at_any_time(self):
+    def test_affinity_hosts_have_members_at_every_time_of_window(self):
         booked = {'early': ('uuid-1', model.Window(0, 10)),
                   'late': ('uuid-2', model.Window(10, 20)),
                   'both': ('uuid-1', model.Window(5, 12))}
@@ -82,9 +82,9 @@ class TestGroups(base.TestCase):
                 'affinity', {}, booked, window).hosts)
 
 
-class TestLeaving(base.TestCase):
+class TestLeavingPolicies(base.TestCase):
 
-    def test_who_leaves_is_who_does_not_stay(self):
+    def test_leaving_policies_are_those_that_keep_no_servers(self):
         booked = model.Window(1, 2)
         for name, policy in extensions.installed_policies().items():
             self.assertEqual(

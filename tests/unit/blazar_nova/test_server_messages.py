@@ -30,7 +30,7 @@ class TestMetadata(base.LeaseTestCase):
     def words(self):
         return self.held().metadata
 
-    def test_a_server_that_is_due_and_not_started(self):
+    def test_lease_next_shows_why_server_is_not_built(self):
         for seconds, begin in ((3660, 'It is built when its lease starts. '),
                                (1, 'It is due, and no blazar-listener has ')):
             self.clock.advance(seconds)
@@ -38,7 +38,7 @@ class TestMetadata(base.LeaseTestCase):
             self.assertTrue(following.startswith(begin), following)
             self.assertLessEqual(len(following), 255)
 
-    def test_a_server_that_is_not_built_is_in_error_and_says_why(self):
+    def test_server_that_will_not_be_built_has_error_and_fault(self):
         self.assertIsNone(self.held().fault)
         self.clock.advance(3600)
         self.lifecycle.lease_start.give_up(self.lease_id, 'start_lease')
@@ -48,7 +48,7 @@ class TestMetadata(base.LeaseTestCase):
             'The server will not be built. The build of its servers '
             'could not be sent.', clocks.utc(self.clock.now())), held.fault)
 
-    def test_a_start_that_failed_is_no_success(self):
+    def test_failed_start_is_shown_as_failed_event(self):
         def start():
             action = self.telling.action(self.server_id, 'project')
             return {event.name: event.well for event in action.events}[
@@ -77,7 +77,7 @@ class TestMetadata(base.LeaseTestCase):
         self.assertEqual({'a': 'b'}, server_messages.own({**words, 'a': 'b'}))
 
 
-class TestAsking(base.LeaseTestCase):
+class TestUnavailable(base.LeaseTestCase):
     """A database that does not answer is not queried for a while."""
 
     def setUp(self):
@@ -91,7 +91,7 @@ class TestAsking(base.LeaseTestCase):
         return (bool(self.telling.held([self.server_id])), bool(
             self.telling.action(self.server_id, 'mine')))
 
-    def test_that_do_not_answer(self):
+    def test_failed_lookup_suspends_lookups_for_30_seconds(self):
         self.assertEqual((True, True), self.is_told())
         for wrong in (errors.DatabaseUnavailable(), RuntimeError('Locked.')):
             def fail(*_args, wrong=wrong):
@@ -106,5 +106,5 @@ class TestAsking(base.LeaseTestCase):
             self.clock.advance(1)
             self.assertEqual((True, True), self.is_told())
 
-    def test_to_another_project_nothing_is_told(self):
+    def test_action_is_hidden_from_other_projects(self):
         self.assertIsNone(self.telling.action(self.server_id, 'other'))

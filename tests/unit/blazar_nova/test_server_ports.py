@@ -39,17 +39,17 @@ class TestInUse(base.TestCase):
         return [str(one) for one in server_ports.in_use(
             self.context, ports, addresses, but)]
 
-    def test_what_needs_none_asks_nothing(self):
+    def test_no_request_without_ports_and_addresses(self):
         self.assertEqual([], self.said())
         self.assertEqual([], self.asked)
 
-    def test_ports_by_one_request(self):
+    def test_ports_are_requested_together(self):
         self.ports = [port('a', 'vm'), port('b', ''), port('c', 'me')]
         self.assertEqual(['Port a is in use by server vm.'], self.said(
             ['a', 'b', 'c'], but=['me']))
         self.assertEqual([{'id': ['a', 'b', 'c']}], self.asked)
 
-    def test_an_address_of_any_port(self):
+    def test_fixed_ip_of_any_port_is_in_use(self):
         self.ports = [port('a', '', owner='')]
         self.assertEqual(
             ['Fixed IP 10.0.0.5 of network net is in use.'],
@@ -57,14 +57,14 @@ class TestInUse(base.TestCase):
         self.assertEqual([{'network_id': 'net',
                            'fixed_ips': 'ip_address=10.0.0.5'}], self.asked)
 
-    def test_servers_of_others_are_not_named(self):
+    def test_servers_of_other_projects_are_not_named(self):
         for one in (port('a', 'vm', project='other'),
                     port('a', 'r', owner='network:router_interface'),
                     port('a', 'r', owner=None)):
             self.ports = [one]
             self.assertEqual(['Port a is in use.'], self.said(['a']))
 
-    def test_a_neutron_that_does_not_answer(self):
+    def test_unavailable_neutron_means_cloud_unavailable(self):
         self.ports = None
         self.list_ports = None
         self.assertRaises(errors.CloudUnavailable, self.said, ['a'])
@@ -72,7 +72,7 @@ class TestInUse(base.TestCase):
 
 class TestOfInstance(base.TestCase):
 
-    def test_ports_and_addresses_as_a_boot_has_them(self):
+    def test_ports_and_addresses_match_those_of_a_boot(self):
         vif = network_model.VIF(id='p', network=network_model.Network(
             id='net', subnets=[network_model.Subnet(ips=[
                 network_model.FixedIP(address='10.0.0.5'),

@@ -25,7 +25,7 @@ load_tests = databases.load_tests
 
 class TestRecheck(base.DatabaseTestCase):
 
-    def test_after_a_move_a_host_is_looked_at_until_that_succeeds(self):
+    def test_host_is_rechecked_after_a_move_until_success(self):
         looked = server_sync.ServerSync(types.SimpleNamespace(
             database=self.database, clock=self.clock), lambda: None)
         answers = [OSError('placement is away'), None, None]
@@ -52,7 +52,7 @@ class TestRecheck(base.DatabaseTestCase):
 
 class TestTrim(base.DatabaseTestCase):
 
-    def test_what_nobody_asks_for_any_more_is_forgotten(self):
+    def test_old_changes_and_request_keys_are_deleted(self):
         now = self.clock.now()
         old = [now - booking_index.KEEP - 2, now - booking_index.KEEP - 1]
         with self.database.writer() as session:
@@ -73,7 +73,7 @@ class TestTrim(base.DatabaseTestCase):
 
 class TestLeases(base.LeaseTestCase):
 
-    def test_that_there_were_leases_is_known_after_a_purge(self):
+    def test_existence_of_leases_is_known_after_purge(self):
         looked = server_sync.ServerSync(types.SimpleNamespace(
             database=self.database, clock=self.clock), lambda: None)
         self.assertFalse(looked._have_leases())
@@ -118,7 +118,7 @@ class TestCompare(base.DatabaseTestCase):
             raise errors.CloudUnavailable('no answer')
         return compute_hosts.Facts({'VCPU': 4}, {}, {})
 
-    def test_not_every_host_is_waited_for(self):
+    def test_sync_does_not_wait_for_every_silent_host(self):
         uuids = [one.uuid for one in self.hosts]
         self.silent = uuids
         self.mirror.compare_all()
@@ -132,12 +132,12 @@ class TestCompare(base.DatabaseTestCase):
         self.assertEqual(sorted(uuids), sorted(self.asked))
         self.assertEqual(54, self.count_rows()['hosts'])
 
-    def test_it_ends_soon_when_it_is_to(self):
+    def test_sync_stops_soon_on_request(self):
         self.mirror.compare_all(lambda: len(self.asked) < 20)
         self.assertIn(len(self.asked), range(20, 24))
         self.assertEqual([], self.compared)
 
-    def test_what_is_gone_is_so_only_if_all_was_compared(self):
+    def test_missing_hosts_are_removed_only_after_complete_sync(self):
         self.mirror.compare_all()
         self.clock.advance(1)
         del self.hosts[5:], self.asked[:]
@@ -148,7 +148,7 @@ class TestCompare(base.DatabaseTestCase):
         self.assertEqual(55, [*self.scalars(models.Host.capacity)].count({}))
         self.assertEqual(5, len(self.mirror.hosts._facts))
 
-    def test_a_host_that_comes_meanwhile_stays(self):
+    def test_host_added_during_sync_is_kept(self):
         all_hosts = compute_hosts.all_hosts
 
         def late():
@@ -172,7 +172,7 @@ class TestMissed(base.DatabaseTestCase):
 
     scenarios = []
 
-    def test_what_could_not_be_written_down_is_told(self):
+    def test_database_outage_sets_missed(self):
         looked = server_sync.ServerSync(types.SimpleNamespace(
             database=self.database, clock=self.clock), lambda *_args: None)
         looked.hosts.compare_usage = lambda _host: None
@@ -192,7 +192,7 @@ class TestMissed(base.DatabaseTestCase):
 class TestTwoListeners(base.DatabaseTestCase):
     """The listener that asks placement first writes its answer last."""
 
-    def test_what_has_left_meanwhile_does_not_come_again(self):
+    def test_outdated_usage_does_not_replace_newer_usage(self):
         uuid = uuidutils.generate_uuid()
         self.report(uuid, 'one', {'VCPU': 1}, {'VCPU': 4})
         asked = []

@@ -22,12 +22,12 @@ class SettingsTest(base.DatabaseTestCase):
     def write(self, process, **values):
         settings.write(self.database, NOW, process, values)
 
-    def test_alike(self):
+    def test_equal_settings_are_no_difference(self):
         self.write('api', isolate=True)
         self.write('scheduler', isolate=True, weigh=2)
         self.assertEqual([], settings.differences(self.database))
 
-    def test_a_difference_names_the_option_its_values_and_who_has_them(self):
+    def test_difference_names_option_values_and_processes(self):
         self.write('listener', isolate=False, other=[1])
         self.write('scheduler', isolate=True, other=[1])
         self.write('api', isolate=False, other=[1])
@@ -37,7 +37,7 @@ class SettingsTest(base.DatabaseTestCase):
             'nova.conf of each of them, and restart them.'],
             settings.differences(self.database))
 
-    def test_what_was_mended_is_no_difference(self):
+    def test_corrected_setting_is_no_difference(self):
         self.write('api', isolate=True)
         self.write('scheduler', isolate=False)
         self.assertEqual([], settings.differences(
@@ -45,13 +45,13 @@ class SettingsTest(base.DatabaseTestCase):
         self.write('scheduler', isolate=True)
         self.assertEqual([], settings.differences(self.database))
 
-    def test_with_what_the_last_one_was_started(self):
+    def test_write_returns_previous_settings(self):
         for seconds, before in ((60, {}), (60, {'seconds': 60}),
                                 (30, {'seconds': 60}), (30, {'seconds': 30})):
             self.assertEqual(before, settings.write(
                 self.database, NOW, 'listener', {'seconds': seconds}))
 
-    def test_what_is_there_is_not_written_again(self):
+    def test_unchanged_settings_are_not_written_again(self):
         self.write('api', isolate=True)
         settings.write(self.database, NOW + 1, 'api', {'isolate': True})
         self.assertEqual([NOW], self.scalars(models.Setting.updated_at))
@@ -61,7 +61,7 @@ class LockedSettingsTest(base.DatabaseTestCase):
 
     scenarios = databases.SERVERS
 
-    def test_nobody_waits_for_a_row_that_is_locked(self):
+    def test_write_does_not_wait_for_locked_row(self):
         settings.write(self.database, NOW, 'api', {'isolate': True})
         with self.books.connect().begin() as other:
             other.execute(sa.update(models.Setting).values(updated_at=NOW))

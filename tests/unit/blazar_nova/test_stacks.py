@@ -288,7 +288,7 @@ class TestContents(StackTestCase):
              'addresses': None, 'floating_ips': [], 'contents': 2},
             found[-1].spec)
 
-    def test_all_of_it_is_reserved_or_nothing(self):
+    def test_stack_is_reserved_completely_or_refused(self):
         self.stack(template=template(
             one=server('large'), two=server('large')))
         refused = self.assertRaises(
@@ -297,7 +297,7 @@ class TestContents(StackTestCase):
         self.assertEqual(base.NOW + 1000, refused.refusal.next_start)
         self.reserve(50, 100, *self.wanted(template(small=group(2, server()))))
 
-    def test_storage_is_reserved_where_its_type_is_named(self):
+    def test_storage_is_reserved_if_volume_type_is_given(self):
         def volume(**its):
             return {'type': 'OS::Cinder::Volume', 'properties': its}
 
@@ -319,7 +319,7 @@ class TestContents(StackTestCase):
                 errors.InvalidLeaseParams, self.wanted, template(
                     one=server(), data=volume()), volume_type='ssd')))
 
-    def test_floating_ips_are_reserved_where_their_network_is_named(self):
+    def test_floating_ips_are_reserved_if_network_is_given(self):
         of = template(
             one=server(), web=floating_ip(),
             db=floating_ip(floating_network='public-id'),
@@ -350,7 +350,7 @@ class TestContents(StackTestCase):
                 errors.InvalidLeaseParams, self.wanted, wrong,
                 floating_network_id='public-id')))
 
-    def test_what_cannot_be_sized_is_refused_by_name(self):
+    def test_resources_of_unknown_size_are_refused_by_name(self):
         attribute = {'get_attr': ['other', 'value']}
         for resource, part in (
                 ({'type': 'OS::Heat::AutoScalingGroup'},
@@ -384,14 +384,14 @@ class TestContents(StackTestCase):
             self.assertTrue(any(
                 one in said for one in part.split('|')), (part, said))
 
-    def test_a_type_that_the_cloud_replaces_is_seen_in_the_preview(self):
+    def test_resource_types_in_preview_are_checked(self):
         self.heat.preview = lambda *_args: [{
             'resource_name': 'a', 'resource_type': 'Company::Cluster',
             'properties': {}}]
         self.assertIn('a is Company::Cluster', str(self.assertRaises(
             errors.InvalidLeaseParams, self.wanted)))
 
-    def test_what_is_wrong_gets_a_sentence(self):
+    def test_invalid_parameters_are_refused_with_message(self):
         deep = bomb = 'x'
         for _time in range(50):
             deep = [deep]
@@ -479,7 +479,7 @@ class TestContents(StackTestCase):
         self.assertEqual('2021-04-16', stack_templates.read(
             stack['template'], {}).root['heat_template_version'])
 
-    def test_its_template_is_encrypted_and_not_shown(self):
+    def test_template_is_encrypted_and_not_shown(self):
         self.stack(parameters={'password': 'hidden'})
         shown = self.kind.show(views.get(
             self.database, self.lease['id'])['reservations'][-1])
@@ -489,7 +489,7 @@ class TestContents(StackTestCase):
         self.assertNotIn('hidden', json.dumps(params))
         self.assertIn('hidden', self.encryption.decrypt(params['secret']))
 
-    def test_after_a_rotation_the_old_key_is_needed_no_more(self):
+    def test_old_key_is_not_needed_after_rotation(self):
         old, new = encryption.new_key(), encryption.new_key()
         secrets = encryption.Encryption([old])
         self.owners.encrypt = secrets.encrypt
@@ -503,7 +503,7 @@ class TestContents(StackTestCase):
         self.assertIn('small', encryption.Encryption([new]).decrypt(
             self.reserved().params['secret']))
 
-    def test_it_is_not_changed(self):
+    def test_stack_reservation_cannot_be_changed(self):
         lease = self.stack(50)
         asking = reservation_requests.ReservationRequest(
             self.context, lambda: (), self.types, lambda _projects: None)
@@ -514,9 +514,9 @@ class TestContents(StackTestCase):
                 lease['reservations'][-1])))
 
 
-class TestLife(StackTestCase):
+class TestLifecycle(StackTestCase):
 
-    def test_from_the_request_to_the_end(self):
+    def test_stack_is_updated_at_start_and_deleted_at_end(self):
         lease = self.stack(50, 500, template=template(
             one=server({'get_param': 'flavor'}), two=group(
                 2, server('large'))), parameters={'flavor': 'small'})
@@ -551,7 +551,7 @@ class TestLife(StackTestCase):
         self.run_for(300, 2)
         self.assertEqual('TERMINATED', self.status(lease))
 
-    def test_it_starts_after_what_it_uses_and_ends_before(self):
+    def test_stack_starts_after_its_flavors_and_ends_before_them(self):
         seen = []
         for name, kind in (('stack', self.kind), ('flavor', self.flavors)):
             for method in ('start', 'end'):
@@ -565,7 +565,7 @@ class TestLife(StackTestCase):
         self.assertEqual(['start flavor', 'start stack', 'end stack',
                           'end flavor'], seen)
 
-    def test_its_floating_ips_are_those_of_the_lease(self):
+    def test_stack_uses_floating_ips_of_its_lease(self):
         port = {'get_resource': 'port'}
         lease = self.stack(floating_network_id='public-id', template=template(
             one=server(), port={'type': 'OS::Neutron::Port'},
@@ -598,7 +598,7 @@ class TestLife(StackTestCase):
         self.assertEqual('id2', filled['db']['external_id'])
         self.assertEqual(6, len(filled))
 
-    def test_templates_among_files_are_filled_too(self):
+    def test_templates_among_files_get_reserved_types(self):
         nested = template(
             inner=server(), data={'type': 'OS::Cinder::Volume',
                                   'properties': {'size': 1}})
@@ -615,7 +615,7 @@ class TestLife(StackTestCase):
             its['data']['properties']['volume_type'], files['b.sh'],
             files['data']))
 
-    def test_it_is_suspended_as_its_servers_are(self):
+    def test_stack_is_suspended_with_on_end_suspend(self):
         lease = self.stack(end=100, on_end='suspend')
         self.run_for(10)
         self.has('UPDATE_COMPLETE')
@@ -626,7 +626,7 @@ class TestLife(StackTestCase):
         self.assertEqual(('TERMINATED', 'SUSPEND_COMPLETE'), (
             self.status(lease), self.heat.stacks[self.path].status))
 
-    def test_another_policy_than_those_for_its_servers(self):
+    def test_stack_is_deleted_with_other_end_policies(self):
         self.stack(end=1000)
         for on_end in ('recycle', 'unheard-of', 'snapshot,delete'):
             self.heat.become(self.path, 'UPDATE_COMPLETE', tags=())
@@ -636,7 +636,7 @@ class TestLife(StackTestCase):
             self.assertEqual('DELETE_IN_PROGRESS',
                              self.heat.stacks[self.path].status)
 
-    def test_it_stays_where_its_servers_stay(self):
+    def test_stack_is_kept_with_on_end_release(self):
         lease = self.stack(end=100, on_end='release')
         self.run_for(10)
         self.has('UPDATE_COMPLETE')
@@ -644,7 +644,7 @@ class TestLife(StackTestCase):
         self.assertEqual(('TERMINATED', 'UPDATE_COMPLETE'), (
             self.status(lease), self.heat.stacks[self.path].status))
 
-    def test_a_lease_that_is_deleted_leaves_no_stack(self):
+    def test_stack_of_deleted_lease_is_deleted(self):
         for start in (0, 50):
             lease = self.stack(start, on_end='release')
             self.run_for(10)
@@ -656,7 +656,7 @@ class TestLife(StackTestCase):
             self.run_for(300, 2)
             self.assertTrue(self.ended())
 
-    def test_one_that_never_had_resources_is_deleted_whatever_the_policy(self):
+    def test_stack_without_resources_is_deleted_with_any_policy(self):
         lease = self.stack(end=100, on_end='suspend')
         self.heat.broken['update'] = errors.CloudUnavailable('Busy.')
         self.run_for(110)
@@ -667,7 +667,7 @@ class TestLife(StackTestCase):
 
 class TestFailures(StackTestCase):
 
-    def test_its_user_has_deleted_it(self):
+    def test_lease_continues_after_user_deleted_its_stack(self):
         for status in (None, 'DELETE_IN_PROGRESS', 'DELETE_FAILED'):
             lease = self.stack(end=5000)
             if status is None:
@@ -682,13 +682,13 @@ class TestFailures(StackTestCase):
             self.run_for(300, 2)
             self.assertTrue(self.ended())
 
-    def test_its_user_has_updated_it_before_the_start(self):
+    def test_stack_updated_by_user_is_not_changed(self):
         lease = self.stack(50)
         self.heat.become(self.path, 'UPDATE_COMPLETE', tags=())
         self.run_for(60)
         self.assertEqual(('', 1), (self.reason(lease), len(self.heat.bodies)))
 
-    def test_heat_is_unavailable(self):
+    def test_lease_ends_when_heat_is_available_again(self):
         lease = self.stack(end=600)
         for method in ('find', 'update'):
             self.heat.broken[method] = errors.CloudUnavailable('Heat is off.')
@@ -702,7 +702,7 @@ class TestFailures(StackTestCase):
         self.run_for(300)
         self.assertEqual('TERMINATED', self.status(lease))
 
-    def test_it_starts_late_where_heat_comes_back(self):
+    def test_stack_is_updated_when_heat_is_available_again(self):
         lease = self.stack()
         self.heat.broken['find'] = errors.CloudUnavailable('Heat is off.')
         self.run_for(60, 5)
@@ -715,7 +715,7 @@ class TestFailures(StackTestCase):
         self.run_for(60)
         self.assertEqual(('', 2), (self.reason(lease), len(self.heat.bodies)))
 
-    def test_heat_fails_to_create_it(self):
+    def test_failed_update_is_shown_and_not_repeated(self):
         lease = self.stack()
         self.run_for(10)
         self.heat.become(self.path, 'UPDATE_FAILED', reason='No valid host.')
@@ -727,7 +727,7 @@ class TestFailures(StackTestCase):
         self.run_for(60)
         self.assertEqual('', self.reason(lease))
 
-    def test_heat_fails_to_delete_it(self):
+    def test_failed_deletion_is_shown_and_repeated(self):
         lease = self.stack(end=100)
         self.run_for(10)
         self.has('UPDATE_COMPLETE')
@@ -738,7 +738,7 @@ class TestFailures(StackTestCase):
         self.assertEqual('DELETE_IN_PROGRESS',
                          self.heat.stacks[self.path].status)
 
-    def test_whoever_dies_it_is_created_once(self):
+    def test_stack_is_updated_once_despite_crash(self):
         lease = self.stack()
         self.heat.dies_after['update'] = RuntimeError('killed')
         self.run_for(60)
@@ -748,7 +748,7 @@ class TestFailures(StackTestCase):
         self.assertEqual(('', 2, {}), (
             self.reason(lease), len(self.heat.bodies), self.heat.dies_after))
 
-    def test_whoever_dies_it_is_deleted_in_the_end(self):
+    def test_stack_is_deleted_despite_crash(self):
         lease = self.stack(end=100)
         self.heat.dies_after['delete'] = RuntimeError('killed')
         self.run_for(110)
@@ -757,7 +757,7 @@ class TestFailures(StackTestCase):
         self.run_for(300)
         self.assertEqual('TERMINATED', self.status(lease))
 
-    def test_the_owner_is_gone(self):
+    def test_lease_ends_though_its_owner_is_deleted(self):
         lease = self.stack(end=400)
         self.owners.gone = True
         self.run_for(10)
@@ -768,11 +768,11 @@ class TestFailures(StackTestCase):
         self.assertEqual(('TERMINATED', 'CREATE_COMPLETE'), (
             self.status(lease), self.heat.stacks[self.path].status))
 
-    def test_what_is_of_no_lease_is_not_touched(self):
+    def test_end_of_unknown_reservation_does_nothing(self):
         self.kind.end(resource_types.unknown('unheard-of'))
         self.assertIsNone(self.kind.open_reservations())
 
-    def test_a_lease_that_is_not_created_leaves_no_stack(self):
+    def test_stack_is_deleted_if_its_lease_is_not_created(self):
         own = self.wanted()[-1]
         spec = self.kind.prepare(self.context, own.params)
         self.kind.withdraw(self.context, own.params, spec)
@@ -798,7 +798,7 @@ class TestHeat(base.TestCase):
     def refuse(self, exc):
         self.adapter.request.side_effect = exc
 
-    def test_the_url_is_that_of_the_project_and_the_token_its_users(self):
+    def test_requests_have_url_of_project_and_token_of_user(self):
         self.answer({'stack': {'id': '7'}})
         self.assertEqual('7', self.heat.create('token', 'project', {}))
         self.adapter.request.assert_called_with(
@@ -806,7 +806,7 @@ class TestHeat(base.TestCase):
             authenticated=False, headers={
                 'X-Auth-Token': 'token', 'Accept': 'application/json'})
 
-    def test_a_stack_that_is_deleted_is_none(self):
+    def test_deleted_and_missing_stacks_are_none(self):
         body = {'stack_status': 'DELETE_COMPLETE', 'tags': None,
                 'stack_status_reason': None}
         self.answer({'stack': body})
@@ -817,7 +817,7 @@ class TestHeat(base.TestCase):
         self.refuse(exceptions.NotFound())
         self.assertIsNone(self.heat.find('token', 'project', 'a/7'))
 
-    def test_mistakes_of_users_are_theirs(self):
+    def test_only_bad_request_is_an_error_of_the_user(self):
         self.refuse(exceptions.BadRequest(
             http_status=400, response=mock.Mock(json=lambda: {
                 'error': {'message': 'No Flavor matching it.'}})))
@@ -833,13 +833,13 @@ class TestHeat(base.TestCase):
                 'project', {}))
             self.assertNotIn('inside', said)
 
-    def test_it_is_not_in_the_catalog(self):
+    def test_heat_missing_in_catalog_means_cloud_unavailable(self):
         self.adapter.get_endpoint.return_value = None
         self.assertIn('not in the catalog', str(self.assertRaises(
             errors.CloudUnavailable, self.heat.find, 'token', 'project',
             'a/7')))
 
-    def test_no_credentials(self):
+    def test_missing_credentials_mean_cloud_unavailable(self):
         self.heat.__dict__['_adapter'] = None
         self.assertFalse(self.heat.is_configured())
         self.assertIn('[blazar_heat] of nova.conf has no auth_type', str(

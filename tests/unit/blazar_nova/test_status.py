@@ -97,7 +97,7 @@ class StatusTest(base.TestCase):
                                    checks.values()))
         return checks
 
-    def test_where_everything_is_there(self):
+    def test_where_everything_is_configured_all_checks_succeed(self):
         self.write()
         self.listen(self.make_books(), 'listener', FAR)
         results = self.results()
@@ -108,7 +108,7 @@ class StatusTest(base.TestCase):
         self.assertEqual({(0, None)}, set(results.values()), results)
         self.assertEqual(16, len(results))
 
-    def test_where_nothing_is_there(self):
+    def test_missing_configuration_is_reported_by_each_check(self):
         self.url = ''
         self.write(conf='[DEFAULT]\ntransport_url = fake:/\n',
                    factory='nova.api.openstack.compute:APIRouterV21.factory')
@@ -138,7 +138,7 @@ class StatusTest(base.TestCase):
         self.assertIn('| weight_classes = nova.scheduler.weights.all_weighers,'
                       'blazar_nova.scheduler.weights.LeaseWeigher ', text)
 
-    def test_books_that_cannot_be_opened(self):
+    def test_unavailable_database_is_a_failure(self):
         """Services start without it; requests that need it are refused."""
         self.url = f'sqlite:///{self.folder}'
         self.write()
@@ -147,7 +147,7 @@ class StatusTest(base.TestCase):
         self.assertIn('does not answer', details)
         self.assertIn('unable to open database file', details)
 
-    def test_books_without_a_schema_and_a_default_that_refuses_all(self):
+    def test_missing_schema_and_impossible_default_are_reported(self):
         self.write('[blazar]\ndefault_reservation = on\n'
                    'reservation_length_days = 366\n')
         results = self.results()
@@ -157,7 +157,7 @@ class StatusTest(base.TestCase):
         self.assertEqual(2, code)
         self.assertIn('every boot would be refused', details)
 
-    def test_a_clock_that_is_wrong(self):
+    def test_wrong_clock_is_a_failure(self):
         """On a database with a clock of its own."""
         self.url = self.useFixture(databases.Books('mariadb')).url
         self.write()
@@ -172,7 +172,7 @@ class StatusTest(base.TestCase):
         self.assertIn('No blazar-listener has ever run on this database: '
                       'start one', details)
 
-    def test_a_listener_that_was_stopped(self):
+    def test_stopped_listener_is_a_warning(self):
         """Whether another one runs is not known yet."""
         self.write()
         self.listen(self.make_books(), None, FAR)
@@ -182,7 +182,7 @@ class StatusTest(base.TestCase):
                       '06:28:16 UTC if it is running; otherwise start '
                       'one.', details)
 
-    def test_what_is_wrong_in_the_books_and_who_is_exempt(self):
+    def test_late_events_exemptions_and_contradictions_are_reported(self):
         """Each start of the command takes seconds: test all of it at once."""
         self.write('[blazar]\n'
                    'default_reservation_exempt_project_ids = service\n'

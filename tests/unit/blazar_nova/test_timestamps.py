@@ -12,7 +12,7 @@ from tests.unit import base
 
 class TestStamps(base.TestCase):
 
-    def test_what_is_far_ahead_counts_as_old(self):
+    def test_date_far_ahead_counts_as_old(self):
         self.useFixture(fixture.TimeFixture())
         for zone in (None, datetime.timezone.utc):
             now = timeutils.utcnow().replace(tzinfo=zone, microsecond=0)

@@ -27,12 +27,12 @@ class UsageSchemaTest(base.RefusalTestCase):
     def read(self, **values):
         return usage_schema.query(values, NOW)
 
-    def test_the_last_thirty_days_of_all_by_default(self):
+    def test_default_window_is_the_last_thirty_days(self):
         self.assertEqual((accounting.Query(model.Window(
             NOW - 30 * 86400, NOW), zone=zoneinfo.ZoneInfo('UTC')), 1000),
             self.read())
 
-    def test_dates_are_those_of_the_time_zone(self):
+    def test_dates_are_in_the_requested_time_zone(self):
         query, limit = self.read(
             start_date='2027-01-01', end_date='2027-01-02T00:00:00Z',
             timezone='Asia/Tokyo', group_by=' project, lease,day', limit='7')
@@ -40,13 +40,13 @@ class UsageSchemaTest(base.RefusalTestCase):
         self.assertEqual((('project_id', 'lease_id'), 'day', 7), (
             query.group_by, query.unit, limit))
 
-    def test_a_marker_leads_to_what_follows(self):
+    def test_marker_sets_the_position_of_the_next_page(self):
         total = accounting.Totals(model.Window(NOW, NOW + 1), ('a/b',), {})
         query, _limit = self.read(
             group_by='project', marker=usage_schema.marker(total))
         self.assertEqual((NOW, ('a/b',)), query.after)
 
-    def test_what_is_none_of_these_is_a_sentence(self):
+    def test_invalid_parameters_are_refused_with_message(self):
         for values, part in (
                 ({'group_by': 'week'}, 'project, lease, type, day, month'),
                 ({'group_by': 'day,month'}, 'only one of them'),
@@ -73,11 +73,11 @@ class UsageSchemaTest(base.RefusalTestCase):
             self.assert_refused(part, usage_schema.query, values, NOW)
 
 
-class OfLeasesTest(base.LeaseTestCase):
+class LeaseDetailsTest(base.LeaseTestCase):
 
     scenarios = [('sqlite', {'kind': 'sqlite'})]
 
-    def test_rows_have_what_is_known_of_their_leases(self):
+    def test_rows_have_name_description_and_tags_of_lease(self):
         self.host('one', VCPU=8)
         lease = self.lease(request=self.request(tags=('ci', 'dev')))
         query = accounting.Query(
@@ -93,7 +93,7 @@ class OfLeasesTest(base.LeaseTestCase):
             for row in rows])
         self.assertEqual({'VCPU': 100}, rows[0]['planned'])
 
-    def test_a_project_sees_nothing_of_a_lease_that_it_no_longer_has(self):
+    def test_former_project_does_not_see_details_of_lease(self):
         self.host('one', VCPU=8)
         lease = self.lease(request=self.request(tags=('ci',)))
         with self.database.begin() as connection:
@@ -155,7 +155,7 @@ class PagesTest(base.LeaseTestCase):
                 rates_file='')), database=self.database, clock=self.clock,
             policy=mock.Mock()))
 
-    def test_time_that_passes_between_pages_does_not_matter(self):
+    def test_all_pages_have_the_window_of_the_first_page(self):
         for project in 'abc':
             self.lease(0, 300, project=project)
         for query in ('group_by=project', 'group_by=project&end_date=now',

@@ -72,14 +72,14 @@ class CredentialsTestCase(base.TestCase):
 
 class TestPlace(CredentialsTestCase):
 
-    def test_where_keystone_is(self):
+    def test_place_has_auth_url_and_region(self):
         self.assertEqual({'auth_url': URL, 'region_name': None},
                          self.trusts.place())
         conf = self.conf(f'{CONFIGURED}[blazar_keystone]\nregion_name = one')
         self.assertEqual({'auth_url': URL, 'region_name': 'one'},
                          user_credentials.Credentials(conf).place())
 
-    def test_without_a_keystone_it_is_nowhere(self):
+    def test_place_is_empty_without_keystone(self):
         self.assertEqual({'auth_url': None, 'region_name': None},
                          user_credentials.Credentials(self.conf('')).place())
 
@@ -95,7 +95,7 @@ class TestDelegate(CredentialsTestCase):
         return datetime.datetime.strptime(
             trust['expires_at'], '%Y-%m-%dT%H:%M:%S.%f%z').timestamp() - END
 
-    def test_the_users_roles_until_the_lease_has_ended(self):
+    def test_trust_has_roles_of_user_and_expires_after_lease(self):
         self.web.post(TRUSTS, json={'trust': {'id': 'the-trust'}})
         self.assertEqual('the-trust', self.trusts.delegate(
             self.user, END, as_owner=False))
@@ -109,7 +109,7 @@ class TestDelegate(CredentialsTestCase):
         self.assertEqual('users-token', self.web.request_history[-1].headers[
             'X-Auth-Token'])
 
-    def test_a_second_that_another_trust_has_is_left_to_it(self):
+    def test_conflicting_trust_is_retried_with_another_expiry(self):
         self.web.post(TRUSTS, [{'status_code': 409}] * 3 + [
             {'json': {'trust': {'id': 'the-trust'}}}])
         self.assertEqual('the-trust', self.trusts.delegate(
@@ -118,12 +118,12 @@ class TestDelegate(CredentialsTestCase):
         self.assertEqual(4, len(times))
         self.assertLess(1, len(set(times)))
 
-    def test_when_no_second_is_free_it_is_not_the_users_fault(self):
+    def test_repeated_conflict_means_cloud_unavailable(self):
         self.web.post(TRUSTS, status_code=409)
         self.assertRaises(errors.CloudUnavailable, self.trusts.delegate,
                           self.user, END, as_owner=False)
 
-    def test_a_token_that_may_not_is_told_what_to_do(self):
+    def test_forbidden_trust_is_refused_with_alternatives(self):
         self.web.post(TRUSTS, status_code=403)
         said = str(self.assertRaises(
             errors.TrustUnavailable, self.trusts.delegate, self.user, END,
@@ -133,7 +133,7 @@ class TestDelegate(CredentialsTestCase):
         # With keystone no application credential can create trusts.
         self.assertNotIn('--unrestricted', said)
 
-    def test_a_keystone_that_fails_is_not_the_users_fault(self):
+    def test_failing_keystone_means_cloud_unavailable(self):
         for answer in ({'status_code': 500}, {'text': '<html>'},
                        {'json': {}}, {'json': {'trust': None}},
                        {'json': []}):
@@ -141,7 +141,7 @@ class TestDelegate(CredentialsTestCase):
             self.assertRaises(errors.CloudUnavailable, self.trusts.delegate,
                               self.user, END, as_owner=False)
 
-    def test_without_a_keystone_there_is_nothing_to_give(self):
+    def test_no_trust_is_created_without_keystone(self):
         trusts = user_credentials.Credentials(self.conf(''))
         self.assertFalse(trusts.is_configured())
         self.assertIsNone(trusts.delegate(self.user, END, as_owner=False))
@@ -176,7 +176,7 @@ class TestWithoutTrust(CredentialsTestCase):
     def delegate(self):
         return self.trusts.delegate(self.user, END, as_owner=False)
 
-    def test_something_is_done_for_the_user_by_our_token(self):
+    def test_access_has_service_token_and_roles_of_user(self):
         credential = self.delegate()
         access = self.trusts.access(credential)
         self.assertEqual(
@@ -191,17 +191,17 @@ class TestWithoutTrust(CredentialsTestCase):
              'effective': ['true'], 'include_names': ['true']}, asked[0].qs)
         self.assertEqual('service-token', asked[0].headers['X-Auth-Token'])
 
-    def test_a_trust_is_made_where_that_can_be(self):
+    def test_trust_is_preferred_if_it_can_be_created(self):
         self.web.post(TRUSTS, json={'trust': {'id': 'the-trust'}})
         self.assertEqual('the-trust', self.delegate())
 
-    def test_what_is_made_in_the_users_name_takes_a_trust(self):
+    def test_access_as_owner_requires_a_trust(self):
         self.assertRaises(errors.TrustUnavailable, self.trusts.delegate,
                           self.user, END, as_owner=True)
         self.assertRaises(errors.TrustUnavailable, self.trusts.access,
                           self.delegate(), as_owner=True)
 
-    def test_who_may_not_any_more_is_not_acted_for(self):
+    def test_disabled_deleted_and_unprivileged_users_are_refused(self):
         credential = self.delegate()
         for path in self.known:
             for how, words in (
@@ -222,7 +222,7 @@ class TestWithoutTrust(CredentialsTestCase):
         self.roles('reader', 'member')
         self.trusts.access(credential)
 
-    def test_a_keystone_that_does_not_say_is_not_the_user(self):
+    def test_unreadable_user_means_cloud_unavailable(self):
         credential = self.delegate()
         for status, words in ((403, 'the role admin'), (503, 'not answer')):
             self.is_there('users/user', status_code=status)
@@ -230,17 +230,17 @@ class TestWithoutTrust(CredentialsTestCase):
                 errors.CloudUnavailable, self.trusts.access, credential)))
         self.is_there('users/user')
 
-    def test_a_token_that_is_none_any_more_is_nobodys(self):
+    def test_invalid_token_means_trust_unavailable(self):
         self.web.post(TRUSTS, status_code=401)
         self.assertRaises(errors.TrustUnavailable, self.delegate)
 
-    def test_nothing_is_done_any_more_when_the_operator_says_so(self):
+    def test_access_is_refused_after_option_is_removed(self):
         credential = self.delegate()
         self.trusts = user_credentials.Credentials(self.conf(CONFIGURED))
         self.assertIn('without_trust', str(self.assertRaises(
             errors.TrustUnavailable, self.trusts.access, credential)))
 
-    def test_what_stands_before_keystone_is_not_keystone(self):
+    def test_malformed_responses_mean_cloud_unavailable(self):
         credential = self.delegate()
         for answer in ({'text': '<html>Maintenance'}, {'json': {}},
                        {'json': []}, {'json': {'user': {}}}):
@@ -252,13 +252,13 @@ class TestWithoutTrust(CredentialsTestCase):
                      json={'role_assignments': [{'role': {'id': 'x'}}]})
         self.assertRaises(errors.CloudUnavailable, self.delegate)
 
-    def test_there_is_nothing_to_revoke(self):
+    def test_revoke_sends_no_request(self):
         credential = self.delegate()
         asked = len(self.web.request_history)
         self.trusts.revoke(credential)
         self.assertEqual(asked, len(self.web.request_history))
 
-    def test_whether_we_may_ask_that_is_known_before(self):
+    def test_check_reports_missing_role_admin(self):
         self.known |= {'users/nova': 'home'}
         self.is_there('users/nova')
         self.assertTrue(self.trusts.check_without_trust())
@@ -271,33 +271,33 @@ class TestWithoutTrust(CredentialsTestCase):
 
 class TestAccess(CredentialsTestCase):
 
-    def test_a_token_in_the_users_name(self):
+    def test_access_has_token_and_id_of_user(self):
         access = self.trusts.access('the-trust')
         self.assertEqual(('trust-token', 'user'),
                          (access.auth_token, access.user_id))
 
-    def test_a_user_who_may_not_any_more(self):
+    def test_refused_trust_means_trust_unavailable(self):
         self.refused['trust'] = 403
         self.assertIn('trust refused', str(self.assertRaises(
             errors.TrustUnavailable, self.trusts.access, 'the-trust')))
 
-    def test_when_the_service_user_cannot_log_in_it_is_not_the_user(self):
+    def test_refused_service_user_means_cloud_unavailable(self):
         """An operator has to correct it, and then the lease can start."""
         self.refused.update(trust=401, service=401)
         self.assertIn('service refused', str(self.assertRaises(
             errors.CloudUnavailable, self.trusts.access, 'the-trust')))
 
-    def test_a_keystone_that_fails_is_not_the_user(self):
+    def test_failing_keystone_means_cloud_unavailable(self):
         self.refused['trust'] = 503
         self.assertRaises(errors.CloudUnavailable, self.trusts.access,
                           'the-trust')
 
-    def test_nor_is_one_that_cannot_be_reached(self):
+    def test_unreachable_keystone_means_cloud_unavailable(self):
         self.web.post(f'{URL}/auth/tokens', exc=requests.ConnectionError)
         self.assertRaises(errors.CloudUnavailable, self.trusts.access,
                           'the-trust')
 
-    def test_while_it_does_not_answer_one_thread_waits_for_it(self):
+    def test_only_one_thread_waits_for_silent_keystone(self):
         """Thousands of leases may end in a second."""
         asked = []
 
@@ -322,7 +322,7 @@ class TestAccess(CredentialsTestCase):
             self.trusts.access('the-trust')
         self.trusts.service()
 
-    def test_one_that_refuses_has_answered(self):
+    def test_keystone_that_refuses_is_available_to_all_threads(self):
         for code, error in ((503, errors.CloudUnavailable),
                             (403, errors.TrustUnavailable)):
             self.web.post(f'{URL}/auth/tokens', exc=requests.Timeout)
@@ -352,24 +352,24 @@ class TestRevoke(CredentialsTestCase):
         return [request.headers['X-Auth-Token'] for request in
                 self.web.request_history if request.method == 'DELETE']
 
-    def test_it_is_deleted_in_the_name_of_who_gave_it(self):
+    def test_trust_is_deleted_in_name_of_its_user(self):
         self.web.delete(f'{TRUSTS}/the-trust', status_code=204)
         self.trusts.revoke('the-trust')
         self.assertEqual(['trust-token'], self.deleted_by())
 
-    def test_that_of_a_disabled_user_is_deleted_by_the_service_user(self):
+    def test_trust_of_disabled_user_is_deleted_by_service_user(self):
         self.refused['trust'] = 403
         self.web.delete(f'{TRUSTS}/the-trust', status_code=204)
         self.trusts.revoke('the-trust')
         self.assertEqual(['service-token'], self.deleted_by())
 
-    def test_one_that_is_gone_is_gone(self):
+    def test_missing_trust_counts_as_revoked(self):
         self.refused['trust'] = 401
         self.web.delete(f'{TRUSTS}/the-trust', status_code=404)
         self.trusts.revoke('the-trust')
         self.assertEqual(['service-token'], self.deleted_by())
 
-    def test_one_that_nobody_may_delete_stays(self):
+    def test_forbidden_deletion_of_trust_raises(self):
         self.refused['trust'] = 403
         self.web.delete(f'{TRUSTS}/the-trust', status_code=403)
         self.assertRaises(exceptions.Forbidden, self.trusts.revoke,
@@ -378,7 +378,7 @@ class TestRevoke(CredentialsTestCase):
 
 class TestHeld(CredentialsTestCase):
 
-    def test_those_that_have_expired_are_held_no_more(self):
+    def test_expired_trusts_are_not_held(self):
         self.web.get(f'{TRUSTS}?trustee_user_id=nova', json={'trusts': [
             {'id': 'one', 'expires_at': '2999-01-01T00:00:00.000000Z'},
             {'id': 'old', 'expires_at': '2001-01-01T00:00:00.000000Z'},

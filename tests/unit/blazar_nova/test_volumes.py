@@ -271,9 +271,9 @@ class VolumeTestCase(base.LeaseTestCase):
         return reserved
 
 
-class TestLife(VolumeTestCase):
+class TestLifecycle(VolumeTestCase):
 
-    def test_a_project_has_so_much_from_start_to_end(self):
+    def test_project_has_reserved_storage_from_start_to_end(self):
         lease = self.reserve(50, 100, self.wanted())
         its_id = lease['reservations'][0]['id']
         self.assertFalse(self.cinder.create('project', its_id, 1))
@@ -302,7 +302,7 @@ class TestLife(VolumeTestCase):
             self.status(lease), {*self.cinder.kinds},
             self.kind.open_reservations()))
 
-    def test_no_more_is_reserved_than_is_enrolled(self):
+    def test_storage_beyond_enrolled_capacity_is_refused(self):
         self.reserve(0, 100, self.wanted())
         refused = self.assertRaises(
             errors.Refused, self.reserve, 50, 150, self.wanted(size=41))
@@ -313,7 +313,7 @@ class TestLife(VolumeTestCase):
             errors.Refused, self.reserve, 0, 10, self.wanted(size=1001))
         self.assertIsNone(refused.refusal.next_start)
 
-    def test_the_type_may_be_any(self):
+    def test_storage_of_any_type_can_be_reserved(self):
         wanted = reservation_requests.ReservationRequest(
             types.SimpleNamespace(project_id='project', user_id='user',
                                   is_admin=False),
@@ -325,7 +325,7 @@ class TestLife(VolumeTestCase):
             one.extra_specs['volume_backend_name']
             for one in self.cinder.types() if one.id not in (SSD, DISK)})
 
-    def test_what_is_wrong_gets_a_sentence(self):
+    def test_invalid_parameters_are_refused_with_message(self):
         for wrong, part in (({'amount': 2}, '"amount" is 2'),
                             ({'size': 0}, '"size" is 0'),
                             ({'size': None}, '"size"'),
@@ -348,7 +348,7 @@ class TestLife(VolumeTestCase):
 
 class TestEnd(VolumeTestCase):
 
-    def test_volumes_are_detached_whatever_their_users_do(self):
+    def test_volumes_in_any_state_are_detached_and_deleted(self):
         its_id = self.started()
         self.cinder.servers.add('server1')
         for number, values in enumerate((
@@ -376,7 +376,7 @@ class TestEnd(VolumeTestCase):
         self.assertEqual(('TERMINATED', {SSD, DISK}), (
             self.status(self.lease), {*self.cinder.kinds}))
 
-    def test_whoever_dies_it_is_taken_apart_in_the_end(self):
+    def test_storage_is_deleted_despite_crashes(self):
         its_id = self.started()
         self.cinder.create('project', its_id, 1, status='reserved')
         for method in ('limit', 'deny', 'take', 'delete_volume',
@@ -487,13 +487,13 @@ class TestEnd(VolumeTestCase):
         self.assertEqual(set(), self.kind.open_reservations())
         self.assertFalse(self.cinder.create('project', its_id, 1))
 
-    def test_what_is_of_no_lease_is_closed(self):
+    def test_storage_without_lease_is_deleted(self):
         its_id = self.started()
         self.kind.end(resource_types.unknown(its_id))
         self.assertEqual({SSD, DISK}, {*self.cinder.kinds})
 
 
-class TestKept(VolumeTestCase):
+class TestKeptVolumes(VolumeTestCase):
     """The end policy keeps servers, or images of them."""
 
     end_timeout = 3600
@@ -518,7 +518,7 @@ class TestKept(VolumeTestCase):
         return {key: kind for key, (_one, kind, _size)
                 in self.cinder.volumes.items()}
 
-    def test_its_volumes_get_the_type_that_is_named(self):
+    def test_kept_volumes_get_configured_type(self):
         for on_end in ('release', 'stop', 'shelve', 'suspend',
                        'snapshot,delete'):
             its_id = self.started(on_end=on_end)
@@ -535,7 +535,7 @@ class TestKept(VolumeTestCase):
             self.assertEqual(('server1',),
                              self.cinder.volumes.pop(volume_id)[0].servers)
 
-    def test_without_one_they_are_deleted(self):
+    def test_volumes_are_deleted_without_configured_type(self):
         self.name(None)
         its_id = self.started(on_end='release')
         self.cinder.create('project', its_id, 1)
@@ -545,7 +545,7 @@ class TestKept(VolumeTestCase):
         self.assertEqual(('TERMINATED', {}), (
             self.status(self.lease), self.cinder.volumes))
 
-    def test_one_that_is_wrong_is_said_and_may_be_corrected(self):
+    def test_invalid_configured_type_is_reported_until_corrected(self):
         its_id = self.started(on_end='release')
         self.cinder.create('project', its_id, 1)
         for kept_type, says in (('gone', 'does not exist'),
@@ -561,7 +561,7 @@ class TestKept(VolumeTestCase):
         self.assertEqual({'plain'}, {*self.types_of_volumes().values()})
         self.assertEqual({SSD, DISK, 'plain'}, {*self.cinder.kinds})
 
-    def test_what_servers_have_is_not_detached(self):
+    def test_attached_volumes_stay_attached(self):
         its_id = self.started(on_end='release')
         for values in ({'status': 'in-use'}, {'status': 'error'},
                        {'status': 'error_detaching'}):
@@ -575,7 +575,7 @@ class TestKept(VolumeTestCase):
             (one.servers, one.status) for one, _kind, _size
             in self.cinder.volumes.values()})
 
-    def test_what_users_do_does_not_keep_the_capacity(self):
+    def test_volumes_in_any_state_do_not_prevent_end(self):
         its_id = self.started(on_end='release')
         for values in ({'status': 'awaiting-transfer'},
                        {'status': 'reserved'}, {'group_id': 'group'},
@@ -601,7 +601,7 @@ class TestKept(VolumeTestCase):
         self.assertEqual({'retyping'}, {
             one.status for one, *_rest in self.cinder.volumes.values()})
 
-    def test_without_quota_they_are_deleted_after_an_hour(self):
+    def test_volumes_beyond_quota_are_deleted_after_end_timeout(self):
         its_id = self.started(on_end='release')
         self.cinder.full.add('project')
         for _number in range(2):
@@ -620,7 +620,7 @@ class TestKept(VolumeTestCase):
             self.cinder.volumes, self.status(self.lease),
             {*self.cinder.kinds}))
 
-    def test_one_that_cannot_be_kept_does_not_hold_up_others(self):
+    def test_volume_that_cannot_be_kept_does_not_delay_others(self):
         its_id = self.started(on_end='release')
         self.cinder.full.add('other')
         for project in 'other', 'project':
@@ -637,7 +637,7 @@ class TestKept(VolumeTestCase):
         return next(one.id for one in self.cinder.types()
                     if one.name == its_id)
 
-    def test_those_of_a_lease_that_is_deleted_are_deleted(self):
+    def test_volumes_of_deleted_lease_are_deleted(self):
         its_id = self.started(on_end='release')
         self.cinder.create('project', its_id, 1)
         self.lifecycle.lease_end.delete(self.lease['id'])
@@ -646,7 +646,7 @@ class TestKept(VolumeTestCase):
             self.cinder.finish()
         self.assertEqual({}, self.cinder.volumes)
 
-    def test_whoever_dies_they_are_kept_in_the_end(self):
+    def test_volumes_are_kept_despite_crashes(self):
         its_id = self.started(on_end='release')
         self.cinder.create('project', its_id, 1, status='awaiting-transfer')
         for method in 'limit', 'deny', 'reset', 'retype', 'delete_type':
@@ -661,7 +661,7 @@ class TestKept(VolumeTestCase):
 
 class TestFailures(VolumeTestCase):
 
-    def test_whoever_dies_it_is_open_in_the_end_and_to_one_project(self):
+    def test_storage_is_opened_to_one_project_despite_crashes(self):
         for method in ('create_type', 'limit', 'allow'):
             self.cinder.dies_after[method] = RuntimeError('killed')
         its_id = self.started()
@@ -676,7 +676,7 @@ class TestFailures(VolumeTestCase):
                 self.cinder.dies_after])
         self.assertEqual(60, self.cinder.limits['project', its_id])
 
-    def test_another_type_takes_its_place_while_it_has_no_volumes(self):
+    def test_volume_type_is_replaced_only_without_volumes(self):
         its_id = self.started()
         reserved = dataclasses.replace(self.reserved(), hosts=(DISK,))
         self.cinder.create('project', its_id, 1)
@@ -691,7 +691,7 @@ class TestFailures(VolumeTestCase):
         made, = (one for one in self.cinder.types() if one.name == its_id)
         self.assertEqual('disk', made.extra_specs['volume_backend_name'])
 
-    def test_it_goes_to_another_project_with_the_lease(self):
+    def test_storage_is_transferred_only_without_volumes(self):
         its_id = self.started()
         reserved = dataclasses.replace(self.reserved(), project_id='other')
         self.cinder.create('project', its_id, 1)
@@ -726,7 +726,7 @@ class TestFailures(VolumeTestCase):
         self.cinder.encrypted.add(SSD)
         self.assertEqual(['disk'], [one.name for one in self.kind.hosts()])
 
-    def test_a_type_that_is_deleted_is_named(self):
+    def test_deleted_volume_type_is_reported(self):
         self.lease = self.reserve(50, 100, self.wanted())
         del self.cinder.kinds[SSD]
         self.run_for(50)
@@ -748,7 +748,7 @@ class TestCinder(base.TestCase):
             mock.Mock(content=b'x', json=lambda body=body: body)
             for body in bodies]
 
-    def test_all_pages_of_volumes(self):
+    def test_volumes_of_all_pages_are_returned(self):
         def page(start, **more):
             return {'volumes': [{
                 'id': str(number), 'status': 'in-use',
@@ -821,7 +821,7 @@ class TestCinder(base.TestCase):
         self.assertEqual([False, True], [
             self.cinder.is_encrypted('a'), self.cinder.is_encrypted('b')])
 
-    def test_a_quota_is_not_lowered_below_what_is_used(self):
+    def test_quota_is_frozen_at_current_usage(self):
         self.answer({'quota_set': {'gigabytes_ssd': {
             'limit': 60, 'in_use': 7, 'reserved': 1}}}, {'quota_set': {}})
         self.cinder.freeze('p', 'ssd')
@@ -829,14 +829,14 @@ class TestCinder(base.TestCase):
             '/os-quota-sets/p', 'PUT', timeout=30,
             json={'quota_set': {'gigabytes_ssd': 8}})
 
-    def test_a_volume_of_another_type_may_be_moved(self):
+    def test_retype_permits_migration(self):
         self.answer({})
         self.cinder.retype('v', 'plain')
         self.adapter.request.assert_called_with(
             '/volumes/v/action', 'POST', timeout=30, json={'os-retype': {
                 'new_type': 'plain', 'migration_policy': 'on-demand'}})
 
-    def test_a_refusal_has_the_words_of_cinder(self):
+    def test_refusal_has_message_of_cinder(self):
         self.adapter.request.side_effect = exceptions.BadRequest(
             response=mock.Mock(json=lambda: {'badRequest': {
                 'code': 400, 'message': 'Volume type is in use.'}}))
@@ -844,7 +844,7 @@ class TestCinder(base.TestCase):
             self.assertRaises(errors.CloudUnavailable,
                               self.cinder.delete_type, '1')))
 
-    def test_no_credentials(self):
+    def test_missing_credentials_mean_cloud_unavailable(self):
         self.cinder.__dict__['_adapter'] = None
         self.assertFalse(self.cinder.is_configured())
         self.assertIn('[cinder] of nova.conf has no auth_type', str(

@@ -241,7 +241,7 @@ def free_capacity(session: orm.Session,
 
 def free_hosts(session: orm.Session, lease: models.Lease,
                reservation_ids: ty.Collection[str], now: int) -> None:
-    """Free the whole hosts of reservations of a lease that goes on ending."""
+    """Free the whole hosts of reservations of a lease whose end continues."""
     vacated = [one for one in lease.reservations
                if one.whole and one.id in reservation_ids]
     _unassign_hosts(session, vacated, now)

@@ -62,7 +62,7 @@ class Segment(ty.NamedTuple):
 class Network(ty.NamedTuple):
     """A network of any project.
 
-    :ivar name: of one that was created for a reservation: its id
+    :ivar name: if it was created for a reservation, the id of that
     :ivar created_at: seconds since the epoch
     :ivar reservations: see :class:`FloatingIP`
     :ivar leased: whether it was created for a reservation, as its description

@@ -39,8 +39,8 @@ def detach(server_id: str, volume_id: str, reservation_id: str) -> bool:
     if Nova refuses now, it is logged.
 
     A server that boots from the volume is deleted, as Nova does not detach the
-    root disk, and so is one that still has it long after the first request,
-    unless its host is down.
+    root disk. A server that still has the volume long after the first request
+    is deleted too, unless its host is down.
 
     :param reservation_id: of which the volume is
     :returns: whether there is such a server, and it has the volume

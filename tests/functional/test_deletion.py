@@ -236,7 +236,7 @@ class TrustsTest(api_base.ApiTestCase, DeletionTestCase):
         self.assertEqual(['trust-1'], self.revoked)
         self.assertEqual({'trust-0'}, parts.lifecycle.lease_close.strays())
 
-    def test_nor_an_offer_that_was_accepted(self):
+    def test_accepted_offer_has_its_trust_if_a_process_dies(self):
         self.stub_out('blazar_core.leases.credentials.Credentials.store',
                       lambda *_args: None)
         offer = self.make(3600, offer_seconds=600)

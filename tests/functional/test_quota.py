@@ -87,7 +87,7 @@ class TestLeases(QuotaTestCase):
 class TestUser(QuotaTestCase):
     """A user with a smaller quota than the project."""
 
-    def test_it_counts_for_the_leases_of_the_user(self):
+    def test_quota_of_user_limits_leases_of_the_user(self):
         self.places(1, client=self.api(user='bob'))
         self.places(1)
         objects.Quotas.create_limit(

@@ -152,7 +152,7 @@ class PortTest(leased.LeasedTestCase):
             f'/servers/{self.server_id}/os-interface').body[
                 'interfaceAttachments']]
 
-    def test_one_is_detached_though_its_server_is_locked(self):
+    def test_port_of_locked_server_is_detached_once(self):
         self.attach()
         self.alice.post_server_action(self.server_id, {'lock': None})
         self.assertTrue(server_ports.detach(self.server_id, self.port))

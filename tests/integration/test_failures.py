@@ -218,8 +218,7 @@ class FailuresTest(FailuresTestCase):
         self.wait_until_back()
         self.verify_finds_nothing()
 
-    def test_hosted_server_is_evacuated_within_its_lease(self,
-                                                                   ) -> None:
+    def test_hosted_server_is_evacuated_within_its_lease(self) -> None:
         self.enrol('host1', 'host2')
         lease = self.lease_hosts(2)
         self.wait_for_lease(lease['id'], 'ACTIVE')

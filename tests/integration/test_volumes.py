@@ -208,7 +208,8 @@ class CinderTest(lease_api.LeaseApiTestCase):
         # Its users cannot attach it again.
         self.assertIn('error', self.volumes(
             'attachment', 'create', made['id'], server, code=1))
-        self.wait_for_lease(lease['id'], 'TERMINATED', seconds=300)
+        # The sum of the pauses between the attempts that it may take.
+        self.wait_for_lease(lease['id'], 'TERMINATED', seconds=600)
         # The server is without it, and not deleted.
         self.assertEqual([], self.demo(
             'GET', f'/servers/{server}/os-volume_attachments')[

@@ -311,7 +311,7 @@ TESTS: dict[str, str] = {
     'close': 'blazar_core.test_slot_builds.TestSlotBuilds.'
              'test_reservations_are_opened_at_start_and_closed_at_end',
     'opened': 'blazar_nova.test_floating_ips.TestCrash.'
-              'test_one_that_is_created_after_the_end_is_released',
+              'test_address_created_after_the_end_is_released',
     'released': 'blazar_nova.test_floating_ips.TestLifecycle.'
                 'test_addresses_are_allocated_from_start_to_end',
     'unstacked': 'blazar_nova.test_stacks.TestLifecycle.'

@@ -670,7 +670,7 @@ class TestEvictions(EvictionTestCase):
                 eviction.COUNTER, {'action': 'delete'}, 1),
                 counters.read(connection, 'blazar_'))
 
-    def test_what_is_deleted_counts_until_its_capacity_is_free(self):
+    def test_deleted_server_counts_until_its_capacity_is_free(self):
         """Nova deletes the allocations of a server after its record."""
         self.host('one', VCPU=4)
         server_id = self.boot(vcpus=3, on_evict='delete')

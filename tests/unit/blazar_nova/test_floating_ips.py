@@ -240,7 +240,7 @@ class TestCrash(FloatingIPTestCase):
 
         return mock.patch.object(self.network, 'release', refused)
 
-    def test_one_that_neutron_refuses_keeps_no_other(self):
+    def test_refused_address_does_not_keep_others(self):
         lease = self.started(3)
         with self.refuse(FIRST, SECOND):
             self.run_for(1000)
@@ -250,7 +250,7 @@ class TestCrash(FloatingIPTestCase):
         self.run_for(300)
         self.assertEqual('TERMINATED', self.status(lease))
 
-    def test_one_that_others_have_keeps_no_other(self):
+    def test_address_of_other_project_does_not_keep_others(self):
         lease = self.reserve(50, 1000, self.ips(3))
         self.network.allocate(NETWORK, FIRST, 'other')
         self.run_for(50)
@@ -269,7 +269,7 @@ class TestCrash(FloatingIPTestCase):
         self.lifecycle.lease_close.close_left()
         self.assertEqual([], self.network.addresses())
 
-    def test_one_that_is_created_after_the_end_is_released(self):
+    def test_address_created_after_the_end_is_released(self):
         """Its lease is deleted, and the answer is lost, at that moment."""
         lease, allocate = self.reserve(50, 1000, self.ips(1)), (
             self.network.allocate)
@@ -694,7 +694,7 @@ class TestNeutron(base.TestCase):
         work()
         return made
 
-    def test_one_with_port_forwardings_is_released(self):
+    def test_address_with_port_forwardings_is_released(self):
         path = '/v2.0/floatingips/1'
         self.assertEqual(
             [('GET', f'{path}/port_forwardings'),

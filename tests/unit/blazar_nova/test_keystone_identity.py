@@ -32,7 +32,7 @@ class TestIdentity(test_user_credentials.CredentialsTestCase):
             (frozenset({'gone'}), frozenset({'gone'}), frozenset()),
             self.identity.absent(['project', 'gone'], ['one', 'gone']))
 
-    def test_what_would_be_another_path_does_not_exist(self):
+    def test_project_id_with_dots_or_slashes_does_not_exist(self):
         self.there('projects/', '', 'users')
         wrong = ['..', '.', '../users', '']
         self.assertEqual(frozenset(wrong),

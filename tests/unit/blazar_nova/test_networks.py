@@ -212,23 +212,23 @@ class TestEnd(NetworkTestCase):
             self.check_taken(network_api.Port('forged', *port))
         self.assertEqual([], self.detached)
 
-    def test_neither_does_one_that_claims_to_be_of_a_router(self):
+    def test_forged_router_port_does_not_keep_network(self):
         for owner in ('network:router_interface', SNAT.device_owner,
                       'network:router_gateway', 'network:floatingip'):
             self.network.forged = {'forged'}
             self.check_taken(network_api.Port(
                 'forged', owner, uuidsentinel.router))
 
-    def test_nor_does_a_server(self):
+    def test_server_does_not_keep_network(self):
         self.check_taken(SERVER, UNUSED)
         self.assertEqual([SERVER.id], self.detached)
 
-    def test_nor_does_an_interface_that_a_router_needs(self):
+    def test_needed_router_interface_does_not_keep_network(self):
         self.network.broken['remove_router_interface'] = (
             errors.CloudUnavailable('Neutron refuses: routes need it.'))
         self.check_taken(ROUTER)
 
-    def test_nor_does_a_trunk(self):
+    def test_trunk_does_not_keep_network(self):
         self.network.trunks = {UNUSED.id}
         other = network_api.Port('other', '', '')
         lease = self.held(UNUSED, other, ROUTER)
@@ -247,7 +247,7 @@ class TestEnd(NetworkTestCase):
         self.assertEqual(('TERMINATED', {}), (
             self.status(lease), self.network.made))
 
-    def test_one_that_is_left_open_is_taken_apart_at_once(self):
+    def test_network_left_open_is_taken_apart_at_once(self):
         lease = self.started()
         made = self.only()
         self.run_for(1000)
@@ -425,7 +425,7 @@ class TestFailures(NetworkTestCase):
         self.lifecycle.lease_close.close_left()
         self.assertEqual({}, self.network.made)
 
-    def test_one_that_is_not_tagged_yet_is_that_of_the_next_lease(self):
+    def test_untagged_network_belongs_to_the_next_lease(self):
         first = self.started()
         reserved = self.reserved(first)
         self.run_for(1000)

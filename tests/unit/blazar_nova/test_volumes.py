@@ -390,7 +390,7 @@ class TestEnd(VolumeTestCase):
             self.cinder.dies_after, self.status(self.lease),
             {*self.cinder.kinds}))
 
-    def test_what_is_detached_is_not_attached_again(self):
+    def test_detached_volume_cannot_be_attached_again(self):
         its_id = self.started()
         self.cinder.servers.add('server1')
         self.cinder.create('project', its_id, 1, status='in-use',
@@ -405,7 +405,7 @@ class TestEnd(VolumeTestCase):
         self.run_for(300)
         self.assertEqual('TERMINATED', self.status(self.lease))
 
-    def test_what_users_request_delays_the_end_for_ten_minutes(self):
+    def test_requests_of_users_delay_the_end_for_ten_minutes(self):
         its_id = self.started()
         self.cinder.servers.add('server1')
         renewed = [
@@ -426,7 +426,7 @@ class TestEnd(VolumeTestCase):
             self.cinder.finish()
         self.assertEqual('TERMINATED', self.status(self.lease))
 
-    def test_what_cinder_completes_is_waited_for(self):
+    def test_end_waits_for_work_that_cinder_completes(self):
         its_id = self.started()
         working = [{'status': 'creating'}, {'status': 'deleting'},
                    {'status': 'retyping', 'moving': True},
@@ -438,7 +438,7 @@ class TestEnd(VolumeTestCase):
             self.run_for(seconds)
         self.assertEqual(before, self.cinder.volumes)
 
-    def test_one_that_cinder_refuses_does_not_hold_up_others(self):
+    def test_refused_volume_does_not_keep_others(self):
         its_id = self.started()
         for values in {}, {'group_id': 'group'}, {}:
             self.cinder.create('project', its_id, 1, **values)
@@ -593,7 +593,7 @@ class TestKeptVolumes(VolumeTestCase):
         self.assertEqual('TERMINATED', self.status(self.lease))
         self.assertEqual(['plain'] * 7, [*self.types_of_volumes().values()])
 
-    def test_what_cinder_does_at_its_end_is_not_requested_again(self):
+    def test_deletion_in_progress_is_not_requested_again(self):
         its_id = self.started(on_end='release')
         self.cinder.create('project', its_id, 1, status='retyping')
         for seconds in (1000, 600, 600):
@@ -705,7 +705,7 @@ class TestFailures(VolumeTestCase):
         self.assertFalse(self.cinder.create('project', its_id, 1))
         self.assertTrue(self.cinder.create('other', its_id, 60))
 
-    def test_it_is_as_fast_as_the_enrolled_type(self):
+    def test_volume_type_has_qos_specs_of_enrolled_type(self):
         self.cinder.kinds[SSD] = self.cinder.kinds[SSD]._replace(qos_id='slow')
         self.cinder.dies_after['create_type'] = RuntimeError('killed')
         its_id = self.started()

@@ -72,7 +72,7 @@ _MOVES = ('instance.evacuate', 'instance.live_migration', 'instance.rebuild',
           'instance.resize', 'instance.shelve_offload', 'instance.unshelve')
 
 #: Seconds between two looks for hosts that are due for a recheck.
-_TICK = 1
+_TICK = 3
 #: Seconds between two removals of old changes: this bounds their number,
 #: however long a sync takes, or if it fails.
 _TRIM = 60

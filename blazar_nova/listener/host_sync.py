@@ -289,8 +289,8 @@ class HostSync:
         """Return the service hosts with a server that was admitted and of
         which no notification has come.
         """
-        with self._database.reader() as session:
-            return set(session.scalars(sa.select(
+        with self._database.connection() as connection:
+            return set(connection.scalars(sa.select(
                 models.Host.service_host).where(pending.is_due(now))))
 
     def looked_at(self, now: int, service_hosts: set[str],

@@ -308,7 +308,7 @@ class LeaseClose:
                 session.scalars(sa.select(models.Host.assigned_to).where(
                     models.Host.assigned_to.is_not(None))))
             known = {row.id: (self._types.of_row(row),
-                              resource_types.context_of(session, row))
+                              self._types.context(session, row))
                      for row in session.scalars(
                          sa.select(models.Reservation).where(
                              models.Reservation.id.in_(left)))}

@@ -54,6 +54,8 @@ class ReservationContext:
         the request
     :ivar forced: whether its end no longer waits for what users do to its
         resources
+    :ivar former: the projects that had it before its lease was transferred;
+        only of a type with objects of its own in the cloud
     """
 
     id: str
@@ -71,13 +73,14 @@ class ReservationContext:
     on_end: str = ''
     together: tuple[str, ...] = ()
     forced: bool = False
+    former: frozenset[str] = frozenset()
 
     def may_own(self, project_id: str) -> bool:
         """Return whether an object of a project that is marked with this
-        reservation may belong to it. If it is :func:`unknown`, any object with
-        that mark may.
+        reservation, or is in its place, may belong to it. If it is
+        :func:`unknown`, any object with that mark may.
         """
-        return self.project_id in ('', project_id)
+        return self.project_id in ('', project_id) or project_id in self.former
 
 
 class HostedServer(ty.NamedTuple):
@@ -463,8 +466,22 @@ class ResourceTypes:
                  ) -> list[tuple[BaseResourceType, ReservationContext]]:
         """Return the reservations of a lease, each with its type."""
         together = tuple(one.id for one in lease.reservations)
-        return [(self.of_row(one), context_of(
-            session, one, together=together)) for one in lease.reservations]
+        return [(self.of_row(one), self.context(session, one, together))
+                for one in lease.reservations]
+
+    def context(self, session: orm.Session, reservation: models.Reservation,
+                together: tuple[str, ...] = ()) -> ReservationContext:
+        """Return a reservation as it is passed to its type, with the projects
+        that had it before.
+        """
+        kind = self.of_row(reservation)
+        reserved = context_of(session, reservation, together)
+        if kind.is_for_boots or not kind.handles_transfer:
+            return reserved
+        return dataclasses.replace(reserved, former=frozenset(
+            session.scalars(_PROJECTS, {
+                'lease': reserved.lease_id, 'reservation': reserved.id})) - {
+                    reserved.project_id})
 
 
 def _event_of(resource_type: str, name: str) -> str:
@@ -482,6 +499,11 @@ def unknown(reservation_id: str) -> ReservationContext:
     return ReservationContext(reservation_id, '', '', '', {}, {})
 
 
+#: The projects that have had a reservation, by its usage records.
+_PROJECTS = sa.select(models.UsageRecord.project_id).where(
+    models.UsageRecord.lease_id == sa.bindparam('lease'),
+    models.UsageRecord.reservation_id == sa.bindparam('reservation'),
+).distinct()
 _HOSTS = sa.select(
     models.Host.id, models.Host.uuid, models.Host.service_host).where(
         models.Host.id.in_(sa.bindparam('hosts', expanding=True)))

@@ -51,7 +51,7 @@ class NeutronObjects(resource_types.ResourceType, ty.Generic[_Object]):
         for host in sorted(reserved.services.values()):
             # Users may have changed the tags of their objects.
             found |= {one.id: one for one in self._on(host, reserved)
-                      if one.project_id == reserved.project_id and
+                      if reserved.may_own(one.project_id) and
                       not self._is_next(one, reserved)}
         carry_out(functools.partial(self._delete, one, reserved)
                   for one in found.values())
@@ -90,7 +90,10 @@ class NeutronObjects(resource_types.ResourceType, ty.Generic[_Object]):
                     # A process died before tagging it.
                     self.network.tag(self.collection, one.id, reserved.id)
                 return
-            if reserved.id not in self._reservations_of(one):
+            # Its former project may have removed the mark.
+            if reserved.id not in self._reservations_of(one) and (
+                    not reserved.may_own(one.project_id) or
+                    self._is_next(one, reserved)):
                 raise errors.CloudUnavailable(
                     f'{self.host_noun} {host} is used by another project; an '
                     f'operator has to delete {self.noun} {one.id} there.')

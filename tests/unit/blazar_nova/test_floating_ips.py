@@ -16,6 +16,7 @@ from blazar_core.leases import limits
 from blazar_core.leases import new_leases
 from blazar_core.leases import reassignment
 from blazar_core.leases import requests
+from blazar_core.leases import transfer
 from blazar_core.leases import updates
 from blazar_core.leases import views
 from blazar_nova.compat import network_api
@@ -476,6 +477,52 @@ class TestChanges(FloatingIPTestCase):
         kind.transferred(dataclasses.replace(reserved, project_id='other'))
         self.assertEqual(([], 2), (
             self.network.addresses(), len(self.network.addresses('other'))))
+
+    def unmark_and_transfer(self):
+        """Start a lease, whose project removes the tag of one of its addresses
+        and transfers the lease; return it.
+        """
+        lease = self.started(2)
+        self.network.change(FIRST, reservations=frozenset())
+        self.clock.advance(1)
+        own = self.leases.transfer
+        own.transfer(lease['id'], own.look(lease['id']).generation,
+                     transfer.Owner('other', 'user'), None, False)
+        return lease
+
+    def test_transfer_moves_addresses_without_tags(self):
+        self.unmark_and_transfer()
+        self.run_for(0)
+        self.assertEqual(([], 2), (
+            self.network.addresses(), len(self.network.addresses('other'))))
+
+    def test_address_without_tag_is_released_if_its_lease_ends_after_transfer(
+            self):
+        lease = self.unmark_and_transfer()
+        self.lifecycle.lease_end.delete(lease['id'])
+        self.run_for(0)
+        self.assertEqual({}, self.network.found)
+
+    def test_stalled_transfer_leaves_address_of_next_lease(self):
+        lease = self.unmark_and_transfer()
+        with self.database.reader() as session:
+            (kind, reserved), = self.types.reserved(
+                session, api.found(session, lease['id']))
+        self.lifecycle.lease_end.delete(lease['id'])
+        self.run_for(2000)
+        made = self.network.allocate(NETWORK, FIRST, 'project')
+        self.network.tag('floatingips', made, 'next')
+        self.assertRaises(errors.CloudUnavailable, kind.transferred, reserved)
+        self.assertIn(made, self.network.found)
+
+    def test_tagged_address_of_former_project_is_released_after_end(self):
+        lease = self.unmark_and_transfer()
+        self.run_for(1000)
+        made = self.network.allocate(NETWORK, FIRST, 'project')
+        self.network.tag('floatingips', made, lease['reservations'][0]['id'])
+        self.lifecycle.lease_close.close_left()
+        self.assertEqual(('TERMINATED', {}), (
+            self.status(lease), self.network.found))
 
 
 class TestSchema(base.RefusalTestCase):

@@ -63,6 +63,15 @@ class Counters:
         with self._lock:
             self._counts[key] += amount
 
+    def observe(self, name: str, value: int, bounds: ty.Iterable[int],
+                **labels: str) -> None:
+        """Count a value of a histogram, in the bucket with the lowest bound
+        that is not below it.
+        """
+        self.add(f'{name}_sum', value, **labels)
+        self.add(f'{name}_bucket', 1, le=next(
+            (str(one) for one in bounds if value <= one), '+Inf'), **labels)
+
     def flush(self) -> None:
         """Add the counts of this process to those of all processes.
 

@@ -344,10 +344,9 @@ class Engine:
         counters = self._database.counters
         counters.add(EVENTS, type=_type_of(claim), result=result)
         if result == 'done' and claim.event_type in _STEPS:
-            late = max(0, self._clock.now() - claim.time)
-            counters.add(f'{LATENESS}_sum', late, type=claim.event_type)
-            counters.add(f'{LATENESS}_bucket', type=claim.event_type, le=next(
-                (str(one) for one in LATE if late <= one), '+Inf'))
+            counters.observe(
+                LATENESS, max(0, self._clock.now() - claim.time), LATE,
+                type=claim.event_type)
 
     def _settled(self, claim: event_queue.Claim,
                  outcome: retries.Result) -> None:

@@ -44,6 +44,10 @@ PAUSE, LEADER = 15, 'eviction'
 MIGRATE = 'migrate'
 #: Counts evictions that the cloud has accepted, by ``action``.
 COUNTER = 'blazar_evictions'
+#: Histogram of the seconds between the notification of an eviction and its
+#: time, by the first ``action``; and the bounds of its buckets.
+NOTICE = 'blazar_eviction_notice_seconds'
+NOTICES = (30, 60, 120, 300, 600, 1800, 3600)
 #: Seconds before the lead time from which on evictions are planned.
 _AHEAD = 3 * PAUSE
 #: Seconds after which it is checked whether a server still exists, and the
@@ -219,9 +223,11 @@ class Evictions:
         LOG.info('Server %s: interruptible; it is evicted from host %s at %s, '
                  'as lease %s needs its capacity', row.server_id, host.name,
                  clocks.iso(at), lease_id)
+        action = self._sequence(row)[0]
         # If the process dies in between, this is sent once more.
-        self._tell(_SCHEDULED, row, evict_at=clocks.iso(at),
-                   action=self._sequence(row)[0])
+        self._tell(_SCHEDULED, row, evict_at=clocks.iso(at), action=action)
+        self._database.counters.observe(
+            NOTICE, max(0, at - self._clock.now()), NOTICES, action=action)
         self._moves.plan(lease_id, states.MoveReason.EVICTION, host.id,
                          [row.server_id], at)
 

@@ -243,7 +243,7 @@ class Metrics:
             rows = counters.read(connection, 'blazar_')
         families: dict[str, core.CounterMetricFamily] = {}
         for row in rows:
-            if row.name.startswith(engine.LATENESS):
+            if row.name.startswith(tuple(_HISTOGRAMS)):
                 continue
             names = sorted(row.labels)
             families.setdefault(row.name, core.CounterMetricFamily(
@@ -251,7 +251,8 @@ class Metrics:
                 labels=names)).add_metric(
                     [row.labels[name] for name in names], row.value)
         yield from families.values()
-        yield _lateness(rows)
+        for name in _HISTOGRAMS:
+            yield _histogram(name, rows)
 
     # -- serving -------------------------------------------------------------
 
@@ -331,6 +332,13 @@ class Metrics:
             self._server.server_close()
 
 
+#: By histogram, its help, its label and the bounds of its buckets.
+_HISTOGRAMS = {
+    engine.LATENESS: ('Seconds from the time of a start or an end until it '
+                      'was carried out.', 'type', engine.LATE),
+    eviction.NOTICE: ('Seconds from the notification of an eviction until the '
+                      'time of the eviction.', 'action', eviction.NOTICES)}
+
 _COUNTED = {
     engine.EVENTS: 'Events of leases that were carried out, by how they went.',
     eviction.COUNTER: 'Evictions of interruptible servers, by the action.',
@@ -387,25 +395,24 @@ def _add(family: core.GaugeMetricFamily, zone_of: ty.Mapping[int, str],
         family.add_metric([rc, zone, *labels], amount)
 
 
-def _lateness(rows: ty.Iterable[counters.Counted]) -> _Family:
-    """Return the histogram of how late starts and ends were."""
-    family = core.HistogramMetricFamily(
-        engine.LATENESS, 'Seconds from the time of a start or an end until it '
-        'was carried out.', labels=['type'])
+def _histogram(name: str, rows: ty.Iterable[counters.Counted]) -> _Family:
+    """Return a histogram that all processes have counted."""
+    help_text, label, known = _HISTOGRAMS[name]
+    family = core.HistogramMetricFamily(name, help_text, labels=[label])
     sums: collections.Counter[str] = collections.Counter()
     buckets: dict[str, collections.Counter[str]] = {}
     for row in rows:
-        if row.name == f'{engine.LATENESS}_sum':
-            sums[row.labels['type']] += row.value
-        elif row.name == f'{engine.LATENESS}_bucket':
-            buckets.setdefault(row.labels['type'], collections.Counter())[
+        if row.name == f'{name}_sum':
+            sums[row.labels[label]] += row.value
+        elif row.name == f'{name}_bucket':
+            buckets.setdefault(row.labels[label], collections.Counter())[
                 row.labels['le']] += row.value
-    for of_type, counts in sorted(buckets.items()):
+    for value, counts in sorted(buckets.items()):
         total, bounds = 0, []
-        for bound in (*map(str, engine.LATE), '+Inf'):
+        for bound in (*map(str, known), '+Inf'):
             total += counts[bound]
             bounds.append((bound, total))
-        family.add_metric([of_type], bounds, sums[of_type])
+        family.add_metric([value], bounds, sums[value])
     return family
 
 

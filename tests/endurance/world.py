@@ -23,7 +23,7 @@ LOOK = 1
 PLENTY = 100_000
 #: Seconds between the notification about an eviction and the eviction, and
 #: those that it may take.
-NOTICE, EVICTION = 30, 120
+NOTICE, EVICTION = 30, 180
 QUOTAS = {name: PLENTY for name in ('instances', 'cores', 'ram')}
 _SERVERS = ('SELECT uuid, vm_state FROM instances WHERE deleted = 0 '
             'AND vm_state IS NOT NULL')

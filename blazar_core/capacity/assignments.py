@@ -29,11 +29,12 @@ class HostInUse(Exception):
 
 
 def assign(session: orm.Session, now: int,
-           reservations: ty.Iterable[models.Reservation]) -> None:
+           reservations: ty.Iterable[models.Reservation]) -> bool:
     """Assign the booked hosts to their reservations of whole hosts.
 
     Idempotent.
 
+    :returns: whether one of them was lent since it was cleaned
     :raises HostInUse: when one of them is still in use; nothing is assigned
     :raises LostRace: when another process decided about one meanwhile
     """
@@ -41,7 +42,7 @@ def assign(session: orm.Session, now: int,
                 if reservation.whole for one in reservation.bookings
                 if one.host_id is not None}
     if not bookings:
-        return
+        return False
     hosts = session.scalars(sa.select(models.Host).where(
         models.Host.id.in_(bookings)).order_by(models.Host.id)).all()
     others = set(session.scalars(sa.select(models.Booking.host_id).where(
@@ -59,6 +60,7 @@ def assign(session: orm.Session, now: int,
                 host.recheck_at is not None and host.recheck_at <= now):
             raise HostInUse(
                 f'the servers on host {host.name} are being checked')
+    was_lent = any(host.lent_at is not None for host in hosts)
     for host in hosts:
         holder = bookings[host.id].reservation_id
         if host.assigned_to != holder:
@@ -67,6 +69,17 @@ def assign(session: orm.Session, now: int,
                 updated_at=now, **_NOT_LEFT)
             bookings[host.id].claimed_at = now
             session.expire(host)
+    return was_lent
+
+
+def lent(session: orm.Session,
+         reservation_ids: ty.Collection[str]) -> set[str]:
+    """Return the hosts that are assigned to reservations and were lent since
+    they were cleaned: their uuids.
+    """
+    return set(session.scalars(sa.select(models.Host.uuid).where(
+        models.Host.assigned_to.in_(reservation_ids),
+        models.Host.lent_at.is_not(None))))
 
 
 def _has_others(host: models.Host) -> bool:

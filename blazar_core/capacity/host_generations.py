@@ -34,7 +34,8 @@ _TAKE_MANY = sa.update(_HOSTS).where(
         sa.bindparam('seen', expanding=True)),
 ).values(generation=_HOSTS.c.generation + 1)
 #: The columns of a host that depend on what runs there.
-_OF_USAGE = frozenset({'usage', 'consumers', 'updated_at', 'recheck_at'})
+_OF_USAGE = frozenset({
+    'usage', 'consumers', 'updated_at', 'recheck_at', 'lent_at'})
 
 
 class ReadHost(ty.Protocol):

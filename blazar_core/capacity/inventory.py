@@ -250,7 +250,8 @@ def claim(connection: sa.Connection, now: int, host: model.Host,
     _change_consumers(
         connection, now, row, {**row.consumers, server_id: (
             dict(amounts), until)}, server_id,
-        recheck_at=min(until + 1, row.recheck_at or until + 1))
+        recheck_at=min(until + 1, row.recheck_at or until + 1),
+        **({'lent_at': now} if host.enrolled else {}))
     return Claimed(host.id, server_id, before)
 
 

@@ -268,6 +268,9 @@ class Claims:
             _check_not_assigned(row)
             host_generations.advance(session.connection(), now, [row], {})
             session.expire(row)
+        if host.enrolled:
+            session.execute(sa.update(models.Host).where(
+                models.Host.id == host.id).values(lent_at=now))
         booking.claimed_at = now
         return self._undo(self._unplace, booking.reservation.lease_id,
                           booking.id, host.id)

@@ -274,7 +274,8 @@ OPTS: list[cfg.Opt] = [
     cfg.StrOpt(
         'cleaning_command', default='',
         help='Command, with its arguments, that prepares a leased whole host '
-             'for the next lease after the servers of one lease are deleted. '
+             'for the next lease after the servers of one lease are deleted, '
+             'or at the start of the next lease if it was lent. '
              'blazar-listener runs it with three more arguments: the host (as '
              'nova-compute names it), the id of the reservation and the id of '
              'its project. Exit status 0: the host is ready; 75: it is not '

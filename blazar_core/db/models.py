@@ -272,6 +272,8 @@ class Host(Base):
     ``vacated_at`` is when the last server of an ended lease left it,
     ``cleaning_until`` until when it is cleaned, ``cleaned_at`` when that was
     complete, ``overdue_at`` since when ``assigned_to`` has it beyond its end.
+    ``lent_at`` is when a server of another lease, or of none, was last placed
+    on it while it served leases only; None: not since it was cleaned.
 
     ``power_state`` is whether it is switched off because it is not needed
     (None: it is on), ``power_at`` since when, ``power_until`` until when the
@@ -315,6 +317,7 @@ class Host(Base):
     cleaning_until: orm.Mapped[int | None] = orm.mapped_column(sa.BigInteger)
     cleaned_at: orm.Mapped[int | None] = orm.mapped_column(sa.BigInteger)
     overdue_at: orm.Mapped[int | None] = orm.mapped_column(sa.BigInteger)
+    lent_at: orm.Mapped[int | None] = orm.mapped_column(sa.BigInteger)
     power_state: orm.Mapped[str | None] = orm.mapped_column(
         sa.String(16), index=True)
     power_at: orm.Mapped[int | None] = orm.mapped_column(sa.BigInteger)

@@ -4,10 +4,12 @@
 
 A closed lease admits no server, and its credentials are deleted. Cleaning
 starts when no server of the reservation is left. Until it is done the
-reservation keeps its hosts, so that free capacity is really free.
+reservation keeps its hosts, so that free capacity is really free. Hosts that
+were lent are cleaned before a lease of hosts can use them.
 """
 
 import dataclasses
+import enum
 import functools
 import typing as ty
 
@@ -198,6 +200,40 @@ class LeaseClose:
                                      reserved.lease_id)
         return closed
 
+    def clean_lent(self, lease_id: str) -> tuple[retries.RetryAfter | None,
+                                                 set[str]]:
+        """Have the assigned hosts of a lease cleaned that were lent, before
+        they are opened. Safe to repeat.
+
+        :returns: when to look again, and the uuids of hosts that are not clean
+            yet; None when all of them are clean
+        :raises CloudUnavailable: when the cloud does not answer
+        """
+        with self._database.reader() as session:
+            mine = self.reserved(session, api.found(session, lease_id))
+        again = [one for kind, reserved in mine if (
+            one := self._clean_lent(kind, reserved))]
+        if not again:
+            return None, set()
+        with self._database.reader() as session:
+            dirty = assignments.lent(
+                session, [reserved.id for _kind, reserved in mine])
+        return min(again, key=lambda one: one.seconds), dirty
+
+    def _clean_lent(self, kind: resource_types.BaseResourceType,
+                    reserved: resource_types.ReservationContext,
+                    ) -> retries.RetryAfter | None:
+        try:
+            return self._cleaning.clean(kind, reserved, Phase.START)
+        except errors.CloudUnavailable:
+            raise
+        except Exception:
+            LOG.exception('Lease %s: hosts of reservation %s could not be '
+                          'cleaned yet', reserved.lease_id, reserved.id)
+            return retries.RetryAfter(
+                retries.AWAY, 'its hosts could not be cleaned',
+                retries.LONGEST_WAIT, shown=True)
+
     def occupied(self, lease_id: str) -> dict[
             str, resource_types.ReservationContext]:
         """Return the hosts that a lease in use has returned and that got a
@@ -235,7 +271,7 @@ class LeaseClose:
                     retries.LONGEST_WAIT, shown=True))
             if not empty.hosts:
                 continue
-            dirty = self._cleaning.clean(kind, empty, returned=True)
+            dirty = self._cleaning.clean(kind, empty, Phase.RETURN)
             if dirty is not None:
                 again.append(dirty)
             self._database.retried(
@@ -476,6 +512,23 @@ _SOON = 20
 _HOST = models.Host.__table__.c
 
 
+class Phase(enum.Enum):
+    """When the hosts of a reservation are cleaned."""
+
+    #: Before they are opened, those that were lent.
+    START = enum.auto()
+    #: Those that it returns while its lease is in use.
+    RETURN = enum.auto()
+    #: When its lease ends.
+    END = enum.auto()
+
+
+#: The statuses of a lease in which its hosts are cleaned.
+_CLEANED_IN: ty.Mapping[Phase, ty.Container[str]] = {
+    Phase.START: states.BEGUN,
+    Phase.RETURN: states.BEGUN, Phase.END: states.ENDING}
+
+
 class _Held(ty.NamedTuple):
     """The hosts of a reservation that is cleaned.
 
@@ -495,7 +548,7 @@ class _Held(ty.NamedTuple):
 
 
 class Cleaning:
-    """Has hosts cleaned that are still assigned to a reservation."""
+    """Has hosts cleaned that are assigned to a reservation."""
 
     def __init__(self, database: api.Database, clock: clocks.Clock) -> None:
         self._database = database
@@ -503,16 +556,14 @@ class Cleaning:
 
     def clean(self, kind: resource_types.BaseResourceType,
               reserved: resource_types.ReservationContext,
-              returned: bool = False) -> retries.RetryAfter | None:
-        """Have the hosts of a reservation cleaned whose lease ends, and that
-        have no servers any longer. Safe to repeat.
+              phase: Phase = Phase.END) -> retries.RetryAfter | None:
+        """Have the hosts of a reservation cleaned on which no server is, nor
+        can be placed. Safe to repeat.
 
         A host is cleaned by one process at a time. A host that was reported
         clean is not cleaned again; if a process dies before recording that,
         the cleaning is requested once more.
 
-        :param returned: whether the hosts are those that it has returned while
-            its lease is in use
         :returns: when to look again; None when all of them are clean
         :raises Exception: what the resource type raises
         """
@@ -520,7 +571,7 @@ class Cleaning:
             return None
         deadline = cloud_api.Deadline(self._clock, _SOON)
         held = self._database.retried(
-            self._begin, reserved, kind.cleaning_seconds, returned)
+            self._begin, reserved, kind.cleaning_seconds, phase)
         clean: set[str] = set()
         if held.mine:
             try:
@@ -530,14 +581,15 @@ class Cleaning:
                                          reserved.lease_id)
             finally:
                 self._database.retried(
-                    self._keep, reserved.id, held, clean)
+                    self._keep, reserved.id, held, clean, phase)
         dirty = held.dirty - len(clean)
         if dirty:
+            host = 'lent host' if phase is Phase.START else 'host'
             return retries.RetryAfter(
                 retries.AWAY,
-                f'of its {words.count(held.hosts, "host")}, not clean yet: '
-                f'{dirty}', 0 if clean
-                else retries.LONGEST_WAIT)
+                f'of its {words.count(held.hosts, host)}, not clean '
+                f'yet: {dirty}', 0 if clean
+                else retries.LONGEST_WAIT, shown=phase is Phase.START)
         if held.left > 0:
             return retries.RetryAfter(
                 min(held.left, retries.LONGEST_PAUSE),
@@ -559,26 +611,29 @@ class Cleaning:
                 .values(vacated_at=None, cleaned_at=None))
 
     def _begin(self, reserved: resource_types.ReservationContext,
-               seconds: int, returned: bool) -> _Held:
+               seconds: int, phase: Phase) -> _Held:
         """Claim the hosts that no process cleans, least recently tried first.
         """
         with self._database.writer() as session:
             lease = api.locked(session, reserved.lease_id)
             now = self._clock.now()
-            if lease.status not in (
-                    states.BEGUN if returned else states.ENDING):
+            if lease.status not in _CLEANED_IN[phase]:
                 # A lease that could not start did not use them.
                 return _Held(0, 0, set(), now, 0)
             connection = session.connection()
             until = now + _SOON + seconds
-            held = sa.and_(_HOST.assigned_to == reserved.id, *(
-                [_HOST.uuid.in_(reserved.hosts)] if returned else []))
-            connection.execute(
-                sa.update(models.Host.__table__)
-                # A clock that was ahead may have written a later time.
-                .where(held, sa.or_(_HOST.vacated_at.is_(None),
-                                    _HOST.vacated_at > now))
-                .values(vacated_at=now))
+            held = _HOST.assigned_to == reserved.id
+            if phase is Phase.RETURN:
+                held &= _HOST.uuid.in_(reserved.hosts)
+            if phase is Phase.START:
+                held &= _HOST.lent_at.is_not(None)
+            else:
+                connection.execute(
+                    sa.update(models.Host.__table__)
+                    # A clock that was ahead may have written a later time.
+                    .where(held, sa.or_(_HOST.vacated_at.is_(None),
+                                        _HOST.vacated_at > now))
+                    .values(vacated_at=now))
             rows = connection.execute(
                 sa.select(_HOST.id, _HOST.uuid, _HOST.vacated_at,
                           _HOST.cleaning_until, _HOST.cleaned_at)
@@ -595,18 +650,22 @@ class Cleaning:
             return _Held(
                 len(rows), len(dirty), {row.uuid for row in mine}, until,
                 max(row.vacated_at for row in rows) + lease.cleaning_time - now
-                if rows else 0)
+                if rows and phase is not Phase.START else 0)
 
     def _keep(self, reservation_id: str, held: _Held, clean: set[str],
-              ) -> None:
+              phase: Phase) -> None:
         """Record the results of cleaning, unless another process cleans the
         hosts by now.
         """
         now = self._clock.now()
+        done: dict[str, int | None] = {
+            'cleaning_until': None, 'lent_at': None
+        } if phase is Phase.START else {
+            'cleaning_until': now, 'cleaned_at': now}
         with self._database.writer() as session:
             for uuids, values in (
                     (held.mine - clean, {'cleaning_until': now}),
-                    (clean, {'cleaning_until': now, 'cleaned_at': now})):
+                    (clean, done)):
                 session.execute(
                     sa.update(models.Host)
                     .where(_HOST.assigned_to == reservation_id,

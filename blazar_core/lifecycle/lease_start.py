@@ -75,12 +75,14 @@ class LeaseOpening:
 
     def begin(self, lease_id: str, when_due: bool) -> retries.Result:
         """Start a lease: open its reservations."""
-        begun, outcome = self._database.retried(
+        begun, lent, outcome = self._database.retried(
             self._take, lease_id, when_due)
         if not begun:
             return outcome
         fault_points.fault_point(fault_points.FaultPoint.OPEN_HELD, lease_id)
         try:
+            if lent and (again := self._closer.clean_lent(lease_id)[0]):
+                return again
             opened = self.open(lease_id)
         except errors.CloudUnavailable as exc:
             LOG.warning('Lease %s cannot start yet: %s', lease_id, exc)
@@ -107,30 +109,32 @@ class LeaseOpening:
         return {reserved.id: reserved.hosts for _kind, reserved in begun}
 
     def _take(self, lease_id: str, when_due: bool,
-              ) -> tuple[bool, retries.Result]:
-        """Return whether a lease may start; if so, its start is recorded."""
+              ) -> tuple[bool, bool, retries.Result]:
+        """Return whether a lease may start; if so, its start is recorded. And
+        whether one of its hosts was lent since it was cleaned.
+        """
         with self._database.writer() as session:
             lease = api.locked(session, lease_id)
             now = self._clock.now()
             if when_due and lease.start_date > now:
-                return False, retries.RetryAfter(
+                return False, False, retries.RetryAfter(
                     lease.start_date - now, 'its start was just changed')
             if lease.status not in states.TO_START or lease_status.servers(
                     lease):
                 # Servers have a call that builds them; without it they cannot
                 # start.
-                return False, None
+                return False, False, None
             try:
-                assignments.assign(
+                lent = assignments.assign(
                     session, self._clock.now(), lease.reservations)
             except assignments.HostInUse as exc:
                 LOG.warning('Lease %s cannot start yet: %s', lease_id, exc)
                 conditions.update(lease, now, lease_conditions.NOT_FREE)
-                return False, retries.RetryAfter(
+                return False, False, retries.RetryAfter(
                     retries.AGAIN, str(exc), 4 * retries.AGAIN)
             conditions.update(lease, now, conditions.Type.START_DELAYED)
             lease.enter(states.Lease.STARTING, self._clock.now())
-            return True, None
+            return True, lent, None
 
     def _activate(self, lease_id: str,
                   opened: _Hosts) -> views.Lease | None:

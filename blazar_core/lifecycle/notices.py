@@ -4,6 +4,7 @@
 
 import dataclasses
 import functools
+import typing as ty
 
 from oslo_utils import excutils
 
@@ -114,7 +115,7 @@ class Notices:
         """Update the cloud after bookings or the owner of a started lease
         changed.
         """
-        told, occupied = None, {}
+        told, occupied, again = None, {}, None
         for _round in range(_ROUNDS):
             with self._database.reader() as session:
                 lease = api.found(session, lease_id)
@@ -130,9 +131,11 @@ class Notices:
                      for _kind, reserved in parts}
             if over or hosts == told:
                 break
+            again, dirty = None, set[str]()
             try:
-                if whole:
-                    self._database.retried(self._hand_over, lease_id)
+                if whole and self._database.retried(
+                        self._hand_over, lease_id):
+                    again, dirty = self._closer.clean_lent(lease_id)
             except assignments.HostInUse as exc:
                 return retries.RetryAfter(retries.AGAIN, str(
                     exc), retries.LONGEST_WAIT, shown=True)
@@ -140,8 +143,8 @@ class Notices:
             occupied = self._closer.occupied(lease_id) if whole else {}
             for kind, reserved in parts:
                 kind.transferred(reserved)
-                kind.bookings_changed(
-                    _with(reserved, occupied.get(reserved.id)))
+                kind.bookings_changed(_with(
+                    _without(reserved, dirty), occupied.get(reserved.id)))
             told = hosts
         else:
             return retries.RetryAfter(retries.AGAIN,
@@ -149,15 +152,26 @@ class Notices:
         if told is None:
             return None
         self._closer.close_if_ending(lease_id)
-        return self._closer.release(lease_id, occupied)
+        return self._closer.release(lease_id, occupied) or again
 
-    def _hand_over(self, lease_id: str) -> None:
-        """Assign whole hosts that were added to the lease."""
+    def _hand_over(self, lease_id: str) -> bool:
+        """Assign whole hosts that were added to the lease; return whether one
+        of them was lent since it was cleaned.
+        """
         with self._database.writer() as session:
             lease = api.locked(session, lease_id)
-            if lease.status in states.BEGUN:
-                assignments.assign(
-                    session, self._clock.now(), lease.reservations)
+            return lease.status in states.BEGUN and assignments.assign(
+                session, self._clock.now(), lease.reservations)
+
+
+def _without(reserved: resource_types.ReservationContext,
+             dirty: ty.Container[str]) -> resource_types.ReservationContext:
+    """Return a reservation without hosts that are not clean yet."""
+    return dataclasses.replace(
+        reserved, hosts=tuple(
+            one for one in reserved.hosts if one not in dirty),
+        services={uuid: one for uuid, one in reserved.services.items()
+                  if uuid not in dirty})
 
 
 def _with(reserved: resource_types.ReservationContext,

@@ -359,6 +359,23 @@ class CleaningTest(LendingTestCase):
         self.until(start - EVICTION)
         self.wait_for_status(server_id, 'SHELVED_OFFLOADED')
 
+    def test_lent_host_is_cleaned_at_start_of_lease(self):
+        record = self.useFixture(fixtures.TempDir()).join('cleaned')
+        self.flags(group='blazar', cleaning_command=(
+            f"""sh -c 'echo "$1" >>{record}' clean"""))
+        self.fill()
+        server_id, host = self.lent()
+        lease = self.reserve()
+        start = self.start_of(lease)
+        self.until(start - 600 - LEAD)
+        self.until(start - 600 - EVICTION)
+        self.wait_for_status(server_id, 'SHELVED_OFFLOADED')
+        self.fill_books()
+        self.run_until(start)
+        self.assertEqual('ACTIVE', self.get(lease)['status'])
+        with open(record) as cleaned:
+            self.assertEqual([host], cleaned.read().split())
+
     def test_host_is_not_lent_if_eviction_would_be_too_late(self):
         self.fill()
         self.reserve(start_in=LEAD + 300)

@@ -2,6 +2,8 @@
 
 """Hosts that serve leases only are lent to interruptible servers."""
 
+from unittest import mock
+
 import fixtures
 import sqlalchemy as sa
 
@@ -14,8 +16,10 @@ from blazar_core.common import clocks
 from blazar_core.common import errors
 from blazar_core.common import model
 from blazar_core.db import models
+from blazar_core.lifecycle import lease_close
 from blazar_core.plugins import cloud_api
 from tests import databases
+from tests import driven
 from tests.unit import base
 from tests.unit.blazar_core import test_interruptible
 from tests.unit.blazar_core import whole_hosts_base
@@ -255,3 +259,160 @@ class TestLeasesOfHosts(LendingTestCase):
         self.leave(server_id)
         self.lifecycle.lease_start.start(lease['id'])
         self.assertEqual(['one'], [*self.held()])
+
+
+class TestCleaningOfLentHosts(LendingTestCase):
+    """Hosts that were lent are cleaned before a lease of hosts has them."""
+
+    def setUp(self):
+        super().setUp()
+        self.uuid, _other = self.uuids
+        self.engine = self.new_engine()
+
+    def lend(self, name='one'):
+        """Place an interruptible server on a host, which then leaves it."""
+        self.leave(self.boot(name), name)
+
+    def reserved(self):
+        """Reserve the host; return the lease and its start."""
+        start = self.clock.now() - NOW + 5000
+        return self.reserve_machines(start, start + 1000), NOW + start
+
+    def run_at(self, instant):
+        self.until(instant)
+        driven.run_due(self.engine)
+
+    def assert_waits(self, lease):
+        self.assertEqual(('STARTING', {}), (
+            self.status(lease), self.machines.doors))
+
+    def assert_cleaned(self, lease, times):
+        """Check that a lease has started after so many attempts."""
+        self.assertEqual(('ACTIVE', '', [self.uuid] * times), (
+            self.status(lease), self.reason(lease), self.machines.swept))
+
+    def test_lease_does_not_start_before_lent_host_is_clean(self):
+        self.lend()
+        self.machines.dirty = {self.uuid}
+        lease, start = self.reserved()
+        self.run_at(start)
+        self.assert_waits(lease)
+        self.assertIn('of its 1 lent host, not clean yet: 1',
+                      self.reason(lease))
+        self.machines.dirty.clear()
+        self.run_at(start + 120)
+        self.assert_cleaned(lease, 2)
+
+    def test_host_that_was_not_lent_is_cleaned_after_lease_only(self):
+        _lease, start = self.reserved()
+        self.run_at(start)
+        self.assertEqual([], self.machines.swept)
+        self.run_at(start + 1000)
+        self.assertEqual([self.uuid], self.machines.swept)
+
+    def test_lent_host_is_cleaned_at_start_and_after_end(self):
+        self.lend()
+        lease, start = self.reserved()
+        self.run_at(start)
+        self.assert_cleaned(lease, 1)
+        self.run_at(start + 1000)
+        self.assertEqual(('TERMINATED', [self.uuid] * 2, None, None), (
+            self.status(lease), self.machines.swept, self.row('one').lent_at,
+            self.row('one').cleaning_until))
+        lease, start = self.reserved()
+        self.looked()
+        self.run_at(start)
+        self.assert_cleaned(lease, 2)
+
+    def looked(self):
+        """Record that the cloud was read: the host is empty."""
+        with self.database.writer() as session:
+            session.execute(sa.update(models.Host).values(recheck_at=None))
+
+    def test_host_of_reserved_servers_is_cleaned(self):
+        """Only a part of it was reserved."""
+        lease = self.lease(0, 1000, among=model.HostPool.ENROLLED)
+        server_id, = base.servers_of(lease)
+        self.claim(server_id, 'one')
+        self.cloud.servers[server_id] = cloud_api.ObservedServer(
+            cloud_api.ServerState.GONE)
+        self.run_at(NOW + 1000)
+        self.assertEqual('TERMINATED', self.status(lease))
+        self.looked()
+        lease, start = self.reserved()
+        self.run_at(start)
+        self.assert_cleaned(lease, 1)
+
+    def test_host_is_cleaned_again_if_process_dies_before_recording(self):
+        self.lend()
+        lease, start = self.reserved()
+        clean = self.machines.clean
+
+        def dies(*args):
+            clean(*args)
+            raise SystemExit
+
+        self.machines.clean = dies
+        self.until(start)
+        with mock.patch.object(lease_close.Cleaning, '_keep'):
+            self.assertRaises(SystemExit, self.lifecycle.lease_start.start,
+                              lease['id'])
+        self.machines.clean = clean
+        # Until it expires, the claim of the other process is respected.
+        self.until(start + 10)
+        self.lifecycle.lease_start.start(lease['id'])
+        self.assert_waits(lease)
+        self.assertEqual([self.uuid], self.machines.swept)
+        self.until(start + 120)
+        self.lifecycle.lease_start.start(lease['id'])
+        self.assertEqual(('ACTIVE', [self.uuid] * 2), (
+            self.status(lease), self.machines.swept))
+
+    def test_lease_waits_for_cleaning_while_cloud_is_unavailable(self):
+        clean = self.machines.clean
+        for error in (errors.CloudUnavailable('away'), ValueError('broken')):
+            self.lend()
+            self.machines.clean = mock.Mock(side_effect=error)
+            lease, start = self.reserved()
+            for attempt in range(20):
+                self.run_at(start + 45 * attempt)
+                self.assert_waits(lease)
+            self.machines.clean = clean
+            self.run_at(start + 960)
+            self.assert_cleaned(lease, 1)
+            self.run_at(start + 1000)
+            self.assertEqual('TERMINATED', self.status(lease))
+            self.machines.swept.clear()
+            self.looked()
+
+    def test_lent_host_added_to_active_lease_is_cleaned_before_it_is_opened(
+            self):
+        lease, start = self.reserved()
+        self.run_at(start)
+        self.enrol('two')
+        self.lend('two')
+        other = self.uuid_of('two')
+        self.machines.dirty = {other}
+        reservation_id = lease['reservations'][0]['id']
+        self.change(lease, 2, 2)
+        told = []
+        transferred, self.machines.transferred = (
+            self.machines.transferred, told.append)
+        driven.run_due(self.engine)
+        # Nothing else waits for it.
+        self.assertEqual(({self.uuid}, 1), (
+            {*self.machines.doors[reservation_id]}, len(told)))
+        self.machines.transferred = transferred
+        self.machines.dirty.clear()
+        self.run_at(start + 120)
+        self.assertEqual(([other] * 2, {self.uuid, other}), (
+            self.machines.swept, {*self.machines.doors[reservation_id]}))
+
+    def test_wrong_clock_does_not_keep_host_from_being_cleaned(self):
+        self.clock.advance(86_400)
+        self.lend()
+        self.clock.advance(-86_400)
+        lease, start = self.reserved()
+        self.run_at(start)
+        self.assert_cleaned(lease, 1)
+        self.assertIsNone(self.row('one').lent_at)

@@ -115,6 +115,7 @@ def _hosts() -> None:
         sa.Column('cleaning_until', sa.BigInteger),
         sa.Column('cleaned_at', sa.BigInteger),
         sa.Column('overdue_at', sa.BigInteger),
+        sa.Column('lent_at', sa.BigInteger),
         sa.Column('power_state', sa.String(16)),
         sa.Column('power_at', sa.BigInteger),
         sa.Column('power_until', sa.BigInteger),

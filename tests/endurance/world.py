@@ -20,11 +20,13 @@ GONE = 'gone'
 #: Seconds between two reads of all servers and leases.
 LOOK = 1
 #: A quota that is never reached.
-PLENTY = 100_000
+PLENTY = 10_000_000
 #: Seconds between the notification about an eviction and the eviction, and
 #: those that it may take.
 NOTICE, EVICTION = 30, 180
 QUOTAS = {name: PLENTY for name in ('instances', 'cores', 'ram')}
+#: The databases that have servers.
+_CELLS = 'nova_cell0', 'nova'
 _SERVERS = ('SELECT uuid, vm_state FROM instances WHERE deleted = 0 '
             'AND vm_state IS NOT NULL')
 _LEASES = 'SELECT id, status FROM leases'
@@ -102,7 +104,7 @@ class World:
             'GET', '/images', service='glance')['images'][0]['id']
         self.engines = {name: sa.create_engine(cloud.database_url(name),
                                                poolclass=sa.pool.NullPool)
-                        for name in ('blazar_nova', 'nova')}
+                        for name in ('blazar_nova', *_CELLS)}
         self._seen = threading.Condition()
         self._looks = 0
         self._stopped = threading.Event()
@@ -169,7 +171,9 @@ class World:
     def _look_on(self) -> None:
         while not self._stopped.wait(LOOK):
             try:
-                servers = dict(self.rows(_SERVERS, 'nova'))
+                # Servers without a host are in cell0.
+                servers = dict(row for name in _CELLS
+                               for row in self.rows(_SERVERS, name))
                 leases = dict(self.rows(_LEASES))
                 lease_of = dict(self.rows(_LEASED))
                 evictions = self.rows(_EVICTIONS)

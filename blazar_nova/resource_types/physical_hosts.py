@@ -13,6 +13,7 @@ from blazar_core.common import model
 from blazar_core.plugins import cloud_api
 from blazar_core.plugins import resource_types
 from blazar_nova.compat import aggregates
+from blazar_nova.compat import bounded_calls
 from blazar_nova.compat import compute_hosts
 from blazar_nova.compat import flavors
 from blazar_nova.compat import host_servers
@@ -148,7 +149,8 @@ class PhysicalHosts(resource_types.ResourceType):
               hosts: ty.Collection[str],
               deadline: cloud_api.Deadline) -> ty.Collection[str]:
         there = {uuid: reserved.services[uuid] for uuid in hosts
-                 if compute_hosts.on_service_host(reserved.services[uuid])}
+                 if bounded_calls.of_api(compute_hosts.on_service_host,
+                                         reserved.services[uuid])}
         # A host that no longer exists in Nova is assigned to no lease.
         return set(hosts) - there.keys() | host_cleaning.run(
             process.CONF.blazar, reserved, there, deadline)

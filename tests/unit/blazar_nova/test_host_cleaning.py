@@ -5,14 +5,18 @@ import os
 import signal
 import stat
 import types
+from unittest import mock
 
 import fixtures
+from oslo_db import exception as db_exception
 
 from blazar_core.common import clocks
 from blazar_core.common import errors
 from blazar_core.plugins import cloud_api
 from blazar_core.plugins import resource_types
+from blazar_nova.compat import compute_hosts
 from blazar_nova.resource_types import host_cleaning
+from blazar_nova.resource_types import physical_hosts
 from tests.unit import base
 
 HOSTS = {'uuid-1': 'compute1', 'uuid-2': 'compute2'}
@@ -40,6 +44,18 @@ class TestCommand(base.TestCase):
             resource_types.ReservationContext(
                 'reservation', 'lease', 'project', 'user', {}, {}), hosts,
             cloud_api.Deadline(clocks.SystemClock(), seconds))
+
+    def test_cleaning_waits_while_database_of_nova_is_unavailable(self):
+        reserved = resource_types.ReservationContext(
+            'reservation', 'lease', 'project', 'user', {}, {},
+            services=HOSTS)
+        with mock.patch.object(
+                compute_hosts, 'on_service_host',
+                side_effect=db_exception.DBConnectionError):
+            self.assertRaises(
+                errors.CloudUnavailable, physical_hosts.PhysicalHosts().clean,
+                reserved, {'uuid-1'}, cloud_api.Deadline(
+                    clocks.SystemClock(), 20))
 
     def test_every_host_is_clean_without_command(self):
         self.assertEqual({*HOSTS}, self.run_command(''))

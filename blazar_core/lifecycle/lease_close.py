@@ -530,9 +530,9 @@ _CLEANED_IN: ty.Mapping[Phase, ty.Container[str]] = {
 
 
 class _Held(ty.NamedTuple):
-    """The hosts of a reservation that is cleaned.
+    """The hosts of a reservation that are cleaned.
 
-    :ivar hosts: their number
+    :ivar hosts: their number, of which some may be clean
     :ivar dirty: the number of those that are not clean
     :ivar mine: the uuids of the hosts to clean now
     :ivar until: when other processes may clean those

@@ -10,6 +10,7 @@ from oslo_utils.fixture import uuidsentinel
 
 from blazar_core.common import errors
 from blazar_core.db import api
+from blazar_core.leases import transfer
 from blazar_core.leases import views
 from blazar_core.plugins import cloud_api
 from blazar_core.plugins import resource_types
@@ -434,6 +435,22 @@ class TestFailures(NetworkTestCase):
             network_api.Segment('vlan', 'physnet1', 300), 'next', 'project')
         self.kind.end(reserved)
         self.assertEqual('next', self.only().name)
+
+    def test_transfer_moves_network_without_marks(self):
+        """Its project has removed tags, name and description."""
+        lease = self.started()
+        made = self.only()
+        self.network.made[made.id] = made._replace(
+            reservations=frozenset(), name='mine', leased=False)
+        self.clock.advance(1)
+        own = self.leases.transfer
+        own.transfer(lease['id'], own.look(lease['id']).generation,
+                     transfer.Owner('other', 'user'), None, False)
+        self.run_for(0)
+        self.assertEqual('other', self.only().project_id)
+        self.run_for(1000)
+        self.assertEqual(('TERMINATED', {}), (
+            self.status(lease), self.network.made))
 
     def test_transfer_moves_unused_network_to_new_project(self):
         lease = self.started()

@@ -160,8 +160,9 @@ def interruptible(one: Telling) -> None:
                          one.world.flavors['m1.large'])
     one.runs(server_id, time.time(), leased=False)
     end = time.time() + AGES * one.lasts()
-    one.world.wait(lambda: one.world.state(server_id) != 'active',
-                   end - time.time())
+    # Nova shelves a server before it offloads it.
+    one.world.wait(lambda: one.world.state(server_id)
+                   not in ('active', 'shelved'), end - time.time())
     if one.world.state(server_id) != 'active':
         one.evicted(server_id)
     one.delete(server_id)
@@ -198,15 +199,32 @@ def leased(one: Telling) -> None:
 
 
 def capacity(one: Telling) -> None:
-    """A lease of capacity for two servers, and two servers in it."""
+    """A lease of capacity for two servers, now or soon."""
     kind: base.Json = {'resource_type': 'virtual:instance', 'vcpus': 1,
                        'memory_mb': 256, 'disk_gb': 1}
     if one.sometimes():
         kind = {'resource_type': 'flavor:instance',
                 'flavor_id': one.world.flavors['m1.tiny']}
     start = time.time() // MINUTE * MINUTE + MINUTE * one.dice.randint(1, 3)
-    lease = one.lease('capacity', None if one.sometimes() else start,
-                      one.lasts(), {**kind, 'amount': 2})
+    _within(one, None if one.sometimes() else start, kind)
+
+
+def evicting(one: Telling) -> None:
+    """A lease of as much capacity as two interruptible servers have, which
+    starts late enough for their eviction.
+    """
+    start = time.time() + worlds.NOTICE + worlds.EVICTION
+    _within(one, (start // MINUTE + one.dice.randint(2, 3)) * MINUTE, {
+        'resource_type': 'flavor:instance',
+        'flavor_id': one.world.flavors['m1.large']})
+
+
+def _within(one: Telling, start: float | None, kind: base.Json) -> None:
+    """Create a lease of capacity for two servers, and boot two in it.
+
+    :param start: None: now
+    """
+    lease = one.lease('capacity', start, one.lasts(), {**kind, 'amount': 2})
     one.begins(lease)
     end = base.seconds(lease['end_date'])
     flavor = lease['reservations'][0]['id']
@@ -248,4 +266,5 @@ def lists(one: Telling) -> None:
 
 #: The weight of each story.
 STORIES: dict[Story, int] = {
-    plain: 8, leased: 8, interruptible: 8, capacity: 3, whole: 1, lists: 6}
+    plain: 8, leased: 8, interruptible: 8, capacity: 3, evicting: 2, whole: 1,
+    lists: 6}

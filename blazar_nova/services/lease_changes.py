@@ -158,7 +158,9 @@ class LeaseChanges:
                 lease_trusts.attempted, self._parts, context, on_end, end,
                 f'Lease {lease["id"]}') if may_entrust(
                     context, lease) else None
-        self._check_may_entrust(context, lease)
+        if not may_entrust(context, lease):
+            self._check_trust_suffices(lease, change, takes_one)
+            return None
         if acts and lease['status'] in states.BEFORE and not is_owner(
                 context, lease):
             raise errors.Forbidden(
@@ -171,15 +173,33 @@ class LeaseChanges:
                 lease_trusts.needed, self._parts, context, on_end, end, acts)
             if takes_one else None)
 
-    def _check_may_entrust(self, context: ty.Any, lease: views.Lease) -> None:
-        if not may_entrust(context, lease):
-            raise errors.Forbidden(
-                f'What happens to the servers of lease {lease["id"]} is done '
-                f'in the name of a member of its project, by a trust until '
-                f'its end. Only a member can let it end later, or have '
-                f'something else done at its end or before. Ask again with a '
-                f'token for project {lease["project_id"]} that has not the '
-                f'role of an administrator.')
+    def _check_trust_suffices(self, lease: views.Lease,
+                              change: updates.LeaseChange,
+                              until_end: bool) -> None:
+        """Check that a lease can be changed without a trust of the user.
+
+        :param until_end: whether a trust is needed until the end, and not only
+            for the build
+        :raises Forbidden: if another trust is needed
+        :raises CloudUnavailable: if keystone does not answer
+        """
+        how = ('What happens to its servers is done', 'its end')
+        if not until_end:
+            start = max(self._parts.clock.now(), lease['start_date']
+                        if change.start is None else change.start)
+            kept = self._parts.lifecycle.lease_close.credential(
+                lease['id'], False)
+            if kept is None or self._parts.trusts.valid_until(kept) > (
+                    start + self._parts.conf.blazar.start_timeout):
+                return
+            how = 'Its servers are built', 'then'
+        what, until = how
+        raise errors.Forbidden(
+            f'Lease {lease["id"]}: {what} in the name of a member of project '
+            f'{lease["project_id"]}, by a trust that has to be valid until '
+            f'{until}. Only a member can change the lease like this: ask again '
+            f'with a token for that project without the role of an '
+            f'administrator.')
 
     def _trust_until(self, context: ty.Any, lease: views.Lease,
                      end: int, on_end: str,

@@ -17,6 +17,7 @@ import contextlib
 import copy
 import datetime
 import functools
+import math
 import random
 import threading
 import typing as ty
@@ -344,6 +345,31 @@ class Credentials:
                 'Acting in the name of the user is no longer possible: the '
                 'user is disabled or deleted, or has lost a role on the '
                 f'project ({exc.message})') from exc
+
+    def valid_until(self, credential: str) -> float:
+        """Return until when a credential is valid, in seconds since the epoch.
+
+        :returns: 0 if it is a trust that does not exist; infinity if it has no
+            end
+        :raises CloudUnavailable: if keystone does not say
+        """
+        if not self.is_configured() or service_user.ServiceUser.read(
+                credential):
+            return math.inf
+        try:
+            expires = self._keystone(self._session).get(
+                f'{_TRUSTS}/{credential}').json()['trust']['expires_at']
+            return math.inf if expires is None else (
+                datetime.datetime.strptime(expires, _DATE).replace(
+                    tzinfo=datetime.timezone.utc).timestamp())
+        except exceptions.NotFound:
+            return 0
+        except exceptions.ClientException as exc:
+            raise errors.CloudUnavailable(_unavailable(exc)) from exc
+        except (KeyError, TypeError, ValueError) as exc:
+            raise errors.CloudUnavailable(
+                'The identity service does not show until when a trust is '
+                'valid; try again in a minute.') from exc
 
     def revoke(self, trust_id: str) -> None:
         """Delete a trust; do nothing if it is deleted, or is not a trust."""

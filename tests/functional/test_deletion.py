@@ -47,6 +47,7 @@ class DeletionTestCase(leased.LeasedTestCase):
                 ('delegate', lambda _self, *its, **_how: self.delegate(*its)),
                 ('access', lambda _self, trust, **_how: self.access(trust)),
                 ('held', lambda _self: self.trusts.keys() - {*self.revoked}),
+                ('valid_until', lambda _self, trust: self.trusts[trust][1]),
                 ('revoke', lambda _self, trust: self.revoked.append(trust))):
             self.stub_out(
                 f'blazar_nova.services.user_credentials.Credentials.{name}',
@@ -294,7 +295,6 @@ class TrustsTest(api_base.ApiTestCase, DeletionTestCase):
     def test_extension_of_deferred_build_requires_new_trust(self):
         self.hold('vm1')
         lease = self.lease('vm1')
-        self.change(lease, self.admin, 403, end_date=self.at(9000))
         with mock.patch.object(self, 'delegate', mock.Mock(
                 side_effect=errors.TrustUnavailable('restricted'))):
             self.change(lease, code=403, end_date=self.at(9000))
@@ -309,6 +309,31 @@ class TrustsTest(api_base.ApiTestCase, DeletionTestCase):
         self.clock.advance(3600)
         self.run_due()
         self.wait_for_status(self.alice.get_servers()[0]['id'], 'ACTIVE')
+
+    def test_administrator_extends_deferred_build_with_its_trust(self):
+        server_id = self.hold('vm1')['id']
+        lease = self.lease('vm1')
+        for later in 9000, 9600:
+            self.change(lease, self.admin, end_date=self.at(later))
+        said = self.change(lease, self.admin, 403, end_date=self.at(9600),
+                           on_end='shelve')
+        self.assertIn('a trust that has to be valid until its end', str(said))
+        # The trust is valid until the first end.
+        latest = 7200 - self.listener.parts.conf.blazar.start_timeout
+        said = self.change(lease, self.admin, 403, end_date=self.at(10000),
+                           start_date=self.at(latest + 60))
+        self.assertIn('a trust that has to be valid until then', str(said))
+        self.assertEqual([('alice', 7200)], self.until())
+        self.assertEqual([], self.revoked)
+        seen = self.record_deletions()
+        self.clock.advance(3600)
+        self.run_due()
+        self.wait_for_status(server_id, 'ACTIVE')
+        self.no_token = errors.TrustUnavailable('The trust has expired')
+        self.clock.advance(9600 - 3600)
+        self.run_due()
+        self.wait_until_gone(server_id)
+        self.assertEqual([None], [token for token, _user in seen])
 
     def test_other_member_extends_deferred_build_with_own_trust(self):
         server_id = self.hold('vm1')['id']
@@ -359,6 +384,8 @@ class TrustsTest(api_base.ApiTestCase, DeletionTestCase):
         lease = self.lease('vm1')
         self.assertEqual('STARTING', lease['status'])
         # Its trust is still needed for the build.
+        # The clock is at its start.
+        self.flags(group='blazar', start_timeout=3600)
         self.change(lease, self.admin, 403, end_date=self.at(9000))
         self.change(lease, end_date=self.at(9000))
         self.assertEqual(('alice', 9000), self.until()[-1])

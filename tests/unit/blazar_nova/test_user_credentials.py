@@ -2,6 +2,7 @@
 
 import datetime
 import functools
+import math
 import os
 import types
 
@@ -13,6 +14,7 @@ import requests
 from requests_mock.contrib import fixture as requests_fixture
 
 from blazar_core.common import errors
+from blazar_nova.services import service_user
 from blazar_nova.services import user_credentials
 from tests.unit import base
 
@@ -384,3 +386,29 @@ class TestHeld(CredentialsTestCase):
             {'id': 'old', 'expires_at': '2001-01-01T00:00:00.000000Z'},
             {'id': 'two', 'expires_at': None}]})
         self.assertEqual({'one', 'two'}, self.trusts.held())
+
+
+class TestValidUntil(CredentialsTestCase):
+
+    def test_credential_is_valid_until_its_trust_expires(self):
+        for answer, expected in (
+                ({'expires_at': '1970-01-01T01:00:00.000000Z'}, 3600),
+                ({'expires_at': None}, math.inf)):
+            self.web.get(f'{TRUSTS}/the-trust', json={'trust': answer})
+            self.assertEqual(expected, self.trusts.valid_until('the-trust'))
+        self.web.get(f'{TRUSTS}/the-trust', status_code=404)
+        self.assertEqual(0, self.trusts.valid_until('the-trust'))
+
+    def test_credential_without_a_trust_has_no_end(self):
+        self.assertEqual(math.inf, self.trusts.valid_until(
+            service_user.ServiceUser('user', 'project', ()).written()))
+        self.assertEqual([], self.web.request_history)
+
+    def test_failed_and_malformed_answers_mean_cloud_unavailable(self):
+        for answer in ({'status_code': 500}, {'text': 'a page'},
+                       {'json': []}, {'json': {'trust': {}}},
+                       {'json': {'trust': {'expires_at': 'tomorrow'}}},
+                       {'exc': requests.ConnectionError}):
+            self.web.get(f'{TRUSTS}/the-trust', **answer)
+            self.assertRaises(errors.CloudUnavailable,
+                              self.trusts.valid_until, 'the-trust')

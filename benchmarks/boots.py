@@ -325,6 +325,8 @@ class Cloud:
         if not bookings:
             return
         self._plugin = None
+        # More leases than a project has: its limits are counted again for each.
+        other = base.Client(self._nova, 'other')
         hosts = [row[0] for row in self.ask(
             'blazar_nova', sa.select(models.Host.id))]
         ids = [uuidutils.generate_uuid()
@@ -337,8 +339,7 @@ class Cloud:
             models.Lease: [{
                 # Leases without an owner would be reported as orphans.
                 'id': one, 'name': 'lease', 'start_date': first,
-                'project_id': self._demo.project_id,
-                'user_id': self._demo.user_id,
+                'project_id': other.project_id, 'user_id': other.user_id,
                 'end_date': first + 7200 * (bookings // len(hosts) + 1),
                 'before_end_date': None, 'on_end': 'delete',
                 'status': 'PENDING', 'conditions': None,

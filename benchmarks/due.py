@@ -5,14 +5,14 @@
 Each listener is a process with sixteen workers. The leases of twenty projects
 are due in the same second, and each start takes Nova a fixed time: 0.2 s in
 action, none in free. A lease counts as started when its build is sent with its
-dispatch permit.
+dispatch permit. interruptible is like free, with ten interruptible servers on
+each host, for which there is capacity beside the leases.
 
 seconds: from that second until the last lease is started; per_second: starts
 in that time; p50_ms and p99_ms: lateness; client_ms and server_ms: CPU time
-per lease.
+per lease. of_free: starts a second, divided by those of free in the same run.
 """
 
-import itertools
 import json
 import logging
 import subprocess
@@ -26,6 +26,7 @@ from oslo_utils import uuidutils
 import sqlalchemy as sa
 
 from benchmarks import admission
+from benchmarks import filled
 from benchmarks import records
 from benchmarks import servers
 from blazar_core.capacity import admissions
@@ -45,28 +46,42 @@ from blazar_core.plugins import resource_types
 from tests import databases
 from tests.unit import base
 
+TAKES = {'VCPU': 1, 'MEMORY_MB': 1024, 'DISK_GB': 1}
 LISTENERS, WORKERS, PROJECTS, HOSTS = 2, 16, 20, 100
-#: By name: the number of leases, and the seconds that each start takes.
-CASES = {'action': (1000, 0.2), 'free': (1000, 0.0), 'hundred': (100, 0.0)}
+#: By name: the number of leases, the seconds that each start takes, and the
+#: number of interruptible servers on each host.
+CASES = {'action': (1000, 0.2, 0), 'hundred': (100, 0.0, 0),
+         'free': (1000, 0.0, 0), 'interruptible': (1000, 0.0, 10)}
 #: Timeout in seconds for the starts.
 PATIENCE = 120
 
 
 def run(quick: bool) -> ty.Iterator[records.Record]:
-    for kind, (name, (count, action)) in itertools.product(
-            servers.KINDS, CASES.items()):
+    for kind in servers.KINDS:
+        rates = {}
         try:
-            with servers.place(kind) as place:
-                yield from measure(f'due.{kind}.{name}', place,
-                                   count // 20 if quick else count, action)
+            for name, (count, action, beside) in CASES.items():
+                with servers.place(kind) as place:
+                    for one in measure(f'due.{kind}.{name}', place,
+                                       count // 20 if quick else count,
+                                       action, beside):
+                        if one.metric == 'per_second':
+                            rates[name] = one.value
+                        yield one
+            yield records.Record(f'due.{kind}.interruptible', 'of_free',
+                                 rates['interruptible'] / rates['free'])
         except unittest.SkipTest as skip:
             print(f'{kind}: {skip}')
 
 
 def measure(name: str, place: servers.Place, count: int, action: float,
-            ) -> ty.Iterator[records.Record]:
-    """Start leases, each of which takes some time."""
+            beside: int = 0) -> ty.Iterator[records.Record]:
+    """Start leases, each of which takes some time.
+
+    :param beside: the number of interruptible servers on each host
+    """
     admission.add_hosts(place.url, HOSTS)
+    filled.set_interruptible(filled.connect(place.url), TAKES, beside)
     key = encryption.new_key()
     due = int(time.time()) + 10 + count // 50
     book(place.url, key, count, due)

@@ -6,12 +6,15 @@ Rows are written as they are after all leases were created, without any check;
 there are no changes in the feed, as after trimming.
 """
 
+import time
 import typing as ty
 
 from oslo_utils import uuidutils
 import sqlalchemy as sa
 
 from benchmarks import world as worlds
+from blazar_core.capacity import inventory
+from blazar_core.common import model
 from blazar_core.db import api
 from blazar_core.db import models
 from tests import databases
@@ -85,13 +88,33 @@ def _booking(world: worlds.World, number: int, reservation_id: str,
             'running': False}
 
 
-def _insert(connection: sa.Connection, model: type[models.Base],
+def set_interruptible(database: api.Database, takes: model.Resources,
+                      number: int) -> None:
+    """Put as many interruptible servers on each host, as its only servers."""
+    table, now, lead = models.Host.__table__, int(time.time()), (600, 0)
+    with database.begin() as connection:
+        connection.execute(sa.delete(models.InterruptibleServer))
+        for host_id in connection.scalars(sa.select(table.c.id)).all():
+            consumers = {uuidutils.generate_uuid(): (takes, 0)
+                         for _number in range(number)}
+            connection.execute(table.update().where(
+                table.c.id == host_id).values(
+                    consumers=consumers, **inventory.counted(
+                        consumers, dict.fromkeys(consumers, lead))))
+            _insert(connection, models.InterruptibleServer, (
+                {'server_id': one, 'project_id': 'other', 'user_id': 'user',
+                 'lead_time': lead[0], 'notice': lead[1], 'safe_by': now,
+                 'on_evict': 'shelve', 'created_at': now, 'checked_at': now}
+                for one in consumers))
+
+
+def _insert(connection: sa.Connection, table: type[models.Base],
             rows: ty.Iterable[dict[str, ty.Any]]) -> None:
     chunk: list[dict[str, ty.Any]] = []
     for row in rows:
         chunk.append(row)
         if len(chunk) == CHUNK:
-            connection.execute(model.__table__.insert(), chunk)
+            connection.execute(table.__table__.insert(), chunk)
             chunk = []
     if chunk:
-        connection.execute(model.__table__.insert(), chunk)
+        connection.execute(table.__table__.insert(), chunk)

@@ -131,7 +131,7 @@ def beside_interruptible(
     took: dict[bool, list[list[tuple[float, float]]]] = {
         some: [[] for _one in range(requests)] for some in (False, True)}
     for some in (True, False, False, True):
-        set_interruptible(database, some)
+        filled.set_interruptible(database, TAKES, int(some))
         # It loads the index.
         ours = filters.LeaseFilter()
         for number in range(requests):
@@ -197,18 +197,6 @@ def lease_servers(database: api.Database, count: int) -> list[str]:
         connection.execute(models.Host.__table__.update().values(
             consumers={}))
     return list(ids.values())
-
-
-def set_interruptible(database: api.Database, some: bool) -> None:
-    """Put an interruptible server on each host, or remove all of them."""
-    table, lead = models.Host.__table__, (600, 0)
-    with database.begin() as connection:
-        for host_id in connection.scalars(sa.select(table.c.id)).all():
-            consumers = {uuidutils.generate_uuid(): (TAKES, 0)} if some else {}
-            connection.execute(table.update().where(
-                table.c.id == host_id).values(
-                    consumers=consumers, **inventory.counted(
-                        consumers, dict.fromkeys(consumers, lead))))
 
 
 def boot(database: api.Database, host: str) -> None:

@@ -117,6 +117,21 @@ Rule: ty.TypeAlias = ty.Callable[[Asked, bool], Compare]
 _Rooms: ty.TypeAlias = dict[str | None, ty.Mapping[str, cloud_api.Headroom]]
 
 
+class Reading(ty.NamedTuple):
+    """The usage of a project, read for the check of a new lease.
+
+    :ivar seen: the generation of its usage
+    :ivar found: its usage by leases
+    :ivar names: the names of the cloud's quota that were asked about
+    :ivar rooms: what leases may use of these
+    """
+
+    seen: int
+    found: usage.ProjectUsage
+    names: frozenset[str]
+    rooms: _Rooms
+
+
 class Granted:
     """A lease that is within the limits, by the usage counted so far.
 
@@ -218,20 +233,41 @@ class Limits:
         self._serverless = serverless
         self._rules = rules
 
-    def check(self, asked: Asked) -> Granted | None:
+    def read(self, asked: Asked) -> Reading:
+        """Read what a check of a new lease needs, before all of the lease is
+        known: by another thread, while placement is asked.
+
+        :param asked: the lease, with the user and servers that it will have,
+            and other resources
+        :raises CloudUnavailable: if the cloud does not answer
+        """
+        with self._database.reader() as session:
+            connection = session.connection()
+            seen = _generation(connection, asked.project_id)
+            found = self._in_use(connection, asked)
+        return Reading(seen, found, frozenset(self._names(asked)),
+                       self._rooms(asked, found))
+
+    def check(self, asked: Asked,
+              ahead: ty.Callable[[], Reading] | None = None,
+              ) -> Granted | None:
         """Check that a project may have a lease.
 
         A change that needs no more than the lease already has is always
         allowed, even if the limit was lowered.
 
+        :param ahead: returns the result of :meth:`read` for a new lease; None:
+            it is read now
         :returns: repeats the check when the lease is written; None: there is
             nothing to check
         :raises LimitExceeded: if it may not; names the limit
         :raises CloudUnavailable: if an external service does not answer
         """
-        return self.check_all([asked])
+        return self.check_all([asked], ahead)
 
-    def check_all(self, series: ty.Sequence[Asked]) -> Granted | None:
+    def check_all(self, series: ty.Sequence[Asked],
+                  ahead: ty.Callable[[], Reading] | None = None,
+                  ) -> Granted | None:
         """Check new leases that are created together, like :meth:`check`.
 
         The usage of the project is counted once for all of them.
@@ -239,13 +275,14 @@ class Limits:
         :param series: occurrences of one lease, which do not overlap: their
             resources do not add up, their number does
         """
-        granted = self._grant(series)
+        granted = self._grant(series, ahead)
         for check in self._checks:
             for one in series:
                 check(one)
         return granted
 
-    def _grant(self, series: ty.Sequence[Asked]) -> Granted | None:
+    def _grant(self, series: ty.Sequence[Asked],
+               ahead: ty.Callable[[], Reading] | None) -> Granted | None:
         asked = series[0]
         limits = self._limits(asked)
         if not asked.lease_id:
@@ -260,13 +297,18 @@ class Limits:
                 for name in limits.keys() - _DATES):
             return None
         rules = [rule(asked, True) for rule in self._rules]
+        reading = None if ahead is None else ahead()
         with self._database.reader() as session:
             connection = session.connection()
-            seen = _generation(connection, asked.project_id)
-            found = self._in_use(connection, asked)
+            if reading is None:
+                seen = _generation(connection, asked.project_id)
+                found = self._in_use(connection, asked)
+            else:
+                seen, found = reading.seen, reading.found
             near = _compared(rules, connection, series, found)
         self._compare_all(series, found, limits)
-        rooms = self._rooms(asked, found)
+        rooms = self._rooms(asked, found) if reading is None or not (
+            reading.names.issuperset(self._names(asked))) else reading.rooms
         for one in series:
             self._compare_rooms(one, found, rooms)
 
@@ -357,20 +399,23 @@ class Limits:
         """
         if self._quota is None:
             return {}
-        wanted = self._wanted(asked, found)
-        names = self._quota.amounts(asked.servers, asked.resources).keys()
+        wanted, names = self._wanted(asked, found), self._names(asked)
         return {user_id: {
             name: amount for name, amount in usage.peaks([
                 one for one in found.uses if user_id in (None, one.user_id)],
                 usage.Use(asked.window, wanted, True, asked.user_id)).items()
             if name in names} for user_id in (None, asked.user_id)}
 
+    def _names(self, asked: Asked) -> ty.Collection[str]:
+        """Return the names of the cloud's quota that a lease uses."""
+        return () if self._quota is None else self._quota.amounts(
+            asked.servers, asked.resources).keys()
+
     def _rooms(self, asked: Asked, found: usage.ProjectUsage) -> _Rooms:
         """Return the quota for leases, by names of which this one needs more.
         """
         return {user_id: self._quota.headroom(
-            asked.project_id, user_id,
-            self._quota.amounts(asked.servers, asked.resources).keys(),
+            asked.project_id, user_id, self._names(asked),
             [server for owner, server in found.servers
              if user_id in (None, owner)] +
             [cloud_api.CountedServer(one, one in asked.running,
@@ -418,15 +463,22 @@ class Limits:
         """Return the usage by the project's leases and by the lease itself."""
         found, now = usage.ProjectUsage(), self._clock.now()
         moving: list[ty.Any] = []
+
+        # Most bookings of a project are alike.
+        @functools.cache
+        def amounts_of(kind: str | None, servers: int, amount: int,
+                       ) -> tuple[model.Resources, usage.Amounts]:
+            each = json.loads(kind) if kind else {}
+            return each, self._amounts(servers, {
+                rc: amount * one for rc, one in each.items()})
+
         for row in connection.execute(
                 usage.books_of(asked.project_id, asked.lease_id,
                                self._serverless, asked.beside)).all():
             sums = found.own if row.own else found.others
             if row.held:
                 sums[_HELD] += row.servers
-            each = json.loads(row.kind) if row.kind else {}
-            amounts = self._amounts(row.servers, {
-                rc: row.amount * amount for rc, amount in each.items()})
+            each, amounts = amounts_of(row.kind, row.servers, row.amount)
             if row.own:
                 found.own.update(amounts)
                 found.own[_LEASES] = 1

@@ -202,6 +202,13 @@ class LeaseController:
 
         :raises Refused: if no host can be used at all
         """
+        of_servers = asked.lease.recurrence is None and any(
+            kind.for_servers for one in asked.reservations
+            if (kind := self._parts.types.named.get(
+                str(one.get('resource_type')))))
+        reading = limit_requests.reading_of(
+            self._parts.limits, self._parts.background, context,
+            asked.lease) if of_servers else None
         asking = lease_changes.asking(
             self._parts, context, asked.lease.window.start)
         new = new_leases.NewLease(
@@ -218,7 +225,8 @@ class LeaseController:
             self._defaults.max_amount, times=len(asked.lease.occurrences))
         return new if asked.lease.recurrence is not None else (
             dataclasses.replace(new, granted=self._parts.limits.check(
-                limit_requests.asked_of(new, False, self._parts.types))))
+                limit_requests.asked_of(new, False, self._parts.types),
+                reading)))
 
     def _quoted(self, context: ty.Any, asked: lease_schema.CreateRequest,
                 ) -> dict[str, ty.Any]:

@@ -10,6 +10,7 @@ filters can check are left to Nova at the start.
 """
 
 import contextlib
+import threading
 import typing as ty
 from urllib import parse
 
@@ -49,6 +50,10 @@ PREFILTERS = (
 
 #: The trait of hosts whose nova-compute is disabled.
 DISABLED = 'COMPUTE_STATUS_DISABLED'
+#: The trait of all providers of Nova, once all its hosts set it.
+OWNER = 'OWNER_NOVA'
+#: Set when Nova has required :data:`OWNER` once.
+_owner_is_set = threading.Event()
 
 
 class Group(ty.NamedTuple):
@@ -354,7 +359,7 @@ def _eligible(context: ty.Any, spec: ty.Any, placement: Placement,
     :returns: the providers, and the ResourceRequest
     """
     try:
-        request_filter.process_reqspec(context, spec)
+        _prefilter(context, spec)
         request = scheduler_utils.resources_from_request_spec(
             context, spec, _Nodes())
     except (exception.RequestFilterFailed, exception.NoValidHost) as exc:
@@ -380,6 +385,23 @@ def _eligible(context: ty.Any, spec: ty.Any, placement: Placement,
             raise NoSuchHost(f'{" and ".join(filters)} refuse all hosts.')
         roots -= refused
     return frozenset(roots), request
+
+
+def _prefilter(context: ty.Any, spec: ty.Any) -> None:
+    """Run Nova's prefilters.
+
+    One of them asks each cell whether all hosts set :data:`OWNER`, unless it
+    is required already. They do not stop doing so.
+
+    :param spec: is changed
+    """
+    # It is then required of PCI devices, too.
+    has_groups = 'requested_resources' in spec and spec.requested_resources
+    if _owner_is_set.is_set() and not has_groups:
+        spec.root_required.add(OWNER)
+    request_filter.process_reqspec(context, spec)
+    if OWNER in spec.root_required:
+        _owner_is_set.set()
 
 
 def _groups_of(request: ty.Any) -> list[ty.Any]:

@@ -219,6 +219,9 @@ class LeaseAdmission:
             call.show_as_build()
         if request.recurrence is not None:
             return self._recurring.hold(request, request.recurrence, call)
+        reading = limit_requests.reading_of(
+            self._limits, self._parts.background, call.context, request,
+            call.server_ids)
         demand = self._demand(call, request)
         new = new_leases.NewLease(
             project_id=call.context.project_id, user_id=call.context.user_id,
@@ -231,7 +234,7 @@ class LeaseAdmission:
         new = dataclasses.replace(new, granted=self._limits.check(
             limit_requests.asked_of(
                 new, not request.starts_now or request.patience is not None,
-                self._parts.types)))
+                self._parts.types), reading))
         if request.starts_now and not self._leases.creation.why_wait(new):
             try:
                 return self._start(new, call)

@@ -3,8 +3,10 @@
 """Translation of leases and their changes into requests to the limits."""
 
 import dataclasses
+import functools
 import typing as ty
 
+from blazar_core.common import background
 from blazar_core.common import clocks
 from blazar_core.common import errors
 from blazar_core.common import model
@@ -37,6 +39,23 @@ def asked_of(new: new_leases.NewLease, held: bool,
                  'amount': one.demand.count,
                  'resources': model.plain(one.demand.resources),
                  **(one.params or {})} for one in new.reservations]})
+
+
+def reading_of(allowed: limits.Limits, threads: background.Background,
+               context: ty.Any, request: requests.LeaseRequest,
+               server_ids: ty.Sequence[str] = (),
+               ) -> ty.Callable[[], limits.Reading]:
+    """Read in another thread what the check of a new lease of servers needs.
+
+    :param server_ids: those of its servers that exist
+    :returns: a function that waits for the result, and raises what
+        :meth:`.Limits.read` raises
+    """
+    asked = limits.Asked(
+        context.project_id, context.user_id, request.window, 1,
+        {'VCPU': 1, 'MEMORY_MB': 1, 'DISK_GB': 1},
+        server_ids=tuple(server_ids))
+    return threads.start(functools.partial(allowed.read, asked)).result
 
 
 def as_changed(lease: dict[str, ty.Any], change: updates.LeaseChange,

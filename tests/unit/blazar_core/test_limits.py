@@ -241,6 +241,25 @@ class TestQuota(LimitsTestCase):
             errors.LimitExceeded, self.asks, servers=2, end=101,
             lease_id=lease['id'])
 
+    def test_quota_is_not_asked_again_if_it_was_read_ahead(self):
+        self.quota.limit = 8
+        reading = self.limits.read(self.asked())
+        del self.quota.asked[:]
+        self.limits.check(self.asked(servers=4), lambda: reading)
+        self.assertRaises(errors.LimitExceeded, self.limits.check,
+                          self.asked(servers=5), lambda: reading)
+        self.assertEqual([], self.quota.asked)
+
+    def test_names_that_were_not_read_ahead_are_asked(self):
+        self.quota.amounts = lambda _servers, resources: resources
+        self.quota.headroom = lambda _project, _user, names, _servers: {
+            name: cloud_api.Headroom(1, 0) for name in names}
+        reading = self.limits.read(self.asked(resources={'VCPU': 1}))
+        self.limits.check(self.asked(resources={'VCPU': 1}), lambda: reading)
+        self.assertRaises(
+            errors.LimitExceeded, self.limits.check,
+            self.asked(resources={'VCPU': 1, 'VGPU': 2}), lambda: reading)
+
     def test_quota_applies_to_exempt_projects(self):
         self.limit(exempt_project_ids=['project'])
         self.quota.limit = 1
@@ -270,6 +289,17 @@ class TestGranted(LimitsTestCase):
         self.assertIn(VCPUS, sentence)
         self.leases.creation.create(third, 'call')
         self.assertRaises(errors.LimitExceeded, self.wanted)
+
+    def test_limit_is_rechecked_if_usage_was_read_ahead(self):
+        reading = self.limits.read(self.asked())
+        self.leases.creation.create(self.wanted(), 'call')
+        # The reading is from before.
+        second = dataclasses.replace(
+            self.new_lease(50, 100, count=2, resources=SIZE),
+            granted=self.limits.check(
+                self.asked(servers=2), lambda: reading))
+        self.assertRaises(
+            errors.LimitExceeded, self.leases.creation.create, second, 'call')
 
     def test_limit_is_rechecked_when_lease_is_updated(self):
         lease = self.reserve(50, 100, self.places())

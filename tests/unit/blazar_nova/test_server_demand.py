@@ -4,9 +4,12 @@
 
 import inspect
 import re
+import threading
 import types
 from unittest import mock
 
+import fixtures
+from nova import objects
 from nova.scheduler import request_filter
 from oslo_config import cfg
 
@@ -32,6 +35,43 @@ class PrefiltersTest(base.TestCase):
             conf.set_override('lend_enrolled_hosts', lends, 'blazar')
             self.assertEqual(lends, server_demand.settings_of(conf)[
                 '[blazar] lend_enrolled_hosts'])
+
+
+class TestOwner(base.TestCase):
+    """Nova asks each cell for the versions of its hosts, once for us."""
+
+    def setUp(self):
+        super().setUp()
+        objects.register_all()
+        self.useFixture(fixtures.MockPatchObject(
+            server_demand, '_owner_is_set', threading.Event()))
+        self.useFixture(fixtures.MockPatchObject(
+            request_filter, 'ALL_REQUEST_FILTERS',
+            [request_filter.owner_nova_filter]))
+        self.version = self.useFixture(fixtures.MockPatch(
+            'nova.objects.service.get_minimum_version_all_cells',
+            return_value=10 ** 6)).mock
+
+    def required(self, groups=()):
+        """Return whether the trait is required, and whether cells were asked.
+        """
+        self.version.reset_mock()
+        spec = objects.RequestSpec(requested_resources=[*groups])
+        server_demand._prefilter('context', spec)
+        return server_demand.OWNER in spec.root_required, self.version.called
+
+    def test_cells_are_asked_until_all_hosts_set_trait(self):
+        self.version.return_value = 1
+        for _number in range(2):
+            self.assertEqual((False, True), self.required())
+        self.version.return_value = 10 ** 6
+        self.assertEqual((True, True), self.required())
+        self.assertEqual((True, False), self.required())
+
+    def test_cells_are_asked_for_request_groups(self):
+        self.required()
+        self.assertEqual((True, True), self.required(
+            [objects.RequestGroup(requester_id='port')]))
 
 
 class DemandTest(base.TestCase):

@@ -294,6 +294,7 @@ class LeaseUpdates:
         if change.granted is not None:
             change.granted.confirm(session.connection(), [
                 ([*picked.values()], lease.booked(window))])
+        _check_not_moving(lease, lease.booked(window, change.grace_period))
         hosted_servers.check(session, lease, window)
         exclusive.check_change(session, lease, window, change.grace_period)
         if change.reservations.keys() - {one.id for one in lease.reservations}:
@@ -369,6 +370,21 @@ def _check_window(database: api.Database, types: resource_types.ResourceTypes,
             _end_of(lease, latest - lease.booked(
                 model.Window(0, 1), change.grace_period).end + 1,
             ))) from exc
+
+
+def _check_not_moving(lease: models.Lease, booked: model.Window) -> None:
+    """Check that a lease that is extended has no server on its way to another
+    host or size: its claim was checked until the present end only.
+
+    :raises Conflict: if it has
+    """
+    moving = [one.server_id for one in lease.bookings
+              if one.migrating_to is not None]
+    if moving and booked.end > lease.booked(model.Window(
+            lease.start_date, lease.end_date)).end:
+        raise errors.Conflict(
+            f'Server {moving[0]} of lease {lease.id} is being migrated or '
+            'resized. Extend the lease when that is finished.')
 
 
 def _set(lease: models.Lease, change: LeaseChange) -> None:

@@ -11,12 +11,15 @@ from nova import objects
 from nova import utils
 
 from blazar_core.plugins import cloud_api
+from blazar_nova.compat import bounded_calls
 from blazar_nova.compat import compute_hosts
 from blazar_nova.compat import end_actions
 from blazar_nova.compat import reserved_state
 from blazar_nova.compat import timestamps
 from blazar_nova.compat import unbuilt_servers
 
+#: All tasks of a resize begin with it.
+_RESIZING = 'resize_'
 #: Seconds for which allocations of a deleted server are waited for.
 _AWAITED = 60
 
@@ -69,6 +72,19 @@ def at_server(server_id: str) -> Seen:
     if seen.state is State.GONE:
         return _elsewhere(context, server_id, mapping)
     return seen
+
+
+def unconfirmed(server_ids: ty.Collection[str]) -> set[str]:
+    """Return the servers whose resize or cold migration is not confirmed: they
+    have capacity of two hosts, and may return to the previous one.
+
+    :raises CloudUnavailable: if a cell does not answer
+    """
+    return {one.uuid for _cell, instances in bounded_calls.of_all_cells(
+        objects.InstanceList.get_by_filters,
+        {'uuid': [*server_ids], 'deleted': False}, expected_attrs=[])
+        for one in instances if one.vm_state == vm_states.RESIZED or (
+            one.task_state or '').startswith(_RESIZING)}
 
 
 def _elsewhere(context: ty.Any, server_id: str, its: ty.Any) -> Seen:

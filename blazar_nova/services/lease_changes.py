@@ -313,6 +313,7 @@ class LeaseChanges:
         parts = self._parts
         ids = frozenset(lease['id'] for lease, _change, _resized in wanted)
         for lease, change, resized in wanted:
+            limit_requests.check_confirmed(lease, change)
             if resized:
                 lease_schema.check_total(
                     (demand.count for demand in limit_requests.as_changed(

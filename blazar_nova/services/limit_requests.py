@@ -10,11 +10,13 @@ from blazar_core.common import background
 from blazar_core.common import clocks
 from blazar_core.common import errors
 from blazar_core.common import model
+from blazar_core.common import states
 from blazar_core.leases import limits
 from blazar_core.leases import new_leases
 from blazar_core.leases import requests
 from blazar_core.leases import updates
 from blazar_core.plugins import resource_types
+from blazar_nova.compat import server_state
 from blazar_nova.schemas import lease_views
 
 
@@ -108,11 +110,34 @@ def asked_of_change(types: resource_types.ResourceTypes,
         current=words.lease(lease))
 
 
+def check_confirmed(lease: dict[str, ty.Any],
+                    change: updates.LeaseChange) -> None:
+    """Check that a started lease that is extended has no server that may
+    return to a previous host, as that is not looked at.
+
+    :raises Conflict: if it has
+    :raises CloudUnavailable: if a cell does not answer
+    """
+    new = as_changed(lease, change).request
+    servers = [one for each in lease['reservations']
+               for one in each['servers']]
+    if servers and lease['status'] in states.BEGUN and (
+            new.window.end + new.grace_period >
+            lease['end_date'] + lease['grace_period']):
+        for one in sorted(server_state.unconfirmed(servers)):
+            raise errors.Conflict(
+                f'The resize or migration of server {one} of lease '
+                f'{lease["id"]} is not confirmed. Confirm or revert it, and '
+                'extend the lease then.')
+
+
 def of_change(allowed: limits.Limits, types: resource_types.ResourceTypes,
               words: lease_views.LeaseViews, lease: dict[str, ty.Any],
               change: updates.LeaseChange) -> limits.Granted | None:
     """Check the limits for a lease with changes applied.
 
     :raises LimitExceeded: if a limit forbids the change
+    :raises Conflict: see :func:`check_confirmed`
     """
+    check_confirmed(lease, change)
     return allowed.check(asked_of_change(types, words, lease, change))

@@ -82,6 +82,36 @@ class TestUpdates(GrowthTestCase):
             self.get(first)['end_date']))
 
 
+class TestUnconfirmed(api_base.ApiTestCase):
+    """A server whose resize is not confirmed may return to its host, whose
+    capacity is not reserved for it after the present end.
+    """
+
+    def test_lease_is_not_extended_before_resize_is_confirmed(self):
+        server_id = self.boot_active(
+            'vm', flavor='1', hints=self.lease_hints(
+                'mine', length=HOUR, auto_extend='30m'))['id']
+        self.fill_books()
+        self.alice.post_server_action(
+            server_id, {'resize': {'flavorRef': '2'}})
+        self.wait_for_status(server_id, 'VERIFY_RESIZE')
+        self.clock.advance(60)
+        self.fill_books()
+        path, body = f'/leases/{self.lease("mine")["id"]}', {
+            'end_date': self.at(2 * HOUR)}
+        said = self.ask('PUT', path, body, code=409)
+        self.assertIn(f'of server {server_id}', said['error_message'])
+        self.assertIn('is not confirmed', said['error_message'])
+        end = self.lease('mine')['end_date']
+        self.run_until(driven.parse_iso(end) - 60)
+        self.assertEqual(end, self.lease('mine')['end_date'])
+        self.ask('PUT', path, {'end_date': self.at(HOUR - 30)}, code=200)
+        self.alice.post_server_action(server_id, {'confirmResize': None})
+        self.wait_for_status(server_id, 'ACTIVE')
+        self.fill_books()
+        self.ask('PUT', path, body, code=200)
+
+
 class TestRecurring(GrowthTestCase):
 
     def recur(self, amount, code=201, **more):

@@ -313,6 +313,23 @@ class TestUpdateOfTimes(slots_base.PlacesTestCase):
         return tuple(requests.EventRequest(event_type, NOW + time)
                      for time in times)
 
+    def test_lease_is_not_extended_while_a_server_moves(self):
+        self.host('one', VCPU=8)
+        self.host('two', VCPU=8)
+        lease = self.running_lease(0, 100, resources={'VCPU': 1})
+        with self.database.writer() as session:
+            session.execute(sa.update(models.Booking).values(
+                migrating_to=sa.select(sa.func.max(
+                    models.Host.id)).scalar_subquery()))
+        for change in ({'end': NOW + 101}, {'grace_period': 1}):
+            self.assertIn('is being migrated or resized', str(
+                self.assertRaises(
+                    errors.Conflict, self.leases.updates.update, lease['id'],
+                    updates.LeaseChange(**change))))
+        for change in ({'end': NOW + 99}, {'name': 'other'}):
+            self.leases.updates.update(
+                lease['id'], updates.LeaseChange(**change))
+
     def test_update_of_name_changes_nothing_else(self):
         lease = self.with_events(50, 100, 90, 60)
         self.clock.advance(1)

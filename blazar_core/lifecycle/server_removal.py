@@ -29,8 +29,16 @@ from blazar_core.plugins import cloud_api
 LOG = logging.getLogger(__name__)
 
 
+#: Maximum number of attempts to remove servers while their lease changes.
+_TRIES = 5
+
+
 class _Possible(Exception):
     """Raised to roll back a trial that has succeeded."""
+
+
+class _Changed(Exception):
+    """The lease has changed since the cloud was asked about its servers."""
 
 
 class ServerRemoval:
@@ -74,44 +82,69 @@ class ServerRemoval:
         fault_points.fault_point(fault_points.FaultPoint.END_GONE, lease_id)
         self._closer.finish_if_empty(lease_id)
 
-    def leave(self, lease_id: str, servers: ty.Mapping[str, bool],
-              ) -> dict[str, ty.Any]:
+    def leave(self, lease_id: str, server_ids: ty.Collection[str],
+              is_on_host: ty.Callable[[str], bool]) -> dict[str, ty.Any]:
         """Remove servers, which stay, from a lease that continues: all, or
         none. The lease ends with the last of its servers.
 
-        :param servers: those to remove, and whether each is on its host
+        :param server_ids: those to remove
+        :param is_on_host: returns whether a server is on its host, and raises
+            if it cannot be removed in its state
         :returns: the lease without them
         :raises NotFound: when there is no lease of that id
         :raises Conflict: when one of them cannot be removed; says what to do
         :raises CloudUnavailable: when the cloud cannot release one now
         """
-        with contextlib.suppress(_Possible):
-            # A refused removal changes nothing in the cloud.
-            self._leave(lease_id, servers, True)
-        for server_id in sorted(servers):
-            # Before it is recorded: if the process dies after this, the server
-            # is still recorded in its lease, and ends with it.
-            self._cloud.release(server_id)
-        described = self._leave(lease_id, servers)
+        for _try in range(_TRIES):
+            with contextlib.suppress(_Changed):
+                described = self._leave_once(
+                    lease_id, server_ids, is_on_host)
+                break
+        else:
+            raise errors.Conflict(
+                f'Lease {lease_id} changes at the moment: one of its servers '
+                'is started, moved or deleted. Try again.')
         LOG.info('Lease %s: servers %s are removed and keep running without a '
-                 'lease', lease_id,
-                 ', '.join(sorted(servers)))
+                 'lease', lease_id, ', '.join(sorted(server_ids)))
         self._notify('lease.update', described | {
             'changed': ['reservations'],
             'reason': conditions.Reason.SERVERS_REMOVED})
         self._closer.finish_if_empty(lease_id)
         return described
 
+    def _leave_once(self, lease_id: str, server_ids: ty.Collection[str],
+                    is_on_host: ty.Callable[[str], bool]) -> views.Lease:
+        """
+        :raises _Changed: when the lease has changed meanwhile
+        """
+        with self._database.reader() as session:
+            seen = api.found(session, lease_id).generation
+        servers = {one: is_on_host(one) for one in server_ids}
+        with contextlib.suppress(_Possible):
+            # A refused removal changes nothing in the cloud.
+            self._leave(lease_id, servers, seen, True)
+        for server_id in sorted(servers):
+            # Before it is recorded: if the process dies after this, the server
+            # is still recorded in its lease, and ends with it.
+            self._cloud.release(server_id)
+        return self._leave(lease_id, servers, seen)
+
     @api.retried
     def _leave(self, lease_id: str, servers: ty.Mapping[str, bool],
-               tried: bool = False) -> views.Lease:
+               seen: int, tried: bool = False) -> views.Lease:
         """Remove servers from the reservation database.
 
+        :param servers: those to remove, and whether each is on its host
+        :param seen: the generation of the lease before the cloud was asked:
+            each claim for one of its servers increases it
         :param tried: only find out whether it is possible
         :raises _Possible: when it is
+        :raises _Changed: when the lease has changed since then
         """
         with self._database.writer() as session:
             lease = api.locked(session, lease_id)
+            if lease.generation != seen + 1:
+                raise _Changed
             for booking in _leaving(lease, servers, self._clock.now()):
                 is_there = servers[str(booking.server_id)]
                 if is_there and not self._has_room(session, booking):

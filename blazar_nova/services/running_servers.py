@@ -152,8 +152,8 @@ class RunningServers:
                     f'Server {server_id} is not in lease {lease["id"]}. Leave '
                     f'it out.')
         return self._parts.lifecycle.server_removal.leave(
-            lease['id'], {one: join_checks.leaves(one, lease['project_id'])
-                          for one in servers})
+            lease['id'], servers, lambda one: join_checks.leaves(
+                one, lease['project_id']))
 
 
 def _ids(value: object, key: str) -> list[str]:

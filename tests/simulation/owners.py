@@ -157,7 +157,8 @@ class Owners:
         self._port.release(server.id)
         try:
             self._core.lifecycle.server_removal.leave(
-                booked[0], {server.id: server.host is not None})
+                booked[0], [server.id],
+                lambda _id: server.host is not None)
         except errors.Conflict:
             server.leased = True
             raise

@@ -507,7 +507,7 @@ class Racer:
         server_id = self.task['server_id']
         try:
             self._lifecycle().server_removal.leave(
-                self.task['lease_id'], {server_id: True})
+                self.task['lease_id'], [server_id], lambda _id: True)
         except errors.Conflict:
             return [{'refused': True}]
         except orm_exc.StaleDataError:

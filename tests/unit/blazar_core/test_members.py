@@ -67,7 +67,7 @@ class AddServersTestCase(base.LeaseTestCase):
 
     def leave(self, lease, *joiners):
         return self.lifecycle.server_removal.leave(
-            lease['id'], {one.id: True for one in joiners})
+            lease['id'], [one.id for one in joiners], lambda _id: True)
 
     def amounts(self, lease):
         return [one['amount'] for one in views.get(
@@ -196,6 +196,39 @@ class TestMembers(AddServersTestCase):
         self.assertEqual(2, self.used())
         self.assertEqual([], self.cloud.deleted)
         self.assertEqual([], self.differences())
+
+    def test_server_that_is_claimed_meanwhile_is_asked_for_again(self):
+        states, asked = [False, True], []
+
+        def is_on_host(server_id):
+            """Return whether it is, just before a scheduler places it."""
+            asked.append(server_id)
+            if len(asked) == 1:
+                self.lock(self.adopted)
+            return states[len(asked) - 1]
+
+        one = self.servers[0].id
+        self.lifecycle.server_removal.leave(
+            self.adopted['id'], [one], is_on_host)
+        self.assertEqual([one, one], asked)
+        # It is on its host, and so it is counted there.
+        self.assertEqual(1, self.used())
+
+    def test_server_of_lease_that_keeps_changing_is_not_removed(self):
+        def is_on_host(_server_id):
+            self.lock(self.adopted)
+            return True
+
+        self.assertIn('changes at the moment', str(self.assertRaises(
+            errors.Conflict, self.lifecycle.server_removal.leave,
+            self.adopted['id'], [self.servers[0].id], is_on_host)))
+        self.assertEqual([2], self.amounts(self.adopted))
+        self.assertEqual([], self.cloud.released)
+
+    def lock(self, lease):
+        """Lock a lease, as each claim for its servers does."""
+        with self.database.writer() as session:
+            api.locked(session, lease['id'])
 
     def test_removal_is_all_or_nothing(self):
         stranger, = self.runs(1)

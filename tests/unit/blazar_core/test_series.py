@@ -421,7 +421,8 @@ class TestKeptServers(RecurringTestCase):
         self.cloud.servers[self.server] = cloud_api.ObservedServer(
             State.RUNNING, self.uuid_of('other'))
         self.lifecycle.reconciliation.check(self.server)
-        self.lifecycle.server_removal.leave(self.ids[0], {self.server: True})
+        self.lifecycle.server_removal.leave(
+            self.ids[0], [self.server], lambda _id: True)
         self.start(1)
         self.assertEqual('TERMINATED', self.statuses(self.lease)[1])
         self.assertIn('removed', self.reason(1))

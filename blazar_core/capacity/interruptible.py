@@ -61,6 +61,13 @@ _BOOKED = sa.select(
                 _BOOKINGS.start_date, _BOOKINGS.id)
 
 
+_CHECKED_AT = sa.select(_SERVERS.checked_at).where(
+    _SERVERS.server_id == sa.bindparam('server'))
+_MADE_ORDINARY = sa.delete(models.InterruptibleServer.__table__).where(
+    _SERVERS.server_id == sa.bindparam('server'),
+    _SERVERS.checked_at == sa.bindparam('seen'))
+
+
 class Server(ty.NamedTuple):
     """An interruptible server on a host.
 
@@ -169,6 +176,8 @@ def make_ordinary(index: booking_index.Index, database: api.Database,
     :raises Conflict: if it has capacity of two hosts
     :raises LostRace: when another process decided about its host meanwhile
     """
+    with database.connection() as connection:
+        seen = connection.scalar(_CHECKED_AT, {'server': server_id})
     with index.fresh() as timeline:
         ids = index.interruptible_servers().get(server_id, [])
         if len(ids) > 1:
@@ -187,7 +196,10 @@ def make_ordinary(index: booking_index.Index, database: api.Database,
                 if not rooms[timeline.index(host.id)]:
                     return False
     with database.begin() as connection:
-        forget(connection, [server_id])
+        if seen is not None and not connection.execute(_MADE_ORDINARY, {
+                'server': server_id, 'seen': seen}).rowcount:
+            # It was placed meanwhile.
+            raise api.Outdated(f'server {server_id}')
         if host is not None:
             inventory.reclassify(
                 connection, now, host.id, server_id, host.generation)

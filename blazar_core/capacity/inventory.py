@@ -239,6 +239,10 @@ def claim(connection: sa.Connection, now: int, host: model.Host,
         raise ledger.OverCapacity(host.id)
     if row.consumers is None:
         return None
+    if row.lead_time is not None and not connection.execute(
+            _SEEN_AGAIN, {'server': server_id, 'now': now}).rowcount:
+        # It was made ordinary meanwhile.
+        raise api.LostRace(host.id)
     before = row.consumers.get(server_id)
     amounts = collections.Counter(takes)
     if before is not None and not pending.is_pending(before[1], now):
@@ -253,6 +257,16 @@ def claim(connection: sa.Connection, now: int, host: model.Host,
         recheck_at=min(until + 1, row.recheck_at or until + 1),
         **({'lent_at': now} if host.enrolled else {}))
     return Claimed(host.id, server_id, before)
+
+
+#: Notes that an interruptible server is placed: a concurrent transaction that
+#: makes it ordinary has looked for its hosts before, and has to look again.
+_SEEN_AGAIN = sa.update(models.InterruptibleServer).where(
+    models.InterruptibleServer.server_id == sa.bindparam('server')).values(
+        checked_at=sa.case((
+            models.InterruptibleServer.checked_at < sa.bindparam('now'),
+            sa.bindparam('now')),
+            else_=models.InterruptibleServer.checked_at + 1))
 
 
 def come_back(connection: sa.Connection, now: int, host_id: int,
@@ -552,19 +566,20 @@ def _same(some: ty.Mapping[str, models.Interruptible] | None,
 def _new_leads(session: orm.Session, row: models.Host | None,
                consumers: ty.Collection[str]) -> _Leads:
     """Return the lead times of the interruptible consumers of a host. The
-    database is asked only about new ones.
+    database is asked only about new and interruptible ones.
 
     :param row: None: the host is new
     """
     known = {} if row is None else row.consumers or {}
-    leads = {} if row is None else leads_of(row.interruptible)
-    came = [one for one in consumers if not (known.get(one) or ({},))[0]]
-    if came:
-        serves = row is not None and row.enrollment is not None
-        leads |= {one.server_id: (
-            one.lead_time + serves * one.cleaning_time, one.created_at)
-            for one in session.execute(_LEAD_TIMES, {'servers': came})}
-    return leads
+    before = {} if row is None else leads_of(row.interruptible)
+    asked = [one for one in consumers if one in before or not (
+        known.get(one) or ({},))[0]]
+    if not asked:
+        return {}
+    serves = row is not None and row.enrollment is not None
+    return {one.server_id: before.get(one.server_id, (
+        one.lead_time + serves * one.cleaning_time, one.created_at))
+        for one in session.execute(_LEAD_TIMES, {'servers': asked})}
 
 
 def retain(session: orm.Session, uuids: ty.Collection[str], now: int,

@@ -6,6 +6,7 @@ import dataclasses
 import itertools
 import random
 import threading
+from unittest import mock
 
 import fixtures
 from oslo_utils import uuidutils
@@ -17,10 +18,12 @@ from blazar_core.capacity import interruptible
 from blazar_core.capacity import inventory
 from blazar_core.capacity import ledger
 from blazar_core.capacity import rule
+from blazar_core.capacity import scheduler_claims
 from blazar_core.common import clocks
 from blazar_core.common import errors
 from blazar_core.common import model
 from blazar_core.common import states
+from blazar_core.db import api
 from blazar_core.db import counters
 from blazar_core.db import leader_election
 from blazar_core.db import models
@@ -944,6 +947,62 @@ class TestUnconfirmedResize(EvictionTestCase):
             errors.Conflict, interruptible.make_ordinary,
             self.admission.index, self.database, self.clock.now(),
             self.server_id)))
+
+
+class TestPlacedMeanwhile(InterruptibleTestCase):
+    """A server is placed while its user makes it ordinary."""
+
+    def setUp(self):
+        super().setUp()
+        self.host('one', VCPU=4)
+        self.lease(LEAD + 200, LEAD + 1000, resources={'VCPU': 4})
+        self.server_id = self.register()
+
+    def make_ordinary(self):
+        return self.database.retried(
+            interruptible.make_ordinary, self.admission.index, self.database,
+            self.clock.now(), self.server_id)
+
+    def test_server_that_is_placed_stays_interruptible(self):
+        index = self.admission.index
+        servers = index.interruptible_servers
+
+        def placed():
+            # Until now, it has no host.
+            before = servers()
+            index.interruptible_servers = servers
+            self.claim(self.server_id, 'one', VCPU=4)
+            return before
+
+        index.interruptible_servers = placed
+        self.assertFalse(self.make_ordinary())
+        self.assertEqual([self.server_id], [*self.row('one').interruptible])
+        self.assertEqual([self.server_id], self.scalars(
+            models.InterruptibleServer.server_id))
+
+    def test_server_is_placed_as_what_it_has_become(self):
+        begin = api.Database.begin
+
+        def meanwhile(database):
+            # The claim has been decided, and is not written.
+            patched.stop()
+            self.make_ordinary()
+            return begin(database)
+
+        patched = mock.patch.object(api.Database, 'begin', meanwhile)
+        patched.start()
+        self.assertRaises(
+            scheduler_claims.Denied, self.claim, self.server_id, 'one',
+            VCPU=4)
+        self.assertIsNone(self.row('one').interruptible)
+
+    def test_server_without_a_record_counts_as_ordinary(self):
+        self.claim(self.server_id, 'one', VCPU=4)
+        with self.database.begin() as connection:
+            interruptible.forget(connection, [self.server_id])
+        self.asked('one', **{self.server_id: {'VCPU': 4}})
+        row = self.row('one')
+        self.assertEqual((None, {'VCPU': 4}), (row.interruptible, row.usage))
 
 
 class TestResumption(InterruptibleTestCase):

@@ -156,8 +156,8 @@ def page(database: api.Database, query: Query,
         if not found and query.marker is not None and session.execute(
                 _marked(sa.select(models.Lease.id), query)).first() is None:
             raise errors.InvalidLeaseParams(
-                f'The marker {query.marker} is not the ID of one of these '
-                'leases. Write the ID of the last lease of the previous page.')
+                '"marker" is not the ID of one of these leases. Write the ID '
+                'of the last lease of the previous page.')
         may_shrink = not query.paged and query.ended_after is not None
         described = [] if may_shrink and len(found) > query.limit else (
             _described(session, found[:query.limit],

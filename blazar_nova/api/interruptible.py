@@ -44,7 +44,7 @@ class InterruptibleController:
              server_id: str) -> web_requests.Answer:
         inputs.check_keys(web_requests.query(request), {}, 'the query')
         return 200, {'interruptible': self._servers.show(
-            web_requests.context(request), server_id)}
+            web_requests.context(request), server_id.lower())}
 
     def update(self, request: webob.Request,
                server_id: str) -> web_requests.Answer:
@@ -52,10 +52,11 @@ class InterruptibleController:
         asked = interruptible_params.of_body(
             web_requests.body(request, _EXAMPLE), self._actions)
         return 200, {'interruptible': self._servers.make(
-            web_requests.context(request), server_id, asked)}
+            web_requests.context(request), server_id.lower(), asked)}
 
     def delete(self, request: webob.Request,
                server_id: str) -> web_requests.Answer:
         inputs.check_keys(web_requests.query(request), {}, 'the query')
-        self._servers.make_ordinary(web_requests.context(request), server_id)
+        self._servers.make_ordinary(
+            web_requests.context(request), server_id.lower())
         return 204, None

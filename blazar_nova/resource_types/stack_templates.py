@@ -267,7 +267,9 @@ def _parsed(text: str, name: str) -> ty.Any:
     try:
         _check_size(text, name)
         return yaml.load(text, _Loader)  # noqa: S506 - a safe loader
-    except (yaml.YAMLError, ValueError, RecursionError) as exc:
+    except (yaml.YAMLError, ArithmeticError, AttributeError, LookupError,
+            RecursionError, TypeError, ValueError) as exc:
+        # Tags of scalars, such as "!!bool other", raise any of these.
         raise errors.InvalidLeaseParams(
             f'{name} is not YAML: {inputs.shown(str(exc))}.') from exc
 

@@ -281,7 +281,7 @@ class TestOrder(ViewsTestCase):
             refused = self.assertRaises(
                 errors.InvalidLeaseParams, self.page, marker=marker,
                 project_id='project')
-            self.assertIn(f'The marker {marker} is not the ID of one of these '
+            self.assertIn('"marker" is not the ID of one of these '
                           'leases.',
                           str(refused))
         self.assertEqual([], self.page(marker=yours['id']))

@@ -415,6 +415,8 @@ class TestContents(StackTestCase):
                 ({'files': {'a': 1}}, '"files"'), ({'files': 'a'}, '"files"'),
                 ({'template': 7}, '"template" must be'),
                 ({'template': '['}, 'is not YAML'),
+                *(({'template': f'a: {one}'}, 'is not YAML') for one in (
+                    '!!bool b', "!!int ''", "!!float ''")),
                 ({'template': 'a: &a [*a]'}, 'more than'),
                 ({'template': bomb}, 'more than'),
                 ({'template': merged}, 'more than'),

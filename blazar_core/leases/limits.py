@@ -245,7 +245,7 @@ class Limits:
             connection = session.connection()
             seen = _generation(connection, asked.project_id)
             found = self._in_use(connection, asked)
-        return Reading(seen, found, frozenset(self._names(asked)),
+        return Reading(seen, found, frozenset(self._names(asked, found)),
                        self._rooms(asked, found))
 
     def check(self, asked: Asked,
@@ -308,7 +308,7 @@ class Limits:
             near = _compared(rules, connection, series, found)
         self._compare_all(series, found, limits)
         rooms = self._rooms(asked, found) if reading is None or not (
-            reading.names.issuperset(self._names(asked))) else reading.rooms
+            reading.names.issuperset(self._names(asked, found))) else reading.rooms
         for one in series:
             self._compare_rooms(one, found, rooms)
 
@@ -399,23 +399,25 @@ class Limits:
         """
         if self._quota is None:
             return {}
-        wanted, names = self._wanted(asked, found), self._names(asked)
+        wanted, names = self._wanted(asked, found), self._names(asked, found)
         return {user_id: {
             name: amount for name, amount in usage.peaks([
                 one for one in found.uses if user_id in (None, one.user_id)],
                 usage.Use(asked.window, wanted, True, asked.user_id)).items()
             if name in names} for user_id in (None, asked.user_id)}
 
-    def _names(self, asked: Asked) -> ty.Collection[str]:
+    def _names(self, asked: Asked, found: usage.ProjectUsage) -> list[str]:
         """Return the names of the cloud's quota that a lease uses."""
-        return () if self._quota is None else self._quota.amounts(
-            asked.servers, asked.resources).keys()
+        wanted = self._wanted(asked, found)
+        return [] if self._quota is None else [
+            name for name in self._quota.amounts(
+                asked.servers, asked.resources) if wanted[name] > 0]
 
     def _rooms(self, asked: Asked, found: usage.ProjectUsage) -> _Rooms:
         """Return the quota for leases, by names of which this one needs more.
         """
         return {user_id: self._quota.headroom(
-            asked.project_id, user_id, self._names(asked),
+            asked.project_id, user_id, self._names(asked, found),
             [server for owner, server in found.servers
              if user_id in (None, owner)] +
             [cloud_api.CountedServer(one, one in asked.running,
@@ -438,8 +440,9 @@ class Limits:
                         f'{wanted[name]}, and of the {room.limit} that the '
                         f'{"user" if user_id else "project"} may have, '
                         f'{total - wanted[name]} are in use during its '
-                        'window, by other leases and by servers without a '
-                        'lease.')
+                        'window, by other leases or without a lease. Ask for '
+                        'less, delete what you do not need, or have the quota '
+                        'raised.')
 
     def _amounts(self, servers: int, resources: model.Resources,
                  ) -> usage.Amounts:

@@ -384,11 +384,12 @@ class CountedServer(ty.NamedTuple):
 
 
 class Headroom(ty.NamedTuple):
-    """One of the cloud's limits, as it applies to the leases of a project.
+    """A limit of the cloud or of a service, as it applies to the leases of a
+    project.
 
     :ivar limit: the limit of the project's total usage
     :ivar used: usage other than by leases; negative if more was subtracted
-        for servers of leases than the cloud has counted
+        for what leases have than the cloud has counted
     """
 
     limit: int

@@ -290,6 +290,9 @@ class ResourceType(BaseResourceType):
     #: Parameters that clients send although the type does not have them, each
     #: with the values that request nothing.
     without: ty.ClassVar[ty.Mapping[str, ty.Sequence[ty.Any]]] = {}
+    #: The quotas of its service that limit what is reserved: their names, by
+    #: the resource class that counts.
+    quotas: ty.ClassVar[ty.Mapping[str, str]] = {}
 
     @abc.abstractmethod
     def read(self, values: Values) -> Values:
@@ -372,6 +375,17 @@ class ResourceType(BaseResourceType):
         :raises CloudUnavailable: if the cloud does not answer
         """
         return known
+
+    def headroom(self, project_id: str,
+                 ) -> ty.Mapping[str, cloud_api.Headroom]:
+        """Return what leases may use of :attr:`quotas`, given what else a
+        project has in the service. What its leases have there does not count.
+
+        :returns: by name; without those that are unlimited, and empty if the
+            service is not configured
+        :raises CloudUnavailable: if the service does not answer
+        """
+        return {}
 
     def check_change(self, before: ty.Mapping[str, ty.Any], params: Values,
                      ) -> None:
@@ -482,6 +496,42 @@ class ResourceTypes:
             session.scalars(_PROJECTS, {
                 'lease': reserved.lease_id, 'reservation': reserved.id})) - {
                     reserved.project_id})
+
+
+class Quotas:
+    """The cloud's own quota, and those of the services of resource types; see
+    :class:`.cloud_api.Quota`.
+    """
+
+    def __init__(self, cloud: cloud_api.Quota, types: ResourceTypes) -> None:
+        self._cloud = cloud
+        self._classes = {name: rc for kind in types.named.values()
+                         for rc, name in kind.quotas.items()}
+        self._types = {name: kind for kind in types.named.values()
+                       for name in kind.quotas.values()}
+
+    def amounts(self, servers: int, resources: model.Resources,
+                ) -> dict[str, int]:
+        """See :meth:`.cloud_api.Quota.amounts`."""
+        return {**self._cloud.amounts(servers, resources), **{
+            name: resources[rc] for name, rc in self._classes.items()
+            if rc in resources}}
+
+    def headroom(self, project_id: str, user_id: str | None,
+                 names: ty.Collection[str],
+                 servers: ty.Sequence[cloud_api.CountedServer],
+                 ) -> dict[str, cloud_api.Headroom]:
+        """See :meth:`.cloud_api.Quota.headroom`. Services have no quotas of
+        users.
+        """
+        others = [name for name in names if name not in self._types]
+        found = dict(self._cloud.headroom(
+            project_id, user_id, others, servers)) if others else {}
+        if user_id is None:
+            for kind in {self._types[name] for name in names
+                         if name in self._types}:
+                found |= kind.headroom(project_id)
+        return found
 
 
 def _event_of(resource_type: str, name: str) -> str:

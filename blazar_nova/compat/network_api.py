@@ -242,6 +242,16 @@ class Neutron(rest_service.RestService):
         self._ask('PUT', 'networks', network_id, missing={}, json={
             'network': {'admin_state_up': False}})
 
+    @rest_service.reads
+    def quota(self, project_id: str, name: str) -> rest_service.Quota:
+        """Return a quota of a project, such as ``floatingip``."""
+        # A neutron without quotas does not have the extension.
+        found = self._ask('GET', 'quotas', project_id, 'details', missing={
+            'quota': {}})['quota'].get(name)
+        return rest_service.Quota(-1, 0) if found is None else (
+            rest_service.Quota(int(found['limit']), int(
+                found['used']) + int(found['reserved'])))
+
     def tag(self, collection: str, its_id: str, reservation_id: str) -> None:
         """Tag an object with its reservation.
 

@@ -25,6 +25,17 @@ _T = ty.TypeVar('_T')
 _SECONDS = 30
 
 
+class Quota(ty.NamedTuple):
+    """A quota of a project.
+
+    :ivar limit: negative: unlimited
+    :ivar used: what the project has, including requests under way
+    """
+
+    limit: int
+    used: int
+
+
 def reads(method: ty.Callable[_P, _T]) -> ty.Callable[_P, _T]:
     """Decorate a method of a service that reads an answer.
 

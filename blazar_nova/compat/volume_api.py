@@ -10,6 +10,8 @@ from keystoneauth1 import adapter
 from blazar_nova.compat import process
 from blazar_nova.compat import rest_service
 
+#: The quota of GiB in volumes of all types.
+GIGABYTES = 'gigabytes'
 #: Objects in one answer; cinder may have a lower limit.
 _PAGE = 1000
 #: A version with groups of volumes, their snapshots and forced deletions.
@@ -135,17 +137,26 @@ class Cinder(rest_service.RestService):
     def limit(self, project_id: str, type_name: str, gigabytes: int) -> None:
         """Set how many GiB a project may have in volumes of a type."""
         self._ask('PUT', 'os-quota-sets', project_id, json={
-            'quota_set': {f'gigabytes_{type_name}': gigabytes}})
+            'quota_set': {gigabytes_of(type_name): gigabytes}})
 
     @rest_service.reads
+    def gigabytes(self, project_id: str) -> dict[str, rest_service.Quota]:
+        """Return the quotas of GiB of a project: ``gigabytes``, of all its
+        volumes, and those of each type (``gigabytes_ssd``).
+        """
+        found = self._ask('GET', 'os-quota-sets', project_id, query={
+            'usage': True})['quota_set']
+        return {name: rest_service.Quota(int(one['limit']), int(
+            one['in_use']) + int(one['reserved']))
+            for name, one in found.items()
+            if name == GIGABYTES or name.startswith(gigabytes_of(''))}
+
     def freeze(self, project_id: str, type_name: str) -> None:
         """Let a project have no more in volumes of a type than it has now:
         cinder refuses a quota below that.
         """
-        key = f'gigabytes_{type_name}'
-        usage = self._ask('GET', 'os-quota-sets', project_id, query={
-            'usage': True})['quota_set'].get(key, {'in_use': 0, 'reserved': 0})
-        self.limit(project_id, type_name, usage['in_use'] + usage['reserved'])
+        own = self.gigabytes(project_id).get(gigabytes_of(type_name))
+        self.limit(project_id, type_name, 0 if own is None else own.used)
 
     @rest_service.reads
     def volumes_of(self, type_id: str) -> list[Volume]:
@@ -222,6 +233,11 @@ class Cinder(rest_service.RestService):
 
     def _sentence(self, answer: ty.Any) -> str:
         return ty.cast(str, next(iter(answer.values()))['message'])
+
+
+def gigabytes_of(type_name: str) -> str:
+    """Return the name of the quota of GiB in volumes of a type."""
+    return f'{GIGABYTES}_{type_name}'
 
 
 def _volume(one: ty.Mapping[str, ty.Any]) -> Volume:

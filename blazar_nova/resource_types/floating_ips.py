@@ -55,6 +55,8 @@ class FloatingIPs(neutron_objects.NeutronObjects[network_api.FloatingIP]):
     collection, noun, host_noun = 'floatingips', 'floating IP', 'Address'
     changeable = ('amount', 'required_floatingips')
     shows_hosts = 'floating_ips'
+    quotas: ty.ClassVar[ty.Mapping[str, str]] = {
+        model.FLOATING_IP: 'floatingip'}
     parameters: ty.ClassVar[ty.Mapping[str, str]] = {
         'network_id': '"the ID of an external network"', 'amount': '2',
         'required_floatingips': '["203.0.113.10"]'}
@@ -108,10 +110,10 @@ class FloatingIPs(neutron_objects.NeutronObjects[network_api.FloatingIP]):
 
     # -- neutron -----------------------------------------------------------
 
-    def _marked(self, reservation_id: str | None,
+    def _marked(self, reservation_id: str | None, **limits: str,
                 ) -> list[network_api.FloatingIP]:
         return self.network.floating_ips(
-            tags=network_api.tag_of(reservation_id))
+            tags=network_api.tag_of(reservation_id), **limits)
 
     def _host_of(self, one: network_api.FloatingIP) -> str:
         return one.address

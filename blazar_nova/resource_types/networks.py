@@ -51,6 +51,7 @@ class Networks(neutron_objects.NeutronObjects[network_api.Network]):
     parameters: ty.ClassVar[ty.Mapping[str, str]] = {
         'amount': '1', 'network_type': '"vlan"',
         'physical_network': '"physnet1"'}
+    quotas: ty.ClassVar[ty.Mapping[str, str]] = {model.SEGMENT: 'network'}
 
     def __init__(self) -> None:
         super().__init__()
@@ -77,12 +78,15 @@ class Networks(neutron_objects.NeutronObjects[network_api.Network]):
 
     # -- neutron -----------------------------------------------------------
 
-    def _marked(self, reservation_id: str | None) -> list[network_api.Network]:
+    def _marked(self, reservation_id: str | None, **limits: str,
+                ) -> list[network_api.Network]:
         # One that was created a moment ago has no tags.
         return [*self.network.networks(
-            tags=network_api.tag_of(reservation_id)),
-            *self.network.networks(description=network_api.LEASED, **(
-                {} if reservation_id is None else {'name': reservation_id}))]
+            tags=network_api.tag_of(reservation_id), **limits),
+            *self.network.networks(
+                description=network_api.LEASED, **limits, **(
+                    {} if reservation_id is None
+                    else {'name': reservation_id}))]
 
     def _reservations_of(self, one: network_api.Network,
                          ) -> ty.Collection[str]:

@@ -11,6 +11,7 @@ import typing as ty
 from oslo_log import log as logging
 
 from blazar_core.common import errors
+from blazar_core.plugins import cloud_api
 from blazar_core.plugins import resource_types
 from blazar_nova.compat import network_api
 
@@ -34,6 +35,18 @@ class NeutronObjects(resource_types.ResourceType, ty.Generic[_Object]):
 
     def __init__(self) -> None:
         self.network = network_api.neutron()
+
+    def headroom(self, project_id: str) -> dict[str, cloud_api.Headroom]:
+        if not self.network.is_configured():
+            return {}
+        # Read before the quota: an object that is created in between counts
+        # twice instead of not at all.
+        leased = {one.id for one in self._marked(None, project_id=project_id)
+                  if one.project_id == project_id}
+        found = {name: self.network.quota(project_id, name)
+                 for name in self.quotas.values()}
+        return {name: cloud_api.Headroom(quota.limit, quota.used - len(leased))
+                for name, quota in found.items() if quota.limit >= 0}
 
     def start(self, reserved: resource_types.ReservationContext) -> None:
         wanted: set[str] = set(reserved.services.values())
@@ -114,9 +127,12 @@ class NeutronObjects(resource_types.ResourceType, ty.Generic[_Object]):
     # -- the object --------------------------------------------------------
 
     @abc.abstractmethod
-    def _marked(self, reservation_id: str | None) -> list[_Object]:
+    def _marked(self, reservation_id: str | None, **limits: str,
+                ) -> list[_Object]:
         """Return the objects of all projects that are marked with a
         reservation; None: with any.
+
+        :param limits: of neutron's query
         """
 
     def _reservations_of(self, one: _Object) -> ty.Collection[str]:

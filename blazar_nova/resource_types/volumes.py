@@ -21,6 +21,7 @@ from blazar_core.common import host_properties
 from blazar_core.common import inputs
 from blazar_core.common import model
 from blazar_core.common import words
+from blazar_core.plugins import cloud_api
 from blazar_core.plugins import resource_types
 from blazar_nova.compat import volume_api
 from blazar_nova.compat import volume_detachment
@@ -60,6 +61,8 @@ class Volumes(resource_types.ResourceType):
     parameters: ty.ClassVar[ty.Mapping[str, str]] = {
         'amount': '1', 'size': '100', 'volume_type': '"reserved-ssd"'}
     changeable = ()
+    quotas: ty.ClassVar[ty.Mapping[str, str]] = {
+        model.VOLUME_GB: volume_api.GIGABYTES}
 
     def __init__(self) -> None:
         self.cinder = volume_api.cinder()
@@ -86,6 +89,19 @@ class Volumes(resource_types.ResourceType):
     def demand(self,
                reserved: resource_types.ReservationContext) -> model.Demand:
         return _demand_of(reserved.params)
+
+    def headroom(self, project_id: str) -> dict[str, cloud_api.Headroom]:
+        found = self.cinder.gigabytes(project_id) if (
+            self.cinder.is_configured()) else {}
+        whole = found.get(volume_api.GIGABYTES)
+        if whole is None or whole.limit < 0:
+            return {}
+        leased = {volume_api.gigabytes_of(one.name)
+                  for one in self.cinder.types()
+                  if _RESERVATION in one.extra_specs}
+        return {volume_api.GIGABYTES: cloud_api.Headroom(
+            whole.limit, whole.used - sum(
+                found[name].used for name in leased & found.keys()))}
 
     # -- what happens in cinder --------------------------------------------
 

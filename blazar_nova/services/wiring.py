@@ -148,7 +148,8 @@ def assemble(conf: ty.Any, clock: clocks.Clock | None = None) -> Parts:
     admission = _admission(conf, database, clock)
     quota = nova_quota.NovaQuota()
     allowed = limits.Limits(
-        conf, database, clock, quota, [budget.check], types.serverless,
+        conf, database, clock, resource_types.Quotas(quota, types),
+        [budget.check], types.serverless,
         [hoarding.Hoarding(conf, clock, quota).rules])
     threads = background.Background()
     lifecycle = handlers.Handlers(

@@ -2,11 +2,15 @@
 
 """Leases are within Nova's quota at each time of their window."""
 
+import fixtures
 from nova import context as nova_context
 from nova import objects
 from oslo_limit import fixture as limit_fixture
 
+from blazar_nova.listener import host_sync
+from blazar_nova.resource_types import extensions
 from tests.functional import api_base
+from tests.unit.blazar_nova import fake_network
 
 HOUR = 3600
 
@@ -82,6 +86,28 @@ class TestLeases(QuotaTestCase):
         # A refused boot leaves nothing behind.
         self.refused(403, self.hold, 'more', count=2)
         self.assertEqual(1, self.boot_rows()['api.build_requests'])
+
+
+class TestNetworks(QuotaTestCase):
+    """Neutron admits one network."""
+
+    def test_leases_of_networks_are_within_quota_of_neutron(self):
+        network = fake_network.FakeNetwork(self.clock)
+        network.limits['network'] = 1
+        self.useFixture(fixtures.MockPatchObject(
+            extensions.installed_types()['virtual:network'], 'network',
+            network))
+        host_sync.HostSync(self.listener.parts).compare_pools(
+            lambda _what, work, *args: work(*args))
+        lan = {'resource_type': 'virtual:network'}
+        lease = self.make(start_in=HOUR, reservations=[lan])
+        self.exceeded(self.make(start_in=HOUR, code=403, reservations=[lan]),
+                      'network', 1, 1, 1)
+        self.make(start_in=2 * HOUR, reservations=[lan])
+        self.exceeded(
+            self.ask('PUT', f'/leases/{lease["id"]}', {
+                'end_date': self.at(3 * HOUR)}, code=403),
+            'network', 1, 1, 1)
 
 
 class TestUser(QuotaTestCase):

@@ -7,6 +7,7 @@ import typing as ty
 
 from blazar_core.common import errors
 from blazar_nova.compat import network_api
+from blazar_nova.compat import rest_service
 
 NETWORK = 'public'
 
@@ -26,6 +27,7 @@ class FakeNetwork:
     :ivar trunks: the ports that are in trunks
     :ivar follow: the port that is deleted with an interface of a router
     :ivar forged: the ports that are interfaces of no router
+    :ivar limits: the quota of each project, by name
     """
 
     def __init__(self, clock: ty.Any) -> None:
@@ -44,6 +46,7 @@ class FakeNetwork:
         self.trunks: set[str] = set()
         self.follow: dict[str, str] = {}
         self.forged: set[str] = set()
+        self.limits: dict[str, int] = {}
         self.external = {NETWORK: [network_api.Subnet(
             'subnet', '203.0.113.0/24', '203.0.113.1',
             (('203.0.113.128', '203.0.113.254'),))]}
@@ -92,6 +95,12 @@ class FakeNetwork:
         self.found[made.id] = made
         self._done('allocate')
         return made.id
+
+    def quota(self, project_id: str, name: str) -> rest_service.Quota:
+        self._calls('quota')
+        existing: ty.Any = self.made if name == 'network' else self.found
+        return rest_service.Quota(self.limits.get(name, -1), sum(
+            one.project_id == project_id for one in existing.values()))
 
     def tag(self, collection: str, its_id: str, reservation_id: str) -> None:
         self._calls(f'tag {collection}')

@@ -19,7 +19,9 @@ from blazar_core.leases import requests
 from blazar_core.leases import transfer
 from blazar_core.leases import updates
 from blazar_core.leases import views
+from blazar_core.plugins import resource_types
 from blazar_nova.compat import network_api
+from blazar_nova.compat import rest_service
 from blazar_nova.listener import host_sync
 from blazar_nova.resource_types import floating_ips
 from blazar_nova.resource_types import reservation_requests
@@ -363,6 +365,102 @@ class TestOwnerChanges(FloatingIPTestCase):
         self.assertEqual([FIRST], self.network.addresses('other'))
 
 
+class TestQuota(FloatingIPTestCase):
+    """Neutron admits three floating IPs of the project, which has one without
+    a lease.
+    """
+
+    def setUp(self):
+        super().setUp()
+        self.nova = mock.Mock()
+        self.nova.amounts.side_effect = lambda servers, resources: {
+            'instances': servers}
+        self.nova.headroom.return_value = {}
+        self.limits = limits.Limits(
+            self.books.conf, self.database, self.clock,
+            resource_types.Quotas(self.nova, self.types))
+        self.network.limits['floatingip'] = 3
+        self.network.allocate(NETWORK, '203.0.113.200', 'project')
+        self.network.allocate(NETWORK, '203.0.113.201', 'other')
+
+    def ask(self, amount, start, end, lease=None, **values):
+        return self.limits.check(limits.Asked(**{
+            'project_id': 'project', 'user_id': 'user', 'servers': 0,
+            'window': self.request(start, end).window,
+            'resources': {'CUSTOM_FLOATING_IP': amount},
+            'lease_id': lease and lease['id'], **values}))
+
+    def refused(self, *args, **values):
+        """Return the message of a refusal."""
+        return str(self.assertRaises(
+            errors.LimitExceeded, self.ask, *args, **values))
+
+    def test_peak_within_window_counts_with_addresses_without_lease(self):
+        self.reserve(50, 100, self.ips(1))
+        self.ask(1, 0, 200)
+        self.assertIn(
+            'Quota exceeded for floatingip: this lease asks for 2, and of the '
+            '3 that the project may have, 2 are in use during its window, by '
+            'other leases or without a lease. Ask for less', self.refused(
+                2, 0, 200))
+        self.ask(2, 100, 200)
+        self.refused(3, 100, 200)
+        self.ask(3, 0, 200, project_id='third')
+
+    def test_allocated_addresses_of_leases_count_once(self):
+        self.started(1)
+        self.assertEqual(2, len(self.network.addresses()))
+        self.ask(1, 500, 600)
+        self.refused(2, 500, 600)
+        self.ask(2, 1000, 1100)
+        self.refused(3, 1000, 1100)
+
+    def test_change_that_needs_more_is_checked(self):
+        lease = self.reserve(50, 100, self.ips(1))
+        self.reserve(100, 150, self.ips(2))
+        self.ask(2, 50, 100, lease)
+        self.refused(3, 50, 100, lease)
+        self.ask(1, 0, 90, lease)
+        self.refused(1, 60, 110, lease, resized=False)
+        self.network.limits['floatingip'] = 0
+        self.ask(1, 50, 90, lease, resized=False)
+
+    def test_quota_is_confirmed_when_lease_is_created(self):
+        first, second = (new_leases.NewLease(
+            'project', 'user', self.request(0, 100), (self.ips(amount),),
+            granted=self.ask(amount, 0, 100)) for amount in (1, 2))
+        self.leases.creation.create(first, None)
+        self.assertIn('floatingip', str(self.assertRaises(
+            errors.LimitExceeded, self.leases.creation.create, second, None)))
+
+    def test_unlimited_quota_and_missing_neutron_refuse_nothing(self):
+        self.network.limits['floatingip'] = -1
+        self.ask(100, 0, 100)
+        self.network.limits['floatingip'] = 0
+        self.refused(1, 0, 100)
+        with mock.patch.object(self.network, 'is_configured', bool):
+            self.ask(100, 0, 100)
+
+    def test_neutron_that_does_not_answer_means_cloud_unavailable(self):
+        for method in ('quota', 'floating_ips'):
+            self.network.broken = {method: errors.CloudUnavailable('Off.')}
+            self.assertRaises(errors.CloudUnavailable, self.ask, 1, 0, 100)
+
+    def test_each_service_is_asked_only_about_what_it_limits(self):
+        with mock.patch.object(
+                self.network, 'quota', wraps=self.network.quota) as quota:
+            self.ask(1, 0, 100)
+        quota.assert_called_once_with('project', 'floatingip')
+        self.nova.headroom.assert_not_called()
+        self.network.broken = {
+            method: AssertionError() for method in ('quota', 'floating_ips')}
+        self.ask(0, 0, 100, servers=1, resources={'VCPU': 1})
+        self.assertEqual(
+            [('project', None, ['instances'], []),
+             ('project', 'user', ['instances'], [])],
+            [one.args for one in self.nova.headroom.mock_calls])
+
+
 class TestAddressInUse(FloatingIPTestCase):
     """An address is used by others meanwhile."""
 
@@ -651,6 +749,19 @@ class TestNeutron(base.TestCase):
             self.neutron.floating_ips(tags=network_api.tag_of('r')))
         self.adapter.request.assert_called_once_with(
             '/v2.0/floatingips?tags=reservation%3Ar', 'GET', timeout=30)
+
+    def test_quota_includes_requests_under_way(self):
+        self.answer({'quota': {'floatingip': {
+            'limit': 5, 'used': 3, 'reserved': 1}}})
+        self.assertEqual(
+            rest_service.Quota(5, 4), self.neutron.quota('p', 'floatingip'))
+        self.adapter.request.assert_called_once_with(
+            '/v2.0/quotas/p/details', 'GET', timeout=30)
+        self.assertEqual(-1, self.neutron.quota('p', 'network').limit)
+
+    def test_neutron_without_quotas_is_unlimited(self):
+        self.adapter.request.side_effect = exceptions.NotFound()
+        self.assertEqual(-1, self.neutron.quota('p', 'network').limit)
 
     def test_network_that_is_not_external_has_no_subnets(self):
         for found in ([], [{'id': NETWORK, 'router:external': False}]):

@@ -96,6 +96,26 @@ class NetworkTestCase(base.LeaseTestCase):
         return one
 
 
+class TestQuota(NetworkTestCase):
+
+    def test_networks_without_lease_count_and_those_of_leases_do_not(self):
+        self.network.limits['network'] = 5
+        self.started()
+        # Another one is created, and a process dies before tagging it.
+        for number, values in ((70, {'leased': False}), (80, {}), (
+                90, {'leased': False, 'project_id': 'other'})):
+            made = self.network.create_network(network_api.Segment(
+                'vxlan', None, number), f'name{number}', 'project')
+            self.network.made[made] = self.network.made[made]._replace(
+                **values)
+        self.assertEqual(
+            ({'network': cloud_api.Headroom(5, 1)},
+             {'network': cloud_api.Headroom(5, 0)}),
+            (self.kind.headroom('project'), self.kind.headroom('third')))
+        self.network.limits.clear()
+        self.assertEqual({}, self.kind.headroom('project'))
+
+
 class TestLifecycle(NetworkTestCase):
 
     def test_network_exists_from_start_to_end(self):

@@ -31,10 +31,12 @@ READ = (
     (network_api.Neutron, 'create_network', (SEGMENT, 'name', 'project'),
      ['network']),
     (network_api.Neutron, 'ports', ('network',), ['ports']),
+    (network_api.Neutron, 'quota', ('project', 'network'), ['quota']),
     (volume_api.Cinder, 'types', (), ['volume_types']),
     (volume_api.Cinder, 'create_type', ('name', 'text', {}), ['volume_type']),
     (volume_api.Cinder, 'projects_of', ('type',), ['volume_type_access']),
     (volume_api.Cinder, 'freeze', ('project', 'name'), ['quota_set']),
+    (volume_api.Cinder, 'gigabytes', ('project',), ['quota_set']),
     (volume_api.Cinder, 'volumes_of', ('type',), ['volumes']),
     (volume_api.Cinder, 'delete_group_snapshots', ('volume',), ['snapshots']),
     (stack_api.Heat, 'preview', (*USER, {}), ['stack', 'resources']),
@@ -48,7 +50,9 @@ TEXTS = ('victim/add_router_interface?x=', '../networks/victim/tags/text?',
 WRONG = (None, 7, 'text', True, [None], [7], ['text'], [[None]], {'a': 1})
 #: Those of them that are right: there is no such stack, or quota.
 RIGHT = (('find', {'stack': None}), ('freeze', {'quota_set': {'a': 1}}),
-         ('create', {'stack': {'id': 'text'}}))
+         ('create', {'stack': {'id': 'text'}}),
+         ('quota', {'quota': {'a': 1}}),
+         ('gigabytes', {'quota_set': {'a': 1}}))
 
 
 class TestPaths(base.TestCase):

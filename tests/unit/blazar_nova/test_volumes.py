@@ -12,7 +12,9 @@ from keystoneauth1 import exceptions
 from blazar_core.common import errors
 from blazar_core.common import model
 from blazar_core.db import api
+from blazar_core.plugins import cloud_api
 from blazar_core.plugins import resource_types
+from blazar_nova.compat import rest_service
 from blazar_nova.compat import volume_api
 from blazar_nova.listener import host_sync
 from blazar_nova.resource_types import extensions
@@ -35,6 +37,7 @@ class FakeCinder:
     :ivar kinds: the volume types, by id
     :ivar access: by volume type, the projects that may use it
     :ivar limits: GiB, by project and name of the type
+    :ivar whole: the quota of GiB of each project
     :ivar volumes: by id, with their type and size
     :ivar servers: those that Nova has
     :ivar full: the projects whose quota of other types is used up
@@ -55,6 +58,7 @@ class FakeCinder:
         self.full, self.associated, self.encrypted = set(), {}, set()
         self.group_snapshots, self.busy_snapshots = {}, set()
         self.held_types, self.locked, self.detaching = set(), set(), set()
+        self.whole = -1
 
     def enroll(self, type_id, name, capacity, **values):
         self.kinds[type_id] = volume_api.VolumeType(
@@ -138,6 +142,17 @@ class FakeCinder:
             raise errors.CloudUnavailable('Cinder refuses: it is used.')
         self.limits[project_id, type_name] = gigabytes
         self._done('limit')
+
+    def gigabytes(self, project_id):
+        def quota(limit, type_ids):
+            return rest_service.Quota(limit, sum(
+                size for one, of, size in self.volumes.values()
+                if one.project_id == project_id and of in type_ids))
+
+        return {'gigabytes': quota(self.whole, {*self.kinds}), **{
+            f'gigabytes_{one.name}': quota(self.limits.get(
+                (project_id, one.name), -1), {one.id})
+            for one in self.kinds.values()}}
 
     def freeze(self, project_id, type_name):
         type_id, = (one.id for one in self.types() if one.name == type_name)
@@ -312,6 +327,20 @@ class TestLifecycle(VolumeTestCase):
         refused = self.assertRaises(
             errors.Refused, self.reserve, 0, 10, self.wanted(size=1001))
         self.assertIsNone(refused.refusal.next_start)
+
+    def test_volumes_without_lease_count_for_quota_of_all_volumes(self):
+        self.assertEqual({}, self.kind.headroom('project'))
+        self.cinder.whole = 200
+        self.cinder.allow(DISK, 'project')
+        its_id = self.started()
+        for kind, size in (('disk', 30), (its_id, 60)):
+            self.assertTrue(self.cinder.create('project', kind, size))
+        self.assertEqual(
+            ({'gigabytes': cloud_api.Headroom(200, 30)},
+             {'gigabytes': cloud_api.Headroom(200, 0)}),
+            (self.kind.headroom('project'), self.kind.headroom('other')))
+        with mock.patch.object(self.cinder, 'is_configured', bool):
+            self.assertEqual({}, self.kind.headroom('project'))
 
     def test_storage_of_any_type_can_be_reserved(self):
         wanted = reservation_requests.ReservationRequest(
@@ -820,6 +849,18 @@ class TestCinder(base.TestCase):
         self.answer({}, {'encryption_id': 'e'})
         self.assertEqual([False, True], [
             self.cinder.is_encrypted('a'), self.cinder.is_encrypted('b')])
+
+    def test_quota_of_gigabytes_includes_requests_under_way(self):
+        one = {'limit': 60, 'in_use': 7, 'reserved': 1}
+        self.answer({'quota_set': {
+            'id': 'p', 'volumes': one, 'gigabytes': {**one, 'limit': -1},
+            'gigabytes_ssd': one, 'per_volume_gigabytes': one}})
+        self.assertEqual({
+            'gigabytes': rest_service.Quota(-1, 8),
+            'gigabytes_ssd': rest_service.Quota(60, 8)},
+            self.cinder.gigabytes('p'))
+        self.adapter.request.assert_called_once_with(
+            '/os-quota-sets/p?usage=True', 'GET', timeout=30)
 
     def test_quota_is_frozen_at_current_usage(self):
         self.answer({'quota_set': {'gigabytes_ssd': {

@@ -160,6 +160,35 @@ class NeutronTest(lease_api.LeaseApiTestCase):
         self.assertEqual(set(), self.addresses())
         self.verify_finds_nothing()
 
+    def limit(self, **quota: int) -> None:
+        """Limit the objects of the project until the test ends."""
+        path = f'/quotas/{self.demo.project_id}'
+        self.neutron('PUT', path, {'quota': quota}, self.admin)
+        self.addCleanup(self.neutron, 'DELETE', path, None, self.admin)
+
+    def refused(self, *reservations: base.Json) -> str:
+        """Return the message about a lease beyond a quota."""
+        answer = self.demo.request('POST', '/leases', self.body(
+            time.time(), reservations=list(reservations)),
+            service='reservation')
+        self.assertEqual(403, answer.status_code, answer.text)
+        return ty.cast(str, answer.json()['error_message'])
+
+    def test_lease_is_within_quota_of_neutron(self) -> None:
+        self.create('floatingip', floating_network_id=self.network)
+        self.limit(floatingip=2)
+        lease = self.reserve(amount=1)
+        self.wait_for_lease(lease['id'], 'ACTIVE')
+        self.assertIn(
+            'Quota exceeded for floatingip: this lease asks for 1, and of the '
+            '2 that the project may have, 2 are in use', self.refused({
+                'resource_type': 'virtual:floatingip',
+                'network_id': self.network, 'amount': 1}))
+        later = self.reserve(3600, amount=1)
+        for one in (lease, later):
+            self.demo('DELETE', f'/leases/{one["id"]}', service='reservation')
+        self.wait_for_lease(lease['id'], 'TERMINATED')
+
     def restart_all(self) -> None:
         for name in ('blazar-listener-1', 'blazar-listener-2'):
             self.cloud.kill(name)
@@ -210,6 +239,8 @@ class NeutronTest(lease_api.LeaseApiTestCase):
 
         lease = self.wait_for(reserved, 'the segment is known')
         self.wait_for_lease(lease['id'], 'ACTIVE')
+        self.limit(network=1)
+        self.assertIn('1 are in use', self.refused(*wanted))
         reservation_id = lease['reservations'][0]['id']
         shown = self.typed('openstack', 'network', 'show', reservation_id)
         self.assertEqual((reservation_id, self.demo.project_id),

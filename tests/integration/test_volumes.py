@@ -149,6 +149,43 @@ class CinderTest(lease_api.LeaseApiTestCase):
         self.wait_for(lambda: not self.volumes('list'), 'no volumes')
         self.volumes('type', 'delete', 'kept', user='admin')
 
+    def test_storage_is_within_quota_of_all_volumes(self) -> None:
+        self.volumes('type', 'create', 'plain', '--property',
+                     'volume_backend_name=disk', user='admin')
+        self.wait_for_types()
+        self.run_client('openstack', 'quota', 'set', self.demo.project_id,
+                        '--gigabytes', '100', user='admin')
+        lease = self.reserve(3600, {
+            'resource_type': 'virtual:volume', 'size': 60,
+            'volume_type': 'reserved-ssd'})
+        self.wait_for_lease(lease['id'], 'ACTIVE')
+        made = [self.volumes('create', 'data', '--size', '10', '--type', kind)
+                for kind in ('plain', lease['reservations'][0]['id'])]
+        for size, code in ((31, 403), (30, 201)):
+            answer = self.demo.request('POST', '/leases', {
+                'name': 'more', 'start_date': 'now',
+                'end_date': base.date(time.time() + 60), 'reservations': [{
+                    'resource_type': 'virtual:volume', 'size': size,
+                    'volume_type': 'reserved-disk'}]}, service='reservation')
+            self.assertEqual(code, answer.status_code, answer.text)
+            if code == 403:
+                self.assertIn(
+                    'Quota exceeded for gigabytes: this lease asks for 31, '
+                    'and of the 100 that the project may have, 70 are in use',
+                    answer.json()['error_message'])
+        more = answer.json()['lease']
+        for one in made:
+            self.wait_for(lambda one=one: self.volumes('show', one['id'])[
+                'status'] == 'available', 'a volume')
+        self.volumes('delete', made[0]['id'])
+        for one in (lease, more):
+            self.demo('DELETE', f'/leases/{one["id"]}', service='reservation')
+            self.wait_for_lease(one['id'], 'TERMINATED', seconds=240)
+        self.wait_for(lambda: not self.volumes('list'), 'no volumes')
+        self.volumes('type', 'delete', 'plain', user='admin')
+        self.run_client('openstack', 'quota', 'set', self.demo.project_id,
+                        '--gigabytes', '1000', user='admin')
+
     def test_volumes_from_lease_to_deletion(self) -> None:
         self.wait_for_types()
         self.volumes('qos', 'create', 'slow', '--property',

@@ -49,7 +49,8 @@ def application(environ: dict[str, ty.Any],
         status, body = found
     elif environ['REQUEST_METHOD'] == 'GET' and len(path) == 2:
         body = {path[1].replace('-', '_'): []}
-    elif environ['REQUEST_METHOD'] == 'GET' and path[1:2] == ['quotas']:
+    elif environ['REQUEST_METHOD'] == 'GET' and path[1:2] == [
+            'quotas'] and len(path) == 3:
         body = {'quota': dict.fromkeys(
             ('network', 'subnet', 'port', 'floatingip', 'router',
              'security_group', 'security_group_rule'), -1)}

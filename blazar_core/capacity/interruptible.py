@@ -9,11 +9,13 @@ only, also that of cleaning); what is reserved for later than that can have
 their capacity (:func:`.rule.evictable`).
 
 Each interruptible server is safe until its lead time before the first instant
-at which its host no longer has capacity for it, the reservations, the servers
-without an end, and the interruptible servers that are evicted after it. The
-order of eviction is fixed: those with the largest part of the host first, so
-that few suffice; of equal ones the youngest. So an evicted server has never
-been shown a later instant, however many others are evicted with it.
+at which its host no longer has enough of a resource class that it uses, for
+it, the reservations, the servers without an end, and the interruptible servers
+that come after it in the order of eviction. That order is fixed: those with
+the largest part of the host first, so that few suffice; of equal ones the
+youngest. So an evicted server has never been shown a later instant, however
+many others are evicted with it, and a server without a device is safe if only
+devices are needed.
 """
 
 import collections
@@ -210,21 +212,27 @@ def conflicts(capacity: model.Resources, usage: model.Resources,
               servers: ty.Sequence[Server], booked: ty.Iterable[rule.Taken],
               now: int) -> dict[str, int]:
     """Return the first instant, from now on, at which each server no longer
-    fits; servers that always fit are left out.
+    fits together with those after it, for lack of a class that it uses;
+    servers that always fit are left out.
 
     Costs the number of bookings times that of servers.
 
     :param servers: in the order of their eviction
     """
     found: dict[str, int] = {}
-    left = [*servers]
     rests = [_taken(servers[number:]) for number in range(len(servers))]
-    levels = dict[str, int]()
     for instant, levels in _levels(booked, now):
-        while left and rule.lacking(capacity, usage, model.summed((
-                rests[len(servers) - len(left)], levels))):
-            found[left.pop(0).id] = instant
-        if not left:
+        for one, rest in zip(servers, rests, strict=True):
+            if one.id in found:
+                continue
+            lacking = rule.lacking(
+                capacity, usage, model.summed((rest, levels)))
+            if not lacking:
+                # The next ones are less.
+                break
+            if any(one.resources.get(rc) for rc in lacking):
+                found[one.id] = instant
+        if len(found) == len(servers):
             break
     return found
 

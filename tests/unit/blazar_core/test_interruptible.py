@@ -1356,12 +1356,16 @@ class TestEvictionOrder(base.TestCase):
     """The order of eviction, compared with all possible choices."""
 
     @classmethod
-    def some(cls, rng):
+    def some(cls, rng, least=1):
+        """Generate a host.
+
+        :param least: the smallest amount of a class that a server uses
+        """
         capacity = {'VCPU': rng.randint(4, 16),
                     'MEMORY_MB': rng.randint(4, 16)}
         servers = [interruptible.Server(
-            str(number), {'VCPU': rng.randint(1, 4),
-                          'MEMORY_MB': rng.randint(1, 4)}, 10, number)
+            str(number), {'VCPU': rng.randint(least, 4),
+                          'MEMORY_MB': rng.randint(least, 4)}, 10, number)
             for number in range(rng.randint(1, 7))]
         while not cls.fit(capacity, servers, {}):
             servers.pop()
@@ -1426,3 +1430,34 @@ class TestEvictionOrder(base.TestCase):
                                 if window.start <= instant < window.end)
                         for rc in capacity}))), None)
                 self.assertEqual(first, found.get(one.id))
+
+    def test_servers_are_safe_from_lack_of_what_they_do_not_use(self):
+        rng, longer = random.Random(4), 0
+        for _number in range(500):
+            capacity, servers, booked = self.some(rng, 0)
+            found = interruptible.conflicts(capacity, {}, servers, booked, 0)
+            for number, one in enumerate(servers):
+                first = next((instant for instant in range(200) if any(
+                    amount and sum(
+                        other.resources[rc] for other in servers[number:]
+                    ) + sum(
+                        amounts[rc] for window, amounts in booked
+                        if window.start <= instant < window.end
+                    ) > capacity[rc]
+                    for rc, amount in one.resources.items())), None)
+                self.assertEqual(first, found.get(one.id))
+            instants = [found.get(one.id, 10_000) for one in servers]
+            longer += instants != sorted(instants)
+            gone = {one.id for one, _instant in interruptible.victims(
+                capacity, {}, servers, booked, 0, 1000)}
+            self.assertLessEqual(gone, found.keys())
+            self.assertTrue(all(self.fit(
+                capacity, [one for one in servers if one.id not in gone],
+                amounts) for _window, amounts in booked))
+            # No departure makes another server less safe.
+            for leaving in servers:
+                rest = interruptible.conflicts(capacity, {}, [
+                    one for one in servers if one is not leaving], booked, 0)
+                self.assertTrue(all(
+                    instant >= found[one] for one, instant in rest.items()))
+        self.assertTrue(longer)

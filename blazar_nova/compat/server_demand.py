@@ -17,6 +17,7 @@ from urllib import parse
 from nova import context as nova_context
 from nova import exception
 from nova import objects
+from nova.pci import request as pci_request
 from nova.scheduler import request_filter
 from nova.scheduler import utils as scheduler_utils
 from oslo_log import log as logging
@@ -190,8 +191,8 @@ def resized(server_id: str, flavor_id: str) -> model.Resources | None:
     context = nova_context.get_admin_context()
     try:
         spec = objects.RequestSpec.get_by_instance_uuid(context, server_id)
-        spec.flavor = objects.Flavor.get_by_flavor_id(context, flavor_id)
-        return resources_of(spec)
+        return resources_of(_with_devices(
+            spec, objects.Flavor.get_by_flavor_id(context, flavor_id)))
     except (exception.NotFound, exception.Invalid, ValueError):
         return None
 
@@ -232,9 +233,29 @@ def reverted(server_id: str) -> server_growth.Revert | None:
         return None
     if before is None:
         return None
-    spec.flavor = before
-    return server_growth.Revert(resources_of(spec), migration.source_compute,
-                                migration.source_node, migration.uuid)
+    return server_growth.Revert(
+        resources_of(_with_devices(spec, before)), migration.source_compute,
+        migration.source_node, migration.uuid)
+
+
+def _with_devices(spec: ty.Any, flavor: ty.Any = None) -> ty.Any:
+    """Return a RequestSpec that was read, with the request groups of its PCI
+    devices: Nova stores the devices, and adds the groups for each move.
+
+    :param flavor: that the server gets, with the devices of its aliases; None:
+        its present one
+    """
+    asked = spec.pci_requests if 'pci_requests' in spec else None
+    if flavor is not None:
+        spec.flavor = flavor
+        spec.pci_requests = pci_request.get_pci_requests_from_flavor(flavor)
+        spec.pci_requests.requests += [
+            one for one in (asked.requests if asked else ())
+            if one.source == objects.InstancePCIRequest.NEUTRON_PORT]
+    spec.requested_resources = []
+    if flavor is not None or asked is not None:
+        spec.generate_request_groups_from_pci_requests()
+    return spec
 
 
 def policy_of(spec: ty.Any) -> str | None:
@@ -323,7 +344,7 @@ def spec_of(server_ids: ty.Iterable[str]) -> tuple[ty.Any, ty.Any]:
             continue
         # As Nova does: they were only for the build.
         spec.reset_forced_destinations()
-        return spec, context
+        return _with_devices(spec), context
     raise NoSuchHost
 
 

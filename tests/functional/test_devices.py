@@ -5,12 +5,17 @@
 from nova.pci import request
 from oslo_config import fixture as config_fixture
 
+from blazar_core.common import clocks
 from blazar_nova.compat import compute_hosts
 from blazar_nova.compat import process
+from blazar_nova.compat import server_demand
+from tests import driven
 from tests.functional import nova_box
 from tests.functional import test_units
 
 HOUR = 3600
+#: The lead time of interruptible servers, by default.
+LEAD = 600
 A100, V100 = 'CUSTOM_A100', 'CUSTOM_V100'
 #: The trait that Nova requires of, and sets on, providers of PCI devices.
 OWNED = 'OWNER_NOVA'
@@ -126,6 +131,25 @@ class KindsTest(DevicesTestCase):
         self.assertEqual(2, len([host for (host,) in self.books(
             'SELECT host_id FROM bookings') if host is not None]))
 
+    def test_interruptible_server_uses_device_reserved_for_later(self):
+        lease = self.reserve(self.a100, start_in=2 * HOUR)
+        start = driven.parse_iso(lease['start_date'])
+        hints = {'interruptible': 'True'}
+        self.assertIn('No valid host', self.wait_for_status(self.boot(
+            'vm1', flavor=self.a100)['id'], 'ERROR')['fault']['message'])
+        server = self.boot_active('vm2', flavor=self.a100, hints=hints)
+        other = self.boot_active('vm3', hints=hints)
+        self.fill_books()
+        self.clock.advance(start - LEAD - self.clock.now())
+        self.listener.evictions.plan()
+        shown = [self.ask('GET', f'/interruptible/{one["id"]}', code=200)[
+            'interruptible'] for one in (server, other)]
+        self.assertEqual(
+            [clocks.iso(start - LEAD), None],
+            [one['safe_until'] for one in shown])
+        self.assertEqual([True, False], [
+            one['eviction'] is not None for one in shown])
+
     def test_amount_cannot_exceed_cards_of_kind(self):
         lease = self.reserve(self.v100)
         self.ask('PUT', f'/leases/{lease["id"]}', {'reservations': [{
@@ -161,6 +185,21 @@ class AliasTest(DevicesTestCase):
                 self.reserve(other, code=409)
             self.ask('DELETE', f'/leases/{lease["id"]}', code=204)
         self.reserve(self.flavor(pci_passthrough__alias='a100:2'), code=409)
+
+    def test_devices_of_existing_servers_are_counted(self):
+        """Nova stores no request groups of devices."""
+        a100, both = (self.flavor(pci_passthrough__alias=alias)
+                      for alias in ('a100:1', 'a100:1,v100:1'))
+        server_id = self.boot('vm1', flavor=a100, hints=self.lease_hints(
+            'vm1', HOUR))['id']
+        spec, context = server_demand.spec_of([server_id])
+        needs = server_demand.demand_of(context, [spec])
+        self.assertEqual(1, needs.resources['CUSTOM_GPU'])
+        self.assertIn(frozenset([self.cards[A100]]), [
+            having for one in needs.groups for having in one.required])
+        for flavor, amount in ((both, 2), (a100, 1), ('1', None)):
+            self.assertEqual(amount, server_demand.resized(
+                server_id, flavor).get('CUSTOM_GPU'))
 
 
 class MovedTest(DevicesTestCase):
@@ -214,6 +253,26 @@ class MovedTest(DevicesTestCase):
         self.fill_books()
         self.listener.overbooking.look()
         self.assertEqual([there], self.hosts_of(lease))
+
+    def test_leased_server_is_resized_only_to_free_device(self):
+        self.reserve(self.a100, amount=2)
+        server_id = self.boot_active('vm1', hints=self.lease_hints(
+            'vm1', length=3 * HOUR))['id']
+        self.fill_books()
+        for flavor, status in ((self.a100, 'ACTIVE'),
+                               (self.any_gpu, 'VERIFY_RESIZE')):
+            self.alice.post_server_action(
+                server_id, {'resize': {'flavorRef': flavor}})
+            self.wait_for(lambda: self.admin.get_server(server_id)[
+                'OS-EXT-STS:task_state'] is None, what='resized or not')
+            self.assertEqual(
+                status, self.admin.get_server(server_id)['status'])
+        self.reserve(self.v100, amount=3, code=409)
+        self.alice.post_server_action(server_id, {'confirmResize': None})
+        self.wait_for_status(server_id, 'ACTIVE')
+        self.fill_books()
+        self.reserve(self.v100, amount=3, code=409)
+        self.reserve(self.v100, amount=2)
 
     def test_reservation_of_any_kind_spans_both_hosts(self):
         self.reserve(self.any_gpu, amount=5)

@@ -40,6 +40,14 @@ _RECORDS = entry.subject(
             'what a build asks for that only filters judge'),
         entry.named(
             'root_required root_forbidden', 'traits that a host must have'),
+        entry.fields(
+            'requested_resources', 'devices of a server that exists'),
+        entry.called(
+            'generate_request_groups_from_pci_requests(self)',
+            'devices of a server that exists'),
+        entry.fields(
+            'request_level_params', 'what leases of ports do not count'),
+        entry.named('same_subtree', 'what leases of ports do not count'),
         entry.called(
             'get_by_instance_uuid(context, instance_uuid)',
             'what a server asks for'),

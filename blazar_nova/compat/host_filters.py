@@ -33,8 +33,13 @@ _FIXED: ty.Mapping[str, tuple[str | None, ...]] = {
 }
 #: The filters that check resources in use by servers.
 _NUMA, _PCI = 'NUMATopologyFilter', 'PciPassthroughFilter'
+#: What only placement checks, and our demands do not have: Nova asks for it if
+#: a port has several request groups. No filter has this name.
+_SUBTREE = 'same_subtree'
 _WHAT = {_NUMA: 'a NUMA topology (CPUs or memory pages of certain nodes)',
-         _PCI: 'PCI devices'}
+         _PCI: 'PCI devices',
+         _SUBTREE: 'bandwidth and packet rate of a port from one subtree of '
+                   'resource providers'}
 
 
 def fixed(spec: ty.Any) -> list[str]:
@@ -50,12 +55,13 @@ def fixed(spec: ty.Any) -> list[str]:
 
 
 def unreserved(spec: ty.Any) -> list[str]:
-    """Return the filters that check free resources for a request that
-    placement does not count.
+    """Return what checks free resources for a request that leases do not
+    count: names of filters, and :data:`_SUBTREE`.
     """
     asks = {
         _NUMA: _asks_numa(spec),
-        _PCI: _devices(spec, uncounted=True)}
+        _PCI: _devices(spec, uncounted=True),
+        _SUBTREE: 'request_level_params' in spec and spec.same_subtree}
     return [name for name, is_asked in asks.items() if is_asked]
 
 
@@ -130,7 +136,7 @@ def _filters() -> dict[str, ty.Any]:
 
 
 def uncounted(spec: ty.Any) -> str:
-    """Return what a request needs and placement does not count, in words."""
+    """Return what a request needs and leases do not count, in words."""
     return ' and '.join(_WHAT[name] for name in unreserved(spec))
 
 

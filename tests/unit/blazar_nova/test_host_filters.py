@@ -127,6 +127,16 @@ class TestHostFilters(base.TestCase):
                 request, node(uuids.one, page_sizes=sizes))
             self.assertEqual((1, expected), (len(said), has_some), sizes)
 
+    def test_notes_name_ports_that_need_one_subtree(self):
+        request = spec()
+        request.request_level_params = objects.RequestLevelParams()
+        self.assertEqual(([], True), self.notes(request, node(uuids.one)))
+        request.request_level_params.same_subtree = [['one', 'two']]
+        said, has_some = self.notes(request, node(uuids.one))
+        self.assertEqual((1, True), (len(said), has_some))
+        self.assertIn('one subtree of resource providers: not reserved',
+                      said[0])
+
     def test_hosts_without_page_size_are_refused_even_if_unused(self):
         request = spec(numa_topology=pages(1048576))
         self.assertEqual(['NUMATopologyFilter'], host_filters.fixed(request))

@@ -364,14 +364,21 @@ class Admission:
         return {one for one in ids if any(hosts[one].capacity.values()) and
                 not any(hosts[one].usage.values())}
 
-    def usable(self, demand: model.Demand) -> frozenset[str]:
-        """Return the uuids of the hosts that can take a server of a demand,
-        if nothing is booked or used there.
+    def usable(self, demand: model.Demand, window: model.Window | None = None,
+               instead_of: ty.Sequence[ty.Any] = ()) -> frozenset[str]:
+        """Return the uuids of the hosts that can take a server of a demand.
+
+        :param window: over which it has to fit; None: as if nothing were
+            booked or used there
+        :param instead_of: rows of bookings that would be removed in exchange
         """
-        with self.selector.asked_for([demand], 0) as (timeline, (demand,)):
-            hosts = self.index.uuids()[timeline.units.limits(
-                demand, len(timeline)).able(
-                    self.selector.places(timeline, demand), 1)]
+        with self.selector.asked_for(
+                [demand], 0, instead_of) as (timeline, (demand,)):
+            able = timeline.units.limits(demand, len(timeline)).able(
+                self.selector.places(timeline, demand), 1)
+            if window is not None:
+                able = able[timeline.fits(demand, window)[able] > 0]
+            hosts = self.index.uuids()[able]
         return frozenset(hosts.tolist())
 
     def fits(self, demand: model.Demand, window: model.Window,

@@ -14,6 +14,7 @@ import sqlalchemy as sa
 from blazar_core.capacity import admissions
 from blazar_core.capacity import ledger
 from blazar_core.capacity import move_planner
+from blazar_core.capacity import provider_limits
 from blazar_core.capacity import timelines
 from blazar_core.common import model
 from blazar_core.common import states
@@ -159,12 +160,32 @@ def _wish(timeline: timelines.Timeline, demand: model.Demand, allowed: ty.Any,
     usable = set(ids) if allowed is None else {
         host_id for host_id, may in zip(timeline.ids, allowed, strict=True)
         if may} & set(ids)
-    first, *others = timeline.units.ways(demand)
+    limits = _limits(timeline, demand, usable)
     return move_planner.PlannedDemand(
-        {model.HOST: _PARTS} if demand.whole else demand.resources if others
-        else {**demand.resources, **first},
+        {model.HOST: _PARTS} if demand.whole else demand.resources,
         demand.count, demand.most_per_host(),
-        frozenset(usable), demand.affinity is model.Affinity.SAME)
+        frozenset(one for one in usable if limits.get(one, (1,))[0]),
+        demand.affinity is model.Affinity.SAME,
+        tuple(timeline.units.ways(demand)), limits)
+
+
+def _limits(timeline: timelines.Timeline, demand: model.Demand,
+            ids: ty.Iterable[int],
+            ) -> ty.Mapping[int, tuple[int, model.Resources]]:
+    """Return the limits that units set on hosts, see
+    :class:`.move_planner.PlannedDemand`; hosts without any are left out.
+    """
+    most, lost = timeline.units.limits(demand, len(timeline))
+    if most is None:
+        return {}
+    found = {}
+    for host_id in ids:
+        place = timeline.index(host_id)
+        left = {rc: int(amount[place]) for rc, amount in lost.items()
+                if amount[place]}
+        if left or most[place] < provider_limits.UNLIMITED:
+            found[host_id] = int(most[place]), left
+    return found
 
 
 _HOSTS, _BOOKINGS = models.Host.__table__, models.Booking.__table__

@@ -66,6 +66,9 @@ class PlannedDemand(ty.NamedTuple):
     :ivar most: the maximum number on one host
     :ivar together: whether all of them must be on one host
     :ivar hosts: the ids of the hosts that they may use
+    :ivar ways: what one of them takes by kind of provider: one of these
+    :ivar limits: by id of a host, how many of them its providers can serve,
+        and by class, how much of what is free they cannot use
     """
 
     takes: model.Resources
@@ -73,6 +76,16 @@ class PlannedDemand(ty.NamedTuple):
     most: int
     hosts: frozenset[int]
     together: bool = False
+    ways: tuple[model.Resources, ...] = ({},)
+    limits: ty.Mapping[int, tuple[int, model.Resources]] = {}
+
+    def most_on(self, host_id: int) -> int:
+        """Return the maximum number on a host."""
+        return min(self.most, self.limits.get(host_id, (self.most, {}))[0])
+
+    def lost_on(self, host_id: int) -> model.Resources:
+        """Return how much of what is free on a host they cannot use."""
+        return self.limits.get(host_id, (0, {}))[1]
 
 
 class PlannedMove(ty.NamedTuple):
@@ -88,10 +101,12 @@ class Plan(ty.NamedTuple):
     """The moves to make.
 
     :ivar picked: for each demand, the id of a host for each of its servers
+    :ivar kinds: for each demand, what each of them takes by kind of provider
     """
 
     picked: list[list[int]]
     moves: list[PlannedMove]
+    kinds: list[list[model.Resources]]
 
 
 def is_complete(places: ty.Iterable[PlannedHost],
@@ -103,14 +118,18 @@ def is_complete(places: ty.Iterable[PlannedHost],
     sources = {one.server_id: one for one in movable}
     within = {place.id: collections.Counter(place.within) for place in places}
     beyond = {place.id: collections.Counter(place.beyond) for place in places}
-    for wish, hosts in zip(wishes, made.picked, strict=True):
+    for wish, hosts, kinds in zip(
+            wishes, made.picked, made.kinds, strict=True):
         per_host = collections.Counter(hosts)
-        if len(hosts) != wish.amount or not wish.hosts >= set(hosts) or (
-                max(per_host.values(), default=0) > wish.most) or (
-                wish.together and len(per_host) > 1):
+        if not len(hosts) == len(kinds) == wish.amount or (
+                not wish.hosts >= set(hosts)) or any(
+                count > wish.most_on(host_id)
+                for host_id, count in per_host.items()) or (
+                wish.together and len(per_host) > 1) or any(
+                way not in wish.ways for way in kinds):
             return False
-        for host_id in hosts:
-            _take(within[host_id], wish.takes)
+        for host_id, way in zip(hosts, kinds, strict=True):
+            _take(within[host_id], {**wish.takes, **way})
     for move in made.moves:
         one = sources.pop(move.server_id, None)
         if one is None or one.source != move.source or (
@@ -127,15 +146,26 @@ def is_complete(places: ty.Iterable[PlannedHost],
             if rc in within[move.source]:
                 within[move.source][rc] += amount
     return all(_left(within[host_id], rc) >= 0
-               for wish, hosts in zip(wishes, made.picked, strict=True)
-               for host_id in hosts for rc, amount in wish.takes.items()
-               if amount)
+               for wish, hosts, kinds in zip(
+                   wishes, made.picked, made.kinds, strict=True)
+               for host_id, way in zip(hosts, kinds, strict=True)
+               for rc, amount in {**wish.takes, **way}.items() if amount)
 
 
 def _take(room: collections.Counter[str], takes: model.Resources) -> None:
     for rc, amount in takes.items():
-        if rc in room or rc not in rule.SHARED:
+        if _is_judged(room, rc):
             room[rc] -= amount
+
+
+def _is_judged(room: ty.Collection[str], rc: str) -> bool:
+    """Return whether a host with these classes is judged by a class: not if it
+    is shared, or the host has no kinds of providers of it.
+    """
+    base = model.base_of(rc)
+    return rc in room or rc not in rule.SHARED and (
+        base == rc or base not in room or any(
+            one != base and model.base_of(one) == base for one in room))
 
 
 def _left(room: ty.Mapping[str, int], rc: str) -> int:
@@ -167,7 +197,8 @@ class State:
                  movable: ty.Sequence[Movable],
                  wishes: ty.Sequence[PlannedDemand]) -> None:
         takes = [*(one.takes for one in movable),
-                 *(one.takes for one in wishes)]
+                 *(one.takes for one in wishes),
+                 *(way for one in wishes for way in one.ways)]
         self.classes = sorted({
             rc for one in takes for rc, amount in one.items() if amount})
         self.ids = [place.id for place in places]
@@ -186,14 +217,16 @@ class State:
 
     def _table(self, rooms: ty.Iterable[model.Resources]) -> Amounts:
         return np.array([[
-            room.get(rc, search.HUGE if rc in rule.SHARED else 0)
+            room[rc] if rc in room
+            else 0 if _is_judged(room, rc) else search.HUGE
             for rc in self.classes] for room in rooms], np.int64).reshape(
                 -1, len(self.classes))
 
     def apply(self, found: Plan, wish: PlannedDemand) -> None:
         """Subtract the capacity and the moves of a demand that was planned."""
-        takes = self.amounts(wish.takes)
-        for host_id in found.picked[0]:
+        for host_id, way in zip(
+                found.picked[0], found.kinds[0], strict=True):
+            takes = self.amounts({**wish.takes, **way})
             self.within[self.positions[host_id]] -= takes
             self.before[self.positions[host_id]] -= takes
         moved = set()
@@ -436,26 +469,69 @@ def plan(places: ty.Sequence[PlannedHost], movable: ty.Sequence[Movable],
     state = State(places, movable, wishes)
     order = sorted(range(len(wishes)), key=lambda number: (
         -sum(wishes[number].takes.values()), number))
-    picked: dict[int, list[int]] = {}
+    found: dict[int, Plan] = {}
     moves: list[PlannedMove] = []
     for number in order:
-        found = _Search(state, wishes[number], most - len(moves)).best()
-        if found is None:
+        one = _plan_one(state, wishes[number], most - len(moves))
+        if one is None:
             return None
-        picked[number] = found.picked[0]
-        moves += found.moves
-        state.apply(found, wishes[number])
-    return Plan([picked[number] for number in range(len(wishes))], moves)
+        found[number] = one
+        moves += one.moves
+    made = [found[number] for number in range(len(wishes))]
+    return Plan([one.picked[0] for one in made], moves,
+                [one.kinds[0] for one in made])
+
+
+def _plan_one(state: State, wish: PlannedDemand, most: int) -> Plan | None:
+    """Return the best plan for one demand, and apply it.
+
+    If not all of its servers can have the same kinds of providers, they are
+    planned one after the other.
+    """
+    made = _best(state, wish, most)
+    if made is not None:
+        state.apply(made, wish)
+        return made
+    if len(wish.ways) == 1 or wish.amount == 1 or wish.together:
+        return None
+    made = Plan([[]], [], [[]])
+    for _server in range(wish.amount):
+        on = collections.Counter(made.picked[0])
+        one = _best(state, wish._replace(amount=1, hosts=frozenset(
+            host_id for host_id in wish.hosts
+            if on[host_id] < wish.most_on(host_id))), most - len(made.moves))
+        if one is None:
+            return None
+        state.apply(one, wish)
+        made = Plan([made.picked[0] + one.picked[0]], made.moves + one.moves,
+                    [made.kinds[0] + one.kinds[0]])
+    return made
+
+
+def _best(state: State, wish: PlannedDemand, most: int) -> Plan | None:
+    """Return the best plan for one demand whose servers all have the same
+    kinds of providers.
+    """
+    return min(filter(None, (
+        _Search(state, wish, way, most).best() for way in wish.ways)),
+        key=lambda made: (len(made.moves), sum(
+            move.takes.get('MEMORY_MB', 0) for move in made.moves)),
+        default=None)
 
 
 class _Search:
-    """A search for the best plan for one demand."""
+    """A search for the best plan for one demand.
 
-    def __init__(self, state: State, wish: PlannedDemand, most: int) -> None:
+    :param way: what each of its servers takes by kind of provider
+    """
+
+    def __init__(self, state: State, wish: PlannedDemand,
+                 way: model.Resources, most: int) -> None:
         self._state = state
         self._wish = wish
+        self._way = way
         self._most = most
-        self._takes = state.amounts(wish.takes)
+        self._takes = state.amounts({**wish.takes, **way})
         self._few = sum(map(len, state.staying)) <= FEW
         self._tries = _TRIES_OF_FEW if self._few else 1
         self._placing = Placing(state)
@@ -496,25 +572,35 @@ class _Search:
         """Return the plan of a choice, or the servers without a target."""
         door = self._state.before.copy()
         for position, option in chosen.items():
-            door[position] -= self._takes * option.amount
+            door[position] -= self._takes * option.amount + self._lost(
+                position)
         np.minimum(door, self._state.beyond, out=door)
         targets, lost = self._placing.place(door, [
             one for option in chosen.values() for one in option.leaving])
         if lost:
             return None, lost
         ids = self._state.ids
-        return Plan([[ids[position] for position, option in sorted(
-            chosen.items()) for _one in range(option.amount)]], [PlannedMove(
-                one.server_id, one.source, ids[targets[one.server_id]],
-                one.takes) for _position, option in sorted(
-                    chosen.items()) for one in option.leaving]), []
+        picked = [ids[position] for position, option in sorted(
+            chosen.items()) for _one in range(option.amount)]
+        return Plan([picked], [PlannedMove(
+            one.server_id, one.source, ids[targets[one.server_id]],
+            one.takes) for _position, option in sorted(
+                chosen.items()) for one in option.leaving],
+            [[self._way] * len(picked)]), []
+
+    def _lost(self, position: int) -> Amounts:
+        """Return how much of what is free on a host cannot be used."""
+        return self._state.amounts(
+            self._wish.lost_on(self._state.ids[position]))
 
     def _options(self, position: int, some: list[Movable]) -> list[Option]:
         """Return what a host could take, and which servers must leave it."""
         wish, options = self._wish, []
-        counts = range(1, min(wish.most, wish.amount) + 1)
-        for count in (counts if not wish.together else [wish.amount]):
-            need = self._takes * count - self._state.within[position]
+        most = min(wish.most_on(self._state.ids[position]), wish.amount)
+        free = self._state.within[position] - self._lost(position)
+        for count in range(
+                wish.amount if wish.together else 1, most + 1):
+            need = self._takes * count - free
             if not (need > 0).any():
                 options.append(Option(count, 0, ()))
                 continue

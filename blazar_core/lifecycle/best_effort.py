@@ -149,12 +149,14 @@ class _Plan(ty.NamedTuple):
     :ivar window: over which its lease is booked
     :ivar granted: the bound on the hosts of the project; None: it has none
     :ivar picked: by reservation, the ids of the hosts on which it is booked
+    :ivar kinds: by reservation, what each booking takes by kind of provider
     :ivar generations: of the hosts that the plan is based on, by id
     """
 
     window: model.Window
     granted: limits.Granted | None
     picked: dict[str, list[int]]
+    kinds: dict[str, list[model.Resources]]
     moves: list[move_planner.PlannedMove]
     generations: dict[int, int]
 
@@ -228,7 +230,7 @@ class MovePlanning:
             return ''
         window = model.Window(now, max(row.end_date for row in own))
         plan = _Plan(window, self._deferred.bound(lease.project_id, lease_id),
-                     {}, [], {})
+                     {}, {}, [], {})
         # No host serves both kinds: their plans are independent.
         for whole in {demand.whole for demand in wanted.values()}:
             alike = {one: demand for one, demand in wanted.items()
@@ -242,7 +244,7 @@ class MovePlanning:
                  if move.target is not None])
             most = self._limits.per_lease - len(asked)
             made = self._best(inputs, self._movable(inputs), min(
-                most, left.remaining) - len(plan.moves), known)
+                most, left.remaining) - len(plan.moves), known, own)
             if made is None:
                 return ' '.join([
                     'No servers can be migrated to free the capacity, or more '
@@ -252,6 +254,7 @@ class MovePlanning:
                         resting, {host_id for wish in inputs.wishes
                                   for host_id in wish.hosts})])
             plan.picked.update(zip(alike, made.picked, strict=True))
+            plan.kinds.update(zip(alike, made.kinds, strict=True))
             plan.moves.extend(made.moves)
             plan.generations.update(inputs.generations)
         if plan.exceeds_bound():
@@ -294,12 +297,16 @@ class MovePlanning:
 
     def _best(self, inputs: consolidation.PlannerInput,
               movable: ty.Sequence[move_planner.Movable], most: int,
-              known: dict[str, frozenset[str]]) -> move_planner.Plan | None:
+              known: dict[str, frozenset[str]],
+              own: ty.Sequence[models.Booking]) -> move_planner.Plan | None:
         """Return the best plan by which each server moves to a possible
         target.
 
         Nova is asked only about the servers that a plan moves.
+
+        :param own: the bookings of the lease
         """
+        booked = [row for row in own if row.host_id is not None]
         for _round in range(_ROUNDS):
             bound = [one if one.server_id not in known else one._replace(
                 targets=frozenset(
@@ -319,9 +326,10 @@ class MovePlanning:
                 return made if complete else None
             for server_id in unknown:
                 needs = self._cloud.needs(server_id)
-                known[server_id] = self._admission.usable(
-                    dataclasses.replace(needs, among=None)) & (
-                        needs.hosts or frozenset())
+                usable = self._admission.usable(
+                    dataclasses.replace(needs, among=None), model.Window(
+                        self._clock.now(), model.FOREVER), booked)
+                known[server_id] = usable & (needs.hosts or frozenset())
         return None
 
     def _write(self, lease_id: str, project_id: str, plan: _Plan,
@@ -439,10 +447,11 @@ def _edits(lease: models.Lease, plan: _Plan,
         if len(rows) != demand.count:
             raise api.Outdated('some of its servers were deleted')
         edits += [ledger.Edit(row, ledger.new_of(
-            row, host_id=host_id, resources=demand.resources,
+            row, host_id=host_id, resources={
+                **demand.resources, **(kinds or {})},
             among=demand.among, groups=demand.groups))
-            for row, host_id in itertools.zip_longest(
-                rows, plan.picked[one.id])]
+            for row, host_id, kinds in itertools.zip_longest(
+                rows, plan.picked[one.id], plan.kinds[one.id])]
     return edits
 
 

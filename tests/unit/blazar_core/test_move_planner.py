@@ -171,7 +171,7 @@ class TestPlanning(base.BaseTestCase):
     def test_no_server_migrates_if_capacity_is_free(self):
         made = move_planner.plan([place(1, 4), place(
             2, 0)], [server('one', 2, 4)], [wish(2, 2, (1, 2))], 10)
-        self.assertEqual(([[1, 1]], []), made)
+        self.assertEqual(([[1, 1]], [], [[{}, {}]]), made)
 
     def test_fewest_servers_are_migrated(self):
         movable = [server('one', 1, 1), server('two', 1, 1),
@@ -262,7 +262,13 @@ class TestPlanning(base.BaseTestCase):
                 places, movable, wishes, made._replace(moves=moves)), moves)
         for picked in [[2]], [[]], [[1, 1]]:
             self.assertFalse(move_planner.is_complete(
-                places, movable, wishes, made._replace(picked=picked)))
+                places, movable, wishes, made._replace(
+                    picked=picked, kinds=[[{}] * len(picked[0])])))
+        for kinds in [[{'GPU@a': 1}]], [[]]:
+            self.assertFalse(move_planner.is_complete(
+                places, movable, wishes, made._replace(kinds=kinds)))
+        self.assertFalse(move_planner.is_complete(
+            places, movable, [wishes[0]._replace(limits={1: (0, {})})], made))
         self.assertFalse(move_planner.is_complete(
             [place(1, 0), place(2, 3)], movable, wishes, made))
         bound = [movable[0], movable[1]._replace(targets=frozenset({7}))]

@@ -283,12 +283,15 @@ def come_back(connection: sa.Connection, now: int, host_id: int,
     row = connection.execute(_CLAIMS, {
         'host': host_id, 'server': server_id}).one()
     until = now + pending.BACK_SECONDS
+    kept, _told = (row.consumers or {}).get(kept_as, ({}, 0))
+    amounts = ledger.of_same_kinds({
+        rc: amount for rc, amount in takes.items()
+        if amount and rc in row.capacity}, kept)
     _change_consumers(
         connection, now, row, None if row.consumers is None else {
             **{one: entry for one, entry in row.consumers.items()
                if one != kept_as},
-            server_id: ({rc: amount for rc, amount in takes.items()
-                         if amount and rc in row.capacity}, until)},
+            server_id: (dict(amounts), until)},
         recheck_at=min(until + 1, row.recheck_at or until + 1))
 
 

@@ -102,14 +102,14 @@ def new_of(row: models.Booking, **changed: ty.Any) -> NewBooking:
     new = dataclasses.replace(same, **changed)
     if new.host_id == row.host_id or not new.groups:
         # The kinds of providers that it has, or has reserved, stay the same.
-        new = dataclasses.replace(new, resources=_of_same_kinds(
+        new = dataclasses.replace(new, resources=of_same_kinds(
             new.resources, row.resources))
     return new if new.host_id != row.host_id else dataclasses.replace(
         new, host_failed_at=row.host_failed_at)
 
 
-def _of_same_kinds(amounts: model.Resources, before: model.Resources,
-                   ) -> model.Resources:
+def of_same_kinds(amounts: model.Resources, before: model.Resources,
+                  ) -> model.Resources:
     """Return amounts, with the kinds of providers of equal earlier amounts."""
     known = {model.base_of(rc) for rc in amounts.keys() - model.plain(amounts)}
     kinds = {rc: amount for rc, amount in before.items()
@@ -122,18 +122,22 @@ def follow(booking: models.Booking, host_id: int, swap: bool = True,
            ) -> list[Edit]:
     """Return the edits that move a booking to the host of its server.
 
-    If the server takes a slot there, that slot moves to the old host.
+    If the server takes a slot there, that slot moves to the old host. Slots of
+    equal size exchange the kinds of their providers, too.
 
     :param swap: false: no slot moves, as the old host is unavailable
     """
-    edits = [Edit(booking, new_of(booking, host_id=host_id))]
-    if booking.host_id is not None and swap:
-        edits += [
-            Edit(other, new_of(other, host_id=booking.host_id))
-            for other in booking.reservation.bookings
-            if other.host_id == host_id and other.claimed_at is None and
-            other.id != booking.id][:1]
-    return edits
+    other = next((
+        other for other in booking.reservation.bookings
+        if other.host_id == host_id and other.claimed_at is None and
+        other.id != booking.id), None)
+    if other is None or booking.host_id is None or not swap:
+        return [Edit(booking, new_of(booking, host_id=host_id))]
+    alike = model.plain(booking.resources) == model.plain(other.resources)
+    return [Edit(one, new_of(
+        one, host_id=place.host_id,
+        resources=(place if alike else one).resources))
+        for one, place in ((booking, other), (other, booking))]
 
 
 def amend(session: orm.Session, now: int, edits: ty.Sequence[Edit],

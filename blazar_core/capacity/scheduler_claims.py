@@ -348,8 +348,8 @@ def _known(index: booking_index.Index, takes: ty.Mapping[str, model.Resources],
 
 def _grows(booking: ty.Any, takes: model.Resources) -> bool:
     """Return whether a server takes more than is booked for it."""
-    return any(takes.get(rc, 0) > amount
-               for rc, amount in booking.resources.items())
+    return any(amount > booking.resources.get(rc, 0)
+               for rc, amount in model.plain(takes).items())
 
 
 def _owner(connection: sa.Connection, booking: ty.Any) -> str | None:
@@ -363,9 +363,10 @@ def _as_placed(booking: models.Booking, takes: model.Resources,
     """Return what to book for a server that is placed: its booking, or more,
     with the kinds of providers that the cloud has chosen.
     """
-    booked = {rc: max(amount, takes.get(rc, 0))
-              for rc, amount in model.plain(booking.resources).items()}
-    kinds = takes.keys() - model.plain(takes)
+    before, now = model.plain(booking.resources), model.plain(takes)
+    booked = {rc: max(before.get(rc, 0), now.get(rc, 0))
+              for rc in before | now}
+    kinds = takes.keys() - now
     return booked | {rc: amount for rc, amount in booking.resources.items()
                      if rc not in booked and not kinds} | {
         rc: takes[rc] for rc in kinds}
@@ -386,11 +387,9 @@ def _followed(booking: models.Booking, host_id: int,
                 if one.host_id == host_id and one.claimed_at is None and
                 one.id != booking.id and
                 one.resources == resources != booking.resources)][:2]
-    edits = ledger.follow(booking, host_id)
-    if dict(booking.resources) != resources:
-        edits[0] = ledger.Edit(booking, ledger.new_of(
-            booking, host_id=host_id, resources=resources))
-    return edits
+    return [ledger.Edit(booking, ledger.new_of(
+        booking, host_id=host_id, resources=resources)),
+        *ledger.follow(booking, host_id)[1:]]
 
 
 def _nothing() -> None:

@@ -48,7 +48,8 @@ def asked_of(lease: ty.Any, booked: model.Resources, takes: model.Resources,
     :param takes: its future resources
     :returns: None: it does not grow
     """
-    more = {rc: amount - booked.get(rc, 0) for rc, amount in takes.items()
+    more = {rc: amount - booked.get(rc, 0)
+            for rc, amount in model.plain(takes).items()
             if amount > booked.get(rc, 0)}
     return limits.Asked(
         lease.project_id, lease.user_id, model.Window(

@@ -4,18 +4,33 @@
 
 import collections
 import dataclasses
+from unittest import mock
 
 from oslo_utils import uuidutils
 
+from blazar_core.capacity import eligibility
+from blazar_core.capacity import interruptible
 from blazar_core.capacity import inventory
+from blazar_core.capacity import ledger
+from blazar_core.capacity import scheduler_claims
+from blazar_core.common import errors
 from blazar_core.common import model
+from blazar_core.common import states
 from blazar_core.db import models
+from blazar_core.leases import new_leases
+from blazar_core.leases import server_growth
+from blazar_core.plugins import cloud_api
 from tests import databases
+from tests.unit import base
 from tests.unit.blazar_core import test_best_effort
+from tests.unit.blazar_core import test_interruptible
 from tests.unit.blazar_core import test_provider_limits
+from tests.unit.blazar_core import test_scheduler_claims
 
 load_tests = databases.load_tests
 
+NOW = base.NOW
+LEAD = test_interruptible.LEAD
 group = test_provider_limits.group
 
 
@@ -229,3 +244,211 @@ class BestEffortTest(CardsMixin, test_best_effort.BestEffortTestCase):
         self.tell('one', 'two')
         self.best_effort(needs('a', amount=3))
         self.assertEqual([], self.asked())
+
+
+class ClaimTest(CardsMixin, test_scheduler_claims.ClaimTestCase):
+    """Servers that are resized, or placed elsewhere than booked."""
+
+    def claim_card(self, server_id, name, kind, number=0, **how):
+        return self.claims.claim(server_id, {
+            self.uuid_of(name): {'VCPU': 1},
+            card(name, kind, number): {'GPU': 1}}, **how)
+
+    def running(self, name='one', end=5000):
+        """Return a server of a lease without a device."""
+        server_id, = base.servers_of(self.running_lease(
+            end=end, hosts=frozenset([self.uuid_of(name)])))
+        return server_id
+
+    def test_resize_to_device_is_limited_to_free_devices(self):
+        """Until the end of its lease."""
+        self.report_cards('one', 'ab')
+        self.report_cards('two', 'ab')
+        server_id = self.running()
+        self.lease_of(needs('a'), 4000, 9000,
+                      hosts=frozenset([self.uuid_of('two')]))
+        self.assertRaises(scheduler_claims.Denied, self.claim_card,
+                          server_id, 'two', 'a')
+        self.claim_card(server_id, 'two', 'b', 1)
+        # It counts there at once.
+        self.assertRaises(errors.Refused, self.lease_of, needs('b'), 100,
+                          9000, hosts=frozenset([self.uuid_of('two')]))
+
+    def test_resize_within_its_time_does_not_wait_for_later_leases(self):
+        self.report_cards('one', '')
+        self.report_cards('two', 'a')
+        server_id = self.running()
+        self.lease_of(needs('a'), 5000, 9000)
+        self.claim_card(server_id, 'two', 'a')
+
+    def test_booking_follows_resize_to_device_and_back(self):
+        self.report_cards('one', 'ab')
+        server_id = self.running()
+        self.report_cards('one', 'ab', **{server_id: takes('b')})
+        self.assertEqual(takes('b'), self.booking(server_id).resources)
+        self.assertRaises(errors.Refused, self.lease_of, needs('b'), 100, 200)
+        self.lease_of(needs('a'), 100, 200)
+        self.report_cards('one', 'ab', **{server_id: {'VCPU': 1}})
+        self.assertEqual({'VCPU': 1}, self.booking(server_id).resources)
+        self.lease_of(needs('b'), 100, 200)
+
+    def test_resize_that_adds_only_a_device_is_checked(self):
+        self.report_cards('one', '')
+        self.report_cards('two', 'a')
+        server_id, grown = self.running(), []
+        self.claims._growth = lambda _connection, *what: grown.append(what[1:])
+        self.claim_card(server_id, 'two', 'a')
+        self.assertEqual([(server_id, {'VCPU': 1}, takes('a'))], grown)
+
+    def test_another_kind_is_no_growth(self):
+        row = mock.Mock(project_id='project', resources=takes('a'))
+        self.assertIsNone(server_growth.asked_of(
+            row, takes('a'), takes('b')))
+        self.assertFalse(scheduler_claims._grows(row, takes('b')))
+
+    def test_device_counts_while_a_resize_is_reverted(self):
+        """Nova counts it for the migration until then."""
+        self.report_cards('one', 'ab', migration=takes('a'))
+        server_id = uuidutils.generate_uuid()
+        host_id = self.row('one').id
+        with self.database.begin() as connection:
+            inventory.come_back(
+                connection, NOW, host_id, server_id,
+                {'VCPU': 1, 'GPU': 1, 'UNKNOWN': 1}, 'migration')
+        self.assertEqual(takes('a'), self.row('one').usage)
+        self.assertRaises(errors.Refused, self.lease_of, needs('a'), 0, 10)
+
+    def test_server_that_was_resized_is_placed_with_its_device(self):
+        """In the next occurrence of its lease."""
+        self.report_cards('one', 'a')
+        server_id, = base.servers_of(self.lease(0, 100))
+        self.claim_card(server_id, 'one', 'a')
+        self.assertEqual(takes('a'), self.booking(server_id).resources)
+
+    def test_slots_exchange_kinds_with_their_hosts(self):
+        self.report_cards('one', 'a')
+        self.report_cards('two', 'b')
+        demand = needs('', count=2)
+        lease = self.reserve(0, 100, new_leases.NewReservation(
+            demand, params={'amount': 2}, spec={}), active=True)
+        server_id, = self.take_slots(lease)
+        here = self.host_of(server_id)
+        there = {'one': 'two', 'two': 'one'}[here]
+        self.claim_card(server_id, there, {'one': 'a', 'two': 'b'}[there])
+        self.assertEqual(there, self.host_of(server_id))
+        self.assertEqual([('one', 'a', 1), ('two', 'b', 1)],
+                         self.kinds_of(lease))
+
+
+class InterruptibleTest(CardsMixin, test_interruptible.EvictionTestCase):
+    """A host with two cards of each of two kinds."""
+
+    def setUp(self):
+        super().setUp()
+        self.there = {}
+        self.report_cards('one', 'aabb')
+
+    def serve(self, kind='', vcpus=1, number=0, **values):
+        """Run an interruptible server, with a device if it has a kind."""
+        server_id = self.register(**values)
+        self.claims.claim(server_id, {
+            self.uuid_of('one'): {'VCPU': vcpus}} | ({
+                card('one', kind, number): {'GPU': 1}} if kind else {}))
+        self.there[server_id] = {
+            **(takes(kind) if kind else {}), 'VCPU': vcpus}
+        self.report_cards('one', 'aabb', **self.there)
+        self.cloud.servers[server_id] = cloud_api.ObservedServer(
+            cloud_api.ServerState.RUNNING, self.uuid_of('one'))
+        self.clock.advance(1)
+        return server_id
+
+    def safe_until(self):
+        return dict(self.scalars_of(
+            models.InterruptibleServer.server_id,
+            models.InterruptibleServer.safe_until))
+
+    def scalars_of(self, *columns):
+        with self.database.reader() as session:
+            return session.query(*columns).all()
+
+    def test_only_servers_with_the_needed_device_are_evicted(self):
+        """However large the others are."""
+        large = self.serve(vcpus=12)
+        other, mine = self.serve('b', 1, 2), self.serve('a')
+        self.serve('b', 1, 3)
+        self.lease_of(needs('a', 'a'), LEAD + 60, 9000)
+        self.evictions.plan()
+        self.until(NOW + LEAD + 60 - 300)
+        self.evictions.plan()
+        self.assertEqual({mine: states.Move.PLANNED}, self.moves())
+        self.assertEqual(
+            {large: None, other: None}, {
+                one: self.safe_until()[one] for one in (large, other)})
+        self.assertIsNotNone(self.safe_until()[mine])
+
+    def test_server_is_placed_where_a_device_is_reserved_later(self):
+        self.lease_of(needs('a', 'a'), LEAD + 60, 9000)
+        ordinary, mine = uuidutils.generate_uuid(), self.register()
+        uuid = self.uuid_of('one')
+        ways = [{uuid: {'VCPU': 1}, card('one', kind, number): {'GPU': 1}}
+                for kind, number in (('a', 0), ('a', 1), ('b', 2))]
+        hosts = eligibility.Eligibility(
+            self.database, self.clock, self.admission.index)
+        for server_id, free in ((ordinary, [2]), (mine, [0, 1, 2])):
+            found = hosts.for_server(
+                server_id, {'VCPU': 1, 'GPU': 1}, [uuid],
+                candidates={uuid: ways})
+            # Without an entry, all of them may be used.
+            self.assertEqual(free, sorted(
+                found.candidates.get(uuid, [0, 1, 2])))
+        self.assertRaises(
+            scheduler_claims.Denied, self.claims.claim, ordinary, ways[0])
+        self.claims.claim(mine, ways[0])
+
+    def test_server_is_not_placed_where_its_kind_is_reserved_soon(self):
+        self.lease_of(needs('a', 'a'), LEAD - 1, 9000)
+        self.assertRaises(scheduler_claims.Denied, self.serve, 'a')
+        self.serve('b', number=2)
+
+    def test_device_is_available_to_leases_after_the_lead_time(self):
+        self.serve('a', number=0)
+        self.serve('a', number=1)
+        self.assertRaises(
+            errors.Refused, self.lease_of, needs('a'), LEAD - 1, 9000)
+        self.assertEqual([('one', 'b', 1)], self.kinds_of(
+            self.lease_of(needs(''), LEAD - 1, 9000)))
+        self.lease_of(needs('a'), LEAD + 60, 9000)
+
+    def test_server_becomes_ordinary_only_if_its_kind_is_free(self):
+        self.lease_of(needs('a'), LEAD + 60, 9000)
+        mine, second = self.serve('a', number=0), self.serve('a', number=1)
+        other = self.serve('b', number=2)
+
+        def ordinary(server_id):
+            return interruptible.make_ordinary(
+                self.admission.index, self.database, self.clock.now(),
+                server_id)
+
+        self.assertEqual([True, False, True], [
+            ordinary(one) for one in (mine, second, other)])
+
+
+class SwapTest(CardsMixin, base.LeaseTestCase):
+
+    def test_slots_of_different_sizes_keep_their_amounts(self):
+        self.report_cards('one', 'a')
+        self.report_cards('two', 'b')
+        lease = self.reserve(0, 100, new_leases.NewReservation(
+            needs('', count=2), params={'amount': 2}, spec={}), active=True)
+        server_id, = self.take_slots(lease)
+        with self.database.writer() as session:
+            mine = session.query(models.Booking).filter_by(
+                server_id=server_id).one()
+            other = next(one for one in mine.reservation.bookings
+                         if one is not mine)
+            mine.resources = {**mine.resources, 'VCPU': 2}
+            kept, swapped = ledger.follow(mine, other.host_id)
+            self.assertEqual([mine.resources, other.resources], [
+                kept.new.resources, swapped.new.resources])
+            self.assertEqual([other.host_id, mine.host_id], [
+                kept.new.host_id, swapped.new.host_id])

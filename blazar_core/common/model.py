@@ -205,6 +205,18 @@ class Group:
     forbidden: frozenset[str] = frozenset()
 
 
+def as_requested(booked: Resources, groups: ty.Collection[Group],
+                 ) -> Resources:
+    """Return what is booked without the kinds of providers, if it adds up to
+    request groups, which then determine the kinds; else as it is booked.
+    """
+    asked, wanted = summed(dict(one.resources) for one in groups), plain(
+        booked)
+    return wanted if groups and all(
+        asked.get(rc, 0) == wanted.get(rc, 0) for rc in asked | wanted
+    ) else booked
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class Demand:
     """``count`` servers that need ``resources`` each, or ``count`` whole hosts

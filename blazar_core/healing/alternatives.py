@@ -107,12 +107,27 @@ class Alternatives:
                 self._beside(demand, rows, staying), rows, case.lease,
                 together or Together([], []), lag)
         bound = dict(itertools.zip_longest((row.id for row in rows), hosts))
-        if bound == {row.id: row.host_id for row in rows}:
+        among, groups = (None, ()) if isinstance(
+            demand, refusals.Refusal) else (demand.among, demand.groups)
+        if all(row.host_id == bound[row.id] and self._fits_as_booked(
+                row, groups, case.lease) for row in rows):
             return None
         return reassignment.Reassigned(
             case.lease.id, case.lease.generation, bound,
-            '' if refusal is None else refusal.sentence(),
-            None if isinstance(demand, refusals.Refusal) else demand.among)
+            '' if refusal is None else refusal.sentence(), among, groups)
+
+    def _fits_as_booked(
+            self, row: models.Booking, groups: tuple[model.Group, ...],
+            lease: models.Lease) -> bool:
+        """Return whether a booking that keeps its host also keeps the kinds of
+        its providers; not if these are missing and others will do.
+        """
+        host = self._admission.index.hosts.get(row.host_id or 0)
+        return host is None or model.as_requested(
+            row.resources, groups) == row.resources or bool(
+                self._admission.fits(model.Demand(
+                    row.resources, hosts=frozenset([host.uuid]), among=None),
+                    _window(lease), [row]))
 
     def whole(self, case: Case) -> tuple[
             model.Demand, model.Window] | None:
@@ -139,7 +154,7 @@ class Alternatives:
                 together.coming.append(Coming(
                     host.id, row.start_date, row.end_date,
                     host.capacity if case.reservation.whole
-                    else row.resources))
+                    else model.as_requested(row.resources, move.groups)))
 
     def obstacles(self, reservation_id: str, ids: ty.Collection[int],
                   uuid: str) -> dict[int, str]:
@@ -229,7 +244,8 @@ class Alternatives:
                                    if row.host_id in known)
         demand = dataclasses.replace(
             demand, resources=model.WHOLE if demand.whole
-            else rows[0].resources, count=len(rows), least=None)
+            else model.as_requested(rows[0].resources, demand.groups),
+            count=len(rows), least=None)
         if demand.affinity is model.Affinity.SAME and here:
             return dataclasses.replace(
                 demand, hosts=frozenset(here) if demand.hosts is None

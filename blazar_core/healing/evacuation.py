@@ -22,6 +22,7 @@ outage of its host until it has left. Idempotent; safe to run concurrently.
 """
 
 import collections
+import dataclasses
 import functools
 import typing as ty
 
@@ -81,8 +82,8 @@ class TargetHosts:
         :param hosts: their uuids
         :raises CloudUnavailable: when placement does not answer
         """
-        if needs.hosts is not None:
-            hosts = needs.hosts & {*hosts}
+        hosts = self._admission.usable(dataclasses.replace(
+            needs, among=None)).intersection(hosts)
         with self._database.reader() as session:
             ids = {uuid: host_id for uuid, host_id in session.execute(
                 sa.select(models.Host.uuid, models.Host.id).where(
@@ -140,7 +141,8 @@ class TargetHosts:
         count = len(server_ids) + (
             len(siblings) if affinity and not only else 0)
         demand = model.Demand(
-            booking.resources, count=count, hosts=targets,
+            model.as_requested(booking.resources, needs.groups),
+            count=count, hosts=targets,
             affinity=model.Affinity.NONE if affinity is None or count == 1
             else model.Affinity.SAME if affinity
             else model.Affinity.DIFFERENT,

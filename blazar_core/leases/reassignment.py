@@ -2,6 +2,7 @@
 
 """Reassign bookings of leases to other hosts."""
 
+import dataclasses
 import typing as ty
 
 from oslo_log import log as logging
@@ -32,6 +33,8 @@ class Reassigned(ty.NamedTuple):
         it uses no capacity
     :ivar reason: what is missing then, for users of the lease
     :ivar among: see :class:`ledger.NewBooking`
+    :ivar groups: the request groups of each booking, which may get other kinds
+        of providers; empty: the kinds stay the same
     """
 
     lease_id: str
@@ -39,6 +42,7 @@ class Reassigned(ty.NamedTuple):
     hosts: ty.Mapping[int, int | None]
     reason: str = ''
     among: model.HostPool | None = None
+    groups: tuple[model.Group, ...] = ()
 
 
 class Reassignment:
@@ -69,7 +73,7 @@ class Reassignment:
                 one.id for one in leases.values()
                 if any(resource_types.kept_for(session, reservation)
                        for reservation in one.reservations)}
-            now, going = self._clock.now(), []
+            now, going, kept = self._clock.now(), [], []
             for move in moves:
                 if move.lease_id not in leases:
                     raise errors.NotFound(
@@ -80,14 +84,18 @@ class Reassignment:
                     return None
                 going.append([row for row in rows
                               if row.host_id != move.hosts[row.id]])
+                kept += [(move, row) for row in rows if row.host_id == (
+                    move.hosts[row.id]) and _of_any_kind(move, row)]
             said = [(move.lease_id, [
                 (row.reservation_id, row.server_id, row.host_id,
                  move.hosts[row.id]) for row in rows])
                 for move, rows in zip(moves, going, strict=True)]
-            ledger.amend(session, now, [ledger.Edit(row, ledger.new_of(
-                row, host_id=move.hosts[row.id], among=move.among))
-                for move, rows in zip(moves, going, strict=True)
-                for row in rows])
+            ledger.amend(session, now, [
+                ledger.Edit(row, _reassigned(move, row))
+                for move, row in (*kept, *(
+                    (move, row)
+                    for move, rows in zip(moves, going, strict=True)
+                    for row in rows))])
             for move, rows in zip(moves, going, strict=True):
                 lease = leases[move.lease_id]
                 _moved(lease, rows, move.reason, now)
@@ -141,6 +149,19 @@ class Reassignment:
                      lease_id, reservation_id,
                      ', '.join(names))
         return described
+
+
+def _of_any_kind(move: Reassigned, row: models.Booking) -> bool:
+    """Return whether a reassigned booking may get other kinds of providers."""
+    return move.hosts[row.id] is not None and model.as_requested(
+        row.resources, move.groups) != row.resources
+
+
+def _reassigned(move: Reassigned, row: models.Booking) -> ledger.NewBooking:
+    """Return a booking on its new host."""
+    new = ledger.new_of(row, host_id=move.hosts[row.id], among=move.among)
+    return dataclasses.replace(new, resources=model.plain(
+        row.resources), groups=move.groups) if _of_any_kind(move, row) else new
 
 
 def exchanged(session: orm.Session, said: ty.Sequence[tuple[

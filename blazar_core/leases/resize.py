@@ -295,8 +295,10 @@ def _where_it_is(session: orm.Session,
     """
     rows = reservation.bookings
     most = max(collections.Counter(row.host_id for row in rows).values())
+    first, *others = [row.resources for row in rows]
     return model.Demand(
-        model.WHOLE if reservation.whole else rows[0].resources, len(rows),
+        model.WHOLE if reservation.whole else first if all(
+            one == first for one in others) else model.plain(first), len(rows),
         model.Affinity.DIFFERENT, most, among=None,
         hosts=frozenset(_uuids(session, rows)))
 

@@ -19,11 +19,15 @@ from blazar_core.common import states
 from blazar_core.db import models
 from blazar_core.leases import new_leases
 from blazar_core.leases import server_growth
+from blazar_core.leases import updates
+from blazar_core.lifecycle.server_moves import Obstacle
 from blazar_core.plugins import cloud_api
 from tests import databases
 from tests.unit import base
 from tests.unit.blazar_core import test_best_effort
+from tests.unit.blazar_core import test_evacuation
 from tests.unit.blazar_core import test_interruptible
+from tests.unit.blazar_core import test_overbooking
 from tests.unit.blazar_core import test_provider_limits
 from tests.unit.blazar_core import test_scheduler_claims
 
@@ -431,6 +435,141 @@ class InterruptibleTest(CardsMixin, test_interruptible.EvictionTestCase):
 
         self.assertEqual([True, False, True], [
             ordinary(one) for one in (mine, second, other)])
+
+
+class ReassignmentTest(CardsMixin, test_overbooking.OverbookingTestCase):
+    """Leases whose hosts lose their devices."""
+
+    def lease_of(self, demand, start=50, end=100, **values):
+        self.wanted['project'] = demand
+        return self.leases.creation.create(self.new(
+            demand, start, end, **values), self.encryption.encrypt('call'))
+
+    def lose(self, name='one'):
+        self.report_cards(name, '', vcpus=0)
+        self.overbooking.look()
+
+    def test_lease_of_a_kind_is_healed_only_by_that_kind(self):
+        self.report_cards('one', 'a')
+        lease = self.lease_of(needs('a'))
+        self.report_cards('two', 'b')
+        self.lose()
+        self.assertEqual([None], self.hosts_of(lease))
+        self.report_cards('three', 'ba')
+        self.overbooking.look()
+        self.assertEqual([('three', 'a', 1)], self.kinds_of(lease))
+
+    def test_device_that_is_reserved_heals_no_lease(self):
+        self.report_cards('one', 'a')
+        lease = self.lease_of(needs('a'))
+        self.report_cards('two', 'a')
+        self.lease_of(needs('a'), 90, 200)
+        self.lose()
+        self.assertEqual([None], self.hosts_of(lease))
+        self.assertIs(True, self.get(lease)['degraded'])
+
+    def test_lease_of_any_kind_is_healed_by_another_kind(self):
+        self.report_cards('one', 'a')
+        lease = self.lease_of(needs(''))
+        self.report_cards('two', 'b')
+        self.lose()
+        self.assertEqual([('two', 'b', 1)], self.kinds_of(lease))
+        self.assertIs(False, self.get(lease)['reservations'][0][
+            'missing_resources'])
+
+    def test_servers_with_different_kinds_are_healed_together(self):
+        self.report_cards('one', 'ab')
+        lease = self.lease_of(needs('', count=2))
+        self.assertEqual([('one', 'a', 1), ('one', 'b', 1)],
+                         self.kinds_of(lease))
+        self.report_cards('two', 'ab')
+        self.lose()
+        self.assertEqual([('two', 'a', 1), ('two', 'b', 1)],
+                         self.kinds_of(lease))
+        self.assertNotIn(('lease.degraded', lease['id']), self.notified)
+
+    def test_leases_healed_together_share_no_device(self):
+        self.report_cards('one', 'ab')
+        leases = [self.lease_of(needs('')) for _each in range(2)]
+        self.report_cards('two', 'ab')
+        self.lose()
+        self.assertEqual(['a', 'b'], sorted(
+            kind for one in leases for _host, kind, _many in
+            self.kinds_of(one)))
+
+    def test_lease_gets_another_kind_of_its_own_host(self):
+        self.report_cards('one', 'ab')
+        lease = self.lease_of(needs(''))
+        self.assertEqual([('one', 'a', 1)], self.kinds_of(lease))
+        self.report_cards('one', 'b')
+        self.overbooking.look()
+        self.overbooking.look()
+        self.assertEqual([('one', 'b', 1)], self.kinds_of(lease))
+        self.assertIs(False, self.get(lease)['degraded'])
+        before = self.everything()
+        self.clock.advance(test_overbooking.overbooking.AGAIN)
+        self.overbooking.look()
+        self.assertEqual(before, self.everything())
+
+    def test_dates_of_servers_with_different_kinds_can_change(self):
+        self.report_cards('one', 'ab')
+        demand = needs('', count=2)
+        lease = self.reserve(50, 100, new_leases.NewReservation(
+            demand, params={'amount': 2}, spec={}), self.places())
+        self.leases.updates.update(lease['id'], updates.LeaseChange(
+            reservations={lease['reservations'][1]['id']: self.places(2)}))
+        self.assertEqual(
+            [('one', '', 0)] * 2 + [('one', 'a', 1), ('one', 'b', 1)],
+            self.kinds_of(lease))
+
+
+class EvacuationTest(CardsMixin, test_evacuation.EvacuationTestCase):
+    """A server with a device on host one, which fails."""
+
+    def setUp(self):
+        super().setUp()
+        self.needs = None
+        self.cloud.needs = lambda _server_id, lent=False: (
+            dataclasses.replace(
+                self.needs, hosts=frozenset(self.cloud.hosts)))
+
+    def running(self, demand, kinds='a'):
+        self.report_cards('one', kinds)
+        self.needs = demand
+        servers = base.servers_of(self.running_lease(
+            end=2 * test_evacuation.INTERVAL, count=demand.count,
+            resources=demand.resources, groups=demand.groups,
+            hosts=frozenset([self.uuid_of('one')])))
+        return servers
+
+    def assert_evacuated(self, *servers):
+        self.fail()
+        self.look()
+        self.assertEqual({*servers}, {
+            one for one, _host in self.cloud.evacuations})
+
+    def test_server_waits_for_a_free_device_of_its_kind(self):
+        server_id, = self.running(needs('a'))
+        self.report_cards('two', 'b')
+        self.assert_evacuated()
+        self.assertIn(Obstacle.NO_CAPACITY, self.log.output)
+        self.report_cards('two', 'ba')
+        self.clock.advance(60)
+        self.look()
+        self.assertEqual([(server_id, None)], self.cloud.evacuations)
+
+    def test_server_with_any_device_is_evacuated_to_another_kind(self):
+        server_id, = self.running(needs(''))
+        self.report_cards('two', 'b')
+        self.assert_evacuated(server_id)
+
+    def test_reserved_device_is_not_used(self):
+        self.running(needs(''))
+        self.report_cards('two', 'b')
+        self.leases.creation.create(self.new(
+            needs('b'), 50, 100, hosts=frozenset([self.uuid_of('two')])),
+            self.encryption.encrypt('call'))
+        self.assert_evacuated()
 
 
 class SwapTest(CardsMixin, base.LeaseTestCase):

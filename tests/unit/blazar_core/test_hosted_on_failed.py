@@ -116,6 +116,18 @@ class TestHostedServers(whole_hosts_base.WholeHostsTestCase):
         self.fail('one')
         self.assertEqual(['second'], self.evacuated())
 
+    def test_no_evacuation_to_host_that_cannot_take_server(self):
+        """No provider of host two has the trait that one server requires."""
+        needs, having = self.cloud.needs, {
+            'first': frozenset([self.uuids['three']]),
+            'second': frozenset([self.uuids['two']])}
+        with mock.patch.object(
+                self.cloud, 'needs', lambda one, lent=False:
+                dataclasses.replace(needs(one, lent), groups=(model.Group(
+                    (('VCPU', 1),), True, (having[one],)),))):
+            self.fail('one')
+            self.assertEqual(['second'], self.evacuated())
+
     def test_only_as_many_servers_as_fit_are_evacuated(self):
         """The second server is requested when there is more capacity."""
         self.cloud.left[self.uuids['two']] = 0

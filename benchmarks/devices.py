@@ -9,9 +9,9 @@ are compared with the same queries plus a device of one kind.
 
 filter: the query of our filter for a leased server, for as many hosts as Nova
 gets from placement, which returns 1,000 candidates: with devices, eight per
-host. pick: a host for a server of a lease. refusal: more servers than there is
-capacity for, with the next start. ratio is that of the medians with devices
-and without, in the same run.
+host. pick: a host for a server of a lease. refusal: as many servers as fit
+only if nothing is booked, with the next start. ratio is that of the medians
+with devices and without, in the same run.
 """
 
 import dataclasses
@@ -54,7 +54,8 @@ def run(quick: bool) -> ty.Iterator[records.Record]:
         database = filled.connect(place.url)
         add_devices(database)
         yield from compare(
-            questions(filled.connect(plain.url), model.Demand(DEMAND), 1),
+            questions(filled.connect(plain.url), model.Demand(DEMAND), 1,
+                      worlds.PARTS['VCPU'] // DEMAND['VCPU']),
             questions(database, model.Demand(
                 {**DEMAND, 'GPU': 1}, groups=(
                     model.Group(tuple(DEMAND.items())), model.Group(
@@ -62,7 +63,7 @@ def run(quick: bool) -> ty.Iterator[records.Record]:
                             f'host{host}-{number}'
                             for host in range(1, world.hosts + 1)
                             for number in range(0, DEVICES, KINDS)),)))),
-                DEVICES))
+                DEVICES, DEVICES // KINDS))
 
 
 def add_devices(database: api.Database) -> None:
@@ -89,10 +90,11 @@ def add_devices(database: api.Database) -> None:
 
 
 def questions(database: api.Database, demand: model.Demand, each: int,
-              ) -> Questions:
+              most: int) -> Questions:
     """Return the queries of a database.
 
     :param each: number of candidates per host
+    :param most: number of servers that fit on an empty host
     """
     chance, clock = random.Random(worlds.SEED), driven.ManualClock(worlds.NOW)
     searching = admissions.Admission(database, clock)
@@ -110,13 +112,19 @@ def questions(database: api.Database, demand: model.Demand, each: int,
     candidates = {row.uuid: [{
         row.uuid: DEMAND, f'host{row.id}-{number}': devices}
         for number in range(each)] for row in asked} if devices else {}
-    many = dataclasses.replace(demand, count=DEVICES * len(rows))
+    many = dataclasses.replace(demand, count=most * len(rows))
+
+    def refuse() -> None:
+        refusal = searching.quote([many], window)
+        if refusal is None or refusal.next_start is None:
+            raise AssertionError(f'Not refused until a later start: {refusal}')
+
     return {
         'filter': lambda: eligible_hosts.for_server(
             server_id, demand.resources, [row.uuid for row in asked],
             candidates=candidates),
         'pick': lambda: searching.pick(demand, window),
-        'refusal': lambda: searching.quote([many], window)}
+        'refusal': refuse}
 
 
 def compare(plain: Questions, devices: Questions,

@@ -5,6 +5,7 @@
 from nova.pci import request
 from oslo_config import fixture as config_fixture
 
+from blazar_core.capacity import pending
 from blazar_core.common import clocks
 from blazar_nova.compat import compute_hosts
 from blazar_nova.compat import process
@@ -273,6 +274,42 @@ class MovedTest(DevicesTestCase):
         self.fill_books()
         self.reserve(self.v100, amount=3, code=409)
         self.reserve(self.v100, amount=2)
+
+    def test_best_effort_migrates_server_with_needed_device(self):
+        bob = self.api('f' * 32, 'bob', ('admin', 'member', 'reader'))
+        names = {uuid: name for uuid, name in self.books(
+            'SELECT uuid, name FROM hosts')}
+        moved, stays = (self.boot_active(
+            name, client=bob, flavor=flavor,
+            availability_zone=f'nova:{names[self.root]}')['id']
+            for name, flavor in (('bob1', self.v100), ('bob2', '1')))
+        # Servers that have just arrived are not migrated.
+        self.clock.advance(2 * pending.CLAIM_SECONDS)
+        self.fill_books()
+        server_id = self.boot('mine', flavor=self.flavor(**{
+            f'resources{number}__CUSTOM_GPU': '1' for number in '123'}, **{
+            f'trait{number}__{trait}': 'required'
+            for number, trait in zip('123', (A100, V100, V100))},
+            group_policy='none'), hints=self.lease_hints(
+                'mine', duration='1h', lease_type='best_effort',
+                timeout='10m'))['id']
+        self.assertEqual('IN_PROGRESS', self.lease('mine')['status'])
+
+        def hosts():
+            return [self.admin.get_server(one)[
+                'OS-EXT-SRV-ATTR:hypervisor_hostname']
+                for one in (moved, stays)]
+
+        def admitted():
+            self.fill_books()
+            self.clock.advance(2)
+            self.run_due()
+            return self.lease('mine')['status'] != 'IN_PROGRESS'
+
+        self.run_until(clocks.SystemClock().now())
+        self.wait_for(admitted, what='capacity for the lease')
+        self.wait_for_status(server_id, 'ACTIVE')
+        self.assertEqual([names[self.first], names[self.root]], hosts())
 
     def test_reservation_of_any_kind_spans_both_hosts(self):
         self.reserve(self.any_gpu, amount=5)

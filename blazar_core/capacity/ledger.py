@@ -20,8 +20,8 @@ that have the reservation database in memory, and its usage records
 The functions take a session or a connection, so that a caller can decide and
 write what belongs to the decision in one transaction. A decision costs one
 SELECT, one UPDATE for each host, and one INSERT each of bookings, of changes
-and of usage records; the rule is linear in the bookings that overlap it on its
-hosts.
+and of usage records, and two statements if it replaces usage records; the rule
+is linear in the bookings that overlap it on its hosts.
 """
 
 import collections

@@ -6,20 +6,28 @@ They are written by :mod:`blazar_core.capacity.ledger` in the transaction that
 writes the bookings, so that both always agree: if a process dies, either both
 are written or neither. A row is a segment: amounts by class, and the hosts
 that have them, over a half-open window ``[start, end)`` in the time of the
-lease, which may lie in the future. Rows are only added, never changed. A
-change at *t* of what is recorded over ``[start, end)`` adds
-
-* a row with sign -1 that cancels the rest, ``[max(t, start), end)``, and
-* a row with sign 1 with the new amounts from then on.
-
-What was recorded before *t* stays. The amount at an instant is the sum of the
+lease, which may lie in the future. The amount at an instant is the sum of the
 rows over that instant, each by its sign; an amount over an interval is the sum
 of the parts of the rows within it. All numbers are integers, so that adjacent
-intervals add up exactly. For example, a lease of 2 VCPU from 10:00 to 14:00
-that is deleted at 11:30::
+intervals add up exactly.
+
+Rows that have begun are never changed. A change at *t* of what is recorded
+over ``[start, end)`` adds
+
+* a row with sign -1 that cancels the rest, ``[max(t, start), end)``, and
+* a row with sign 1 with the new amounts from then on,
+
+less the time in which both are the same. For example, a lease of 2 VCPU from
+10:00 to 14:00 that is extended to 15:00, and deleted at 11:30::
 
     planned   +  10:00 - 14:00  2 VCPU
-    reserved  -  11:30 - 14:00  2 VCPU
+    reserved  +  14:00 - 15:00  2 VCPU
+    reserved  -  11:30 - 15:00  2 VCPU
+
+What a reservation reserves can be changed at any rate, so a change also
+replaces the earlier rows that begin at *t* or later by as few as have the same
+sum at each instant. Neither sums nor costs show that, as two rows stay as they
+are: the first one of a reservation, for its flat fee, and the planned one.
 
 There are three kinds:
 
@@ -37,15 +45,16 @@ There are three kinds:
     host is used while servers are on it. The row has no end at first; a row
     with sign -1 ends it.
 
-A decision adds one statement for all of its rows: bookings of a reservation
-with the same window are one row. ``recorded_at`` of a booking is the time from
-which on its latest row counts; a later row never starts before that, however
-the clocks of two processes differ. :mod:`blazar_core.leases.accounting`
-computes the sums.
+A decision adds one statement for all of its rows, and two to replace others:
+bookings of a reservation with the same window are one row. ``recorded_at`` of
+a booking is the time from which on its latest row counts; a later row never
+starts before that, however the clocks of two processes differ.
+:mod:`blazar_core.leases.accounting` computes the sums.
 """
 
 import collections
 import enum
+import itertools
 import typing as ty
 
 import sqlalchemy as sa
@@ -53,15 +62,43 @@ from sqlalchemy import orm
 
 from blazar_core.common import model
 from blazar_core.common import states
+from blazar_core.db import api
 from blazar_core.db import models
 
 _RECORDS = models.UsageRecord.__table__
+_COLUMNS = _RECORDS.c
+#: Maximum number of rows that one decision replaces.
+_MOST = 1000
 
 
 class Kind(enum.StrEnum):
     PLANNED = 'planned'
     RESERVED = 'reserved'
     USED = 'used'
+
+
+def is_earliest() -> sa.ColumnElement[bool]:
+    """Return the condition that no window that a reservation had begins
+    before that of a usage record.
+    """
+    other = sa.alias(_RECORDS).c
+    return ~sa.exists().where(
+        other.lease_id == _COLUMNS.lease_id,
+        other.reservation_id == _COLUMNS.reservation_id,
+        other.kind != Kind.USED, other.sign == 1,
+        sa.tuple_(other.start_date, other.id) < sa.tuple_(
+            _COLUMNS.start_date, _COLUMNS.id))
+
+
+#: The rows of reservations that have not begun and may be replaced.
+_TO_COME = sa.select(_RECORDS).where(
+    _COLUMNS.lease_id.in_(sa.bindparam('leases', expanding=True)),
+    _COLUMNS.reservation_id.in_(sa.bindparam('reservations', expanding=True)),
+    _COLUMNS.kind == Kind.RESERVED, _COLUMNS.start_date >= sa.bindparam('now'),
+    sa.or_(_COLUMNS.sign < 0, ~is_earliest()),
+).order_by(_COLUMNS.id).limit(_MOST)
+_DELETE = sa.delete(_RECORDS).where(
+    _COLUMNS.id.in_(sa.bindparam('ids', expanding=True)))
 
 
 class Owner(ty.NamedTuple):
@@ -88,6 +125,10 @@ class _Segment(ty.NamedTuple):
 
 
 _Segments: ty.TypeAlias = dict[Kind, _Segment]
+#: The reservation, its owner, the kind, the sign, the start and the end.
+_Key: ty.TypeAlias = tuple[str, Owner, Kind, int, int, int]
+#: Amounts by class, and the hosts that have them.
+_Amounts: ty.TypeAlias = tuple[ty.Mapping[str, int], list[int]]
 
 
 class Records:
@@ -99,8 +140,10 @@ class Records:
     def __init__(self, now: int, owners: ty.Mapping[str, Owner]) -> None:
         self._now = now
         self._owners = owners
-        self._rows: dict[tuple[ty.Any, ...], tuple[
+        self._rows: dict[_Key, tuple[
             collections.Counter[str], list[int]]] = {}
+        #: By reservation, the owners of those that change what they reserve.
+        self._changed: dict[str, Owner] = {}
 
     def change(self, row: models.Booking | None, new: ty.Any) -> int | None:
         """Record a change of a booking.
@@ -147,6 +190,8 @@ class Records:
         start = max(since, segment.start)
         if start >= segment.end:
             return
+        if kind is Kind.RESERVED and sign > 0:
+            self._changed[reservation_id] = owner
         amounts, hosts = self._rows.setdefault(
             (reservation_id, owner, kind, sign, start, segment.end),
             (collections.Counter(), []))
@@ -154,19 +199,92 @@ class Records:
         hosts.append(segment.host_id)
 
     def write(self, connection: sa.Connection) -> None:
-        """Write the records, in one statement."""
+        """Write the records.
+
+        :raises Outdated: when another process has replaced the same rows
+        """
         rows = [{
             'reservation_id': reservation_id, 'lease_id': owner.lease_id,
             'project_id': owner.project_id,
             'resource_type': owner.resource_type, 'kind': kind, 'sign': sign,
             'start_date': start, 'end_date': end,
-            # Sorted, so that equal amounts are equal texts.
-            'resources': dict(sorted(amounts.items())),
-            'hosts': sorted(hosts), 'recorded_at': self._now,
+            'resources': amounts, 'hosts': hosts, 'recorded_at': self._now,
         } for (reservation_id, owner, kind, sign, start, end), (
-            amounts, hosts) in self._rows.items()]
+            amounts, hosts) in _joined(
+                [*self._rows.items(), *self._replaced(connection)])]
         if rows:
             connection.execute(_RECORDS.insert(), rows)
+
+    def _replaced(self, connection: sa.Connection,
+                  ) -> list[tuple[_Key, _Amounts]]:
+        """Delete the rows that have not begun of the reservations that change
+        what they reserve; return them.
+        """
+        if not self._changed:
+            return []
+        rows = [row for row in connection.execute(_TO_COME, {
+            'leases': [*{one.lease_id for one in self._changed.values()}],
+            'reservations': [*self._changed], 'now': self._now})
+            # A project that had a reservation keeps its rows of it.
+            if row.project_id == self._changed[row.reservation_id].project_id]
+        if rows and connection.execute(_DELETE, {
+                'ids': [row.id for row in rows]}).rowcount != len(rows):
+            raise api.Outdated('other usage records')
+        return [((
+            row.reservation_id, self._changed[row.reservation_id],
+            Kind.RESERVED, row.sign, row.start_date, row.end_date,
+        ), (row.resources, row.hosts)) for row in rows]
+
+
+def _joined(rows: ty.Iterable[tuple[_Key, _Amounts]],
+            ) -> ty.Iterator[tuple[_Key, _Amounts]]:
+    """Yield few rows with the same sum at each instant."""
+    changes: dict[tuple[ty.Any, ...], collections.Counter[int]] = (
+        collections.defaultdict(collections.Counter))
+    for (*of, sign, start, end), amounts in rows:
+        for part in _parts(*amounts):
+            change = changes[(*of, *part)]
+            change[start] += sign
+            change[end] -= sign
+    found: dict[tuple[ty.Any, ...], list[tuple[int, ...]]] = (
+        collections.defaultdict(list))
+    for (*of, amounts, hosts), change in changes.items():
+        for window in _windows(change):
+            found[(*of, *window, amounts, len(hosts))].append(hosts)
+    for (*key, amounts, _number), some in found.items():
+        yield ty.cast(_Key, tuple(key)), (
+            {rc: amount * len(some) for rc, amount in amounts},
+            sorted(itertools.chain(*some)))
+
+
+def _parts(amounts: ty.Mapping[str, int], hosts: ty.Sequence[int],
+           ) -> ty.Iterator[tuple[tuple[tuple[str, int], ...],
+                                  tuple[int, ...]]]:
+    """Yield the amounts of each host, if all can have the same, or else those
+    of all hosts; sorted, so that equal amounts are equal texts.
+    """
+    number = len(hosts)
+    if number < 2 or any(amount % number for amount in amounts.values()):
+        yield tuple(sorted(amounts.items())), tuple(sorted(hosts))
+        return
+    each = tuple((rc, amounts[rc] // number) for rc in sorted(amounts))
+    for host_id in hosts:
+        yield each, (host_id,)
+
+
+def _windows(changes: ty.Mapping[int, int],
+             ) -> ty.Iterator[tuple[int, int, int]]:
+    """Yield few signs and windows, as (sign, start, end), of which the sum
+    changes by so much at these instants.
+    """
+    begun: list[tuple[int, int]] = []
+    for time, change in sorted(changes.items()):
+        sign = 1 if change > 0 else -1
+        for _number in range(abs(change)):
+            if begun and begun[-1][0] != sign:
+                yield (*begun.pop(), time)
+            else:
+                begun.append((sign, time))
 
 
 def _segments(booking: ty.Any, start: int, end: int) -> _Segments:

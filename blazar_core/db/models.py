@@ -603,7 +603,7 @@ class UsageRecord(Base):
     """Amounts that a reservation has reserved or used over a window
     (:mod:`blazar_core.capacity.usage_records`).
 
-    Rows are added, and deleted when all rows of a purged lease are old.
+    Rows that have begun stay until all rows of a purged lease are old.
     ``hosts`` are the ids of hosts, one for each booking; ``resources`` is the
     sum of their amounts. ``recorded_at`` is when the row was written.
     """

@@ -388,15 +388,9 @@ def _is_first(start: int) -> sa.ColumnElement[bool]:
     """Return the condition that a usage record has the earliest window of its
     reservation, and begins at an instant or later.
     """
-    other = sa.alias(models.UsageRecord.__table__).c
     return sa.and_(
         _RECORDS.kind != _Kind.USED, _RECORDS.sign == 1,
-        _RECORDS.start_date >= start, ~sa.exists().where(
-            other.lease_id == _RECORDS.lease_id,
-            other.reservation_id == _RECORDS.reservation_id,
-            other.kind != _Kind.USED, other.sign == 1,
-            sa.tuple_(other.start_date, other.id) < sa.tuple_(
-                _RECORDS.start_date, _RECORDS.id)))
+        _RECORDS.start_date >= start, usage_records.is_earliest())
 
 
 def _bounded(rows: ty.Iterable[ty.Any], most: int | None,

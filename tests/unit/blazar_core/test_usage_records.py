@@ -260,6 +260,91 @@ class TestRecords(UsageTestCase):
         self.assertEqual([600, 600 + 450, 600], [
             self.vcpus(*one)[1] for one in ((0, 50), (50, 100), (100, 150))])
 
+    def recorded(self):
+        return len(self.scalars(models.UsageRecord.id))
+
+    def test_changes_of_dates_add_no_records(self):
+        """However many they are."""
+        self.clock.advance(10)
+        started = self.reserve(10, 2000, self.places(3, 2), active=True)
+        later = self.reserve(1000, 2000, self.places(2))
+        records = []
+        for number in range(30):
+            self.clock.advance(number % 3)
+            self.change(started, end=NOW + 2000 + 60 * (number % 7 - 3))
+            self.change(later, start=NOW + 1000 + 50 * (number % 5),
+                        end=NOW + 3000 - 60 * (number % 4))
+            records.append(self.recorded())
+        # What was planned, and where the windows differ from that now.
+        self.assertGreaterEqual(5, max(records), records)
+        self.assertEqual((
+            6 * 1990 + 2 * 1000,
+            6 * (1990 + 60 * (29 % 7 - 3)) + 2 * (
+                2000 - 60 * (29 % 4) - 50 * (29 % 5)), 0), self.vcpus())
+
+    def test_changes_of_amounts_add_no_records(self):
+        lease = self.reserve(1000, 2000, self.places(3))
+        for number in range(20):
+            self.clock.advance(1)
+            self.change(lease, reservations={
+                lease['reservations'][0]['id']: self.places(1 + number % 5)})
+        self.assertGreaterEqual(3, self.recorded())
+        self.assertEqual((3000, 5000, 0), self.vcpus())
+
+    def test_transfers_add_no_records(self):
+        lease = self.reserve(1000, 2000, self.places(3))
+        for project_id in ('new', 'other', *5 * ('new', 'project')):
+            self.clock.advance(1)
+            self.hand_over(lease, project_id)
+        self.assertGreaterEqual(5, self.recorded())
+        self.assertEqual((3000, 3000, 0), self.vcpus(project_id='project'))
+        # That they had it once is known.
+        self.assertEqual({'new', 'other', 'project'}, {
+            *self.scalars(models.UsageRecord.project_id)})
+
+    def test_records_of_the_past_are_not_replaced(self):
+        lease = self.reserve(0, 1000, self.places(1), active=True)
+        self.clock.advance(10)
+        self.change(lease, reservations={
+            lease['reservations'][0]['id']: self.places(3)})
+        self.clock.advance(10)
+        before = self.scalars(models.UsageRecord.id)
+        self.change(lease, end=NOW + 2000)
+        self.assertEqual(before, self.scalars(models.UsageRecord.id)[:2])
+        self.assertEqual([10, 30, 30 * 98, 3000, 0], [
+            self.vcpus(*one)[1] for one in (
+                (0, 10), (10, 20), (20, 1000), (1000, 2000), (2000, 3000))])
+
+    def test_record_of_earliest_window_stays(self):
+        """The fee for a reservation is paid in its interval."""
+        lease = self.reserve(1000, 2000, self.places(1))
+        for start in (800, 500, 1000, 900, 1200):
+            self.change(lease, start=NOW + start)
+        self.assertEqual([NOW + 500], self.scalars(
+            sa.func.min(models.UsageRecord.start_date),
+            models.UsageRecord.sign == 1))
+        self.assertEqual((1000, 800, 0), self.vcpus())
+
+    def test_records_are_replaced_once(self):
+        """Another process is faster in the first attempt."""
+        lease = self.reserve(1000, 2000, self.places(1))
+        self.change(lease, end=NOW + 3000)
+        found = []
+
+        def race(connection, _cursor, statement, *_rest):
+            if statement.startswith('DELETE FROM usage_records'):
+                found.append(statement)
+                if len(found) == 1:
+                    connection.exec_driver_sql(
+                        "DELETE FROM usage_records WHERE kind = 'reserved'")
+
+        # Of the connection that finds the rows deleted.
+        with self.database.connection() as connection:
+            sa.event.listen(connection.engine, 'before_cursor_execute', race)
+        self.change(lease, end=NOW + 4000)
+        self.assertEqual((1000, 3000, 0), self.vcpus())
+        self.assertEqual(3, len(found))
+
     def test_consecutive_intervals_add_up(self):
         lease = self.running_lease(0, 3 * DAY, count=3)
         self.clock.advance(DAY + 7)
@@ -377,9 +462,13 @@ class TestRecords(UsageTestCase):
         started, _seen = count(check, server_id)
         again, _seen = count(check, server_id)
         self.clock.advance(10)
+        changed = [count(lambda end=end: self.change(
+            lease, end=NOW + end))[0] for end in (400, 500)]
         del self.cloud.servers[server_id]
         ended, _seen = count(check, server_id)
         self.assertEqual((1, 1, 0, 1), (admitted, started, again, ended))
+        # It reads the records to come, and deletes them if there are any.
+        self.assertEqual([2, 3], changed)
 
     def test_records_cost_at_most_one_statement(self):
         """Of all statements, reading included."""
@@ -569,7 +658,8 @@ class TestRandomStories(UsageTestCase):
         self.host('four', VCPU=40)
         asked = self.count_statements('usage_records')
         self.addCleanup(lambda: self.assertEqual(set(), {
-            one.split()[0] for one in asked} - {'INSERT', 'SELECT'}))
+            one.split()[0] for one in asked} - {
+                'INSERT', 'SELECT', 'DELETE'}))
         self.cloud.hosts = {self.uuid_of(name) for name in self.HOSTS}
         self.down, self.exchanged = set(), set()
         #: After so many statements the process dies; None: it does not.
@@ -609,7 +699,10 @@ class TestRandomStories(UsageTestCase):
         observer, begin = Observer(self.database), self.clock.now()
         leases = []
         for _step in range(self.LENGTH):
+            begun = self.begun()
             self.act(dice, leases)
+            # The past is never written again.
+            self.assertLessEqual(begun, self.begun())
             now = self.clock.now()
             # Sometimes the clock is set forward: events are late.
             self.clock.advance(dice.choice([2000] + 59 * [
@@ -631,6 +724,13 @@ class TestRandomStories(UsageTestCase):
             self.clock.advance(DAY)
         end = self.clock.now()
         self.assertEqual([], self.totals(end - NOW, end - NOW + DAY))
+
+    def begun(self):
+        """Return the records that begin before now."""
+        with self.database.connection() as connection:
+            return {str(row) for row in connection.execute(sa.select(
+                models.UsageRecord.__table__).where(
+                    models.UsageRecord.start_date < self.clock.now()))}
 
     def compare(self, dice, observer, begin, end, leases):
         """Compare records with what was seen from the beginning to the end."""

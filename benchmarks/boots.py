@@ -325,7 +325,7 @@ class Cloud:
         if not bookings:
             return
         self._plugin = None
-        # More leases than a project has: its limits are counted again for each.
+        # More leases than a project has: each of its boots counts them.
         other = base.Client(self._nova, 'other')
         hosts = [row[0] for row in self.ask(
             'blazar_nova', sa.select(models.Host.id))]

@@ -307,8 +307,9 @@ class Limits:
                 seen, found = reading.seen, reading.found
             near = _compared(rules, connection, series, found)
         self._compare_all(series, found, limits)
-        rooms = self._rooms(asked, found) if reading is None or not (
-            reading.names.issuperset(self._names(asked, found))) else reading.rooms
+        rooms = reading.rooms if reading is not None and (
+            reading.names.issuperset(self._names(asked, found))
+        ) else self._rooms(asked, found)
         for one in series:
             self._compare_rooms(one, found, rooms)
 

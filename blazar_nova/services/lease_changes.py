@@ -197,8 +197,8 @@ class LeaseChanges:
         raise errors.Forbidden(
             f'Lease {lease["id"]}: {what} in the name of a member of project '
             f'{lease["project_id"]}, by a trust that has to be valid until '
-            f'{until}. Only a member can change the lease like this: ask again '
-            f'with a token for that project without the role of an '
+            f'{until}. Only a member can change the lease like this. Ask '
+            f'again with a token for that project without the role of an '
             f'administrator.')
 
     def _trust_until(self, context: ty.Any, lease: views.Lease,

@@ -322,14 +322,25 @@ class Limits:
                     'try again.')
             now_near = _compared(rules, connection, series, now_found)
             self._compare_all(series, now_found, limits)
+            left = self._left(found, now_found)
             for one in series:
-                self._compare_rooms(one, now_found, rooms)
+                self._compare_rooms(one, now_found, rooms, left)
             return now_near
 
         return Granted(
             asked.project_id, seen, again, None if times < 0 else
             functools.partial(usage.bound, self._database, asked.project_id,
                               (asked.lease_id, *asked.beside), times), near)
+
+    def _left(self, before: usage.ProjectUsage, now: usage.ProjectUsage,
+              ) -> usage.Amounts:
+        """Return the usage of servers that have left their leases: they were
+        subtracted from the usage without leases.
+        """
+        there = {one.id for _user_id, one in now.servers}
+        return sum((self._amounts(1, one.resources)
+                    for _user_id, one in before.servers
+                    if one.id not in there), usage.Amounts())
 
     def of_waiting(self, project_id: str, lease_id: str) -> Granted | None:
         """Return the bound on the hosts of a lease that waits for capacity;
@@ -428,13 +439,21 @@ class Limits:
             if peak and self._quota is not None}
 
     def _compare_rooms(self, asked: Asked, found: usage.ProjectUsage,
-                       rooms: _Rooms) -> None:
-        """Check the cloud's quota."""
-        wanted = self._wanted(asked, found)
+                       rooms: _Rooms,
+                       left: ty.Mapping[str, int] = usage.Amounts()) -> None:
+        """Check the cloud's quota.
+
+        :param left: usage that was not counted in ``rooms``
+        """
+        wanted, now = self._wanted(asked, found), self._clock.now()
+        begun = sum((usage.Amounts(one.amounts) for one in found.uses
+                     if one.window.start <= now), usage.Amounts())
         for user_id, peak in self._peaks_of_quota(asked, found).items():
             for name, amount in peak.items():
                 room = rooms[user_id].get(name)
-                total = 0 if room is None else max(0, room.used + amount)
+                total = 0 if room is None else max(
+                    0, room.used - min(room.leased, begun[name])
+                    + left.get(name, 0) + amount)
                 if room is not None and total > room.limit:
                     raise errors.LimitExceeded(
                         f'Quota exceeded for {name}: this lease asks for '

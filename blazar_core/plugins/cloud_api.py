@@ -390,10 +390,13 @@ class Headroom(ty.NamedTuple):
     :ivar limit: the limit of the project's total usage
     :ivar used: usage other than by leases; negative if more was subtracted
         for what leases have than the cloud has counted
+    :ivar leased: how much of ``used`` is said to be of leases, at most. Users
+        may forge that: not more than their leases reserve at the moment counts
     """
 
     limit: int
     used: int
+    leased: int = 0
 
 
 class Quota(ty.Protocol):

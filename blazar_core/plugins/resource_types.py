@@ -378,8 +378,8 @@ class ResourceType(BaseResourceType):
 
     def headroom(self, project_id: str,
                  ) -> ty.Mapping[str, cloud_api.Headroom]:
-        """Return what leases may use of :attr:`quotas`, given what else a
-        project has in the service. What its leases have there does not count.
+        """Return what leases may use of :attr:`quotas`, given what a project
+        has in the service, and how much of that is of its leases.
 
         :returns: by name; without those that are unlimited, and empty if the
             service is not configured

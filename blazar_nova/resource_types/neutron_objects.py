@@ -45,7 +45,7 @@ class NeutronObjects(resource_types.ResourceType, ty.Generic[_Object]):
                   if one.project_id == project_id}
         found = {name: self.network.quota(project_id, name)
                  for name in self.quotas.values()}
-        return {name: cloud_api.Headroom(quota.limit, quota.used - len(leased))
+        return {name: cloud_api.Headroom(quota.limit, quota.used, len(leased))
                 for name, quota in found.items() if quota.limit >= 0}
 
     def start(self, reserved: resource_types.ReservationContext) -> None:

@@ -100,7 +100,7 @@ class Volumes(resource_types.ResourceType):
                   for one in self.cinder.types()
                   if _RESERVATION in one.extra_specs}
         return {volume_api.GIGABYTES: cloud_api.Headroom(
-            whole.limit, whole.used - sum(
+            whole.limit, whole.used, sum(
                 found[name].used for name in leased & found.keys()))}
 
     # -- what happens in cinder --------------------------------------------

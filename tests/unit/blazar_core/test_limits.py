@@ -266,6 +266,29 @@ class TestQuota(LimitsTestCase):
         self.assertRaises(errors.LimitExceeded, self.asks)
 
 
+class TestLeaving(LimitsTestCase):
+    """A server leaves its lease while another lease is checked."""
+
+    def test_server_that_has_left_its_lease_counts_without(self):
+        quota = FakeQuota()
+        quota.limit = 2
+        # It counts the server, but for what is subtracted.
+        quota.headroom = lambda _project, _user, _names, servers: {
+            'cores': cloud_api.Headroom(2, 1 - len(servers))}
+        self.limits = limits.Limits(
+            self.books.conf, self.database, self.clock, quota)
+        lease = self.running_lease(0, 1000, resources={'VCPU': 1})
+        first, second = (dataclasses.replace(
+            self.new_lease(0, 1000, resources={'VCPU': 1}),
+            granted=self.limits.check(self.asked(
+                0, 1000, resources={'VCPU': 1}))) for _number in range(2))
+        self.leases.creation.create(first, None)
+        self.lifecycle.server_removal.leave(
+            lease['id'], base.servers_of(lease), lambda _id: True)
+        self.assertRaises(
+            errors.LimitExceeded, self.leases.creation.create, second, None)
+
+
 class TestGranted(LimitsTestCase):
     """Limits that were checked are checked again with the commit."""
 

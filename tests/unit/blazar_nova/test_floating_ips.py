@@ -415,6 +415,13 @@ class TestQuota(FloatingIPTestCase):
         self.ask(2, 1000, 1100)
         self.refused(3, 1000, 1100)
 
+    def test_forged_marks_do_not_count_as_leases(self):
+        for address in '203.0.113.202', '203.0.113.203':
+            self.network.allocate(NETWORK, address, 'project')
+        for address in '203.0.113.200', '203.0.113.202', '203.0.113.203':
+            self.network.change(address, reservations=frozenset(['forged']))
+        self.refused(1, 0, 100)
+
     def test_change_that_needs_more_is_checked(self):
         lease = self.reserve(50, 100, self.ips(1))
         self.reserve(100, 150, self.ips(2))

@@ -10,7 +10,7 @@ filters can check are left to Nova at the start.
 """
 
 import contextlib
-import threading
+import time
 import typing as ty
 from urllib import parse
 
@@ -53,8 +53,9 @@ PREFILTERS = (
 DISABLED = 'COMPUTE_STATUS_DISABLED'
 #: The trait of all providers of Nova, once all its hosts set it.
 OWNER = 'OWNER_NOVA'
-#: Set when Nova has required :data:`OWNER` once.
-_owner_is_set = threading.Event()
+#: Seconds for which Nova is not asked again whether it requires that, and the
+#: end of these.
+_OWNER_SECONDS, _owner_is_set_until = 600, 0.0
 
 
 class Group(ty.NamedTuple):
@@ -193,7 +194,8 @@ def resized(server_id: str, flavor_id: str) -> model.Resources | None:
         spec = objects.RequestSpec.get_by_instance_uuid(context, server_id)
         return resources_of(_with_devices(
             spec, objects.Flavor.get_by_flavor_id(context, flavor_id)))
-    except (exception.NotFound, exception.Invalid, ValueError):
+    except (exception.NotFound, exception.Invalid, ValueError,
+            exception.PciRequestAliasNotDefined):
         return None
 
 
@@ -233,9 +235,14 @@ def reverted(server_id: str) -> server_growth.Revert | None:
         return None
     if before is None:
         return None
+    try:
+        spec = _with_devices(spec, before)
+    except exception.PciRequestAliasNotDefined:
+        # It was removed from the configuration meanwhile.
+        spec.flavor, spec.requested_resources = before, []
     return server_growth.Revert(
-        resources_of(_with_devices(spec, before)), migration.source_compute,
-        migration.source_node, migration.uuid)
+        resources_of(spec), migration.source_compute, migration.source_node,
+        migration.uuid)
 
 
 def _with_devices(spec: ty.Any, flavor: ty.Any = None) -> ty.Any:
@@ -412,17 +419,20 @@ def _prefilter(context: ty.Any, spec: ty.Any) -> None:
     """Run Nova's prefilters.
 
     One of them asks each cell whether all hosts set :data:`OWNER`, unless it
-    is required already. They do not stop doing so.
+    is required already. Those that do not answer may have older hosts, so they
+    are asked again after a while.
 
     :param spec: is changed
     """
+    global _owner_is_set_until
     # It is then required of PCI devices, too.
     has_groups = 'requested_resources' in spec and spec.requested_resources
-    if _owner_is_set.is_set() and not has_groups:
+    known = time.monotonic() < _owner_is_set_until and not has_groups
+    if known:
         spec.root_required.add(OWNER)
     request_filter.process_reqspec(context, spec)
-    if OWNER in spec.root_required:
-        _owner_is_set.set()
+    if OWNER in spec.root_required and not known:
+        _owner_is_set_until = time.monotonic() + _OWNER_SECONDS
 
 
 def _groups_of(request: ty.Any) -> list[ty.Any]:

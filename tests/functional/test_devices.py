@@ -202,6 +202,14 @@ class AliasTest(DevicesTestCase):
             self.assertEqual(amount, server_demand.resized(
                 server_id, flavor).get('CUSTOM_GPU'))
 
+    def test_leased_server_is_not_resized_to_unknown_alias(self):
+        server_id = self.boot_active(
+            'vm1', flavor='1', hints=self.lease_hints('vm1'))['id']
+        unknown = self.flavor(pci_passthrough__alias='none:1')
+        self.assertIn('alias', self.refused(
+            400, self.alice.post_server_action, server_id,
+            {'resize': {'flavorRef': unknown}}))
+
 
 class MovedTest(DevicesTestCase):
     """Two hosts: the second has two cards of one kind, and one of the other.

@@ -134,6 +134,7 @@ _SCHEDULER = entry.subject(
         entry.named('ImageMetaProps', 'servers with dedicated CPUs')),
     entry.of(
         'nova.exception',
+        entry.named('PciRequestAliasNotDefined', 'the demand of a resize'),
         entry.named('NoValidHost RequestFilterFailed', 'no host may be used')),
     entry.of(
         'nova.conf.CONF.filter_scheduler',

@@ -4,7 +4,6 @@
 
 import inspect
 import re
-import threading
 import types
 from unittest import mock
 
@@ -44,7 +43,9 @@ class TestOwner(base.TestCase):
         super().setUp()
         objects.register_all()
         self.useFixture(fixtures.MockPatchObject(
-            server_demand, '_owner_is_set', threading.Event()))
+            server_demand, '_owner_is_set_until', 0))
+        self.now = self.useFixture(fixtures.MockPatch(
+            'time.monotonic', return_value=1)).mock
         self.useFixture(fixtures.MockPatchObject(
             request_filter, 'ALL_REQUEST_FILTERS',
             [request_filter.owner_nova_filter]))
@@ -67,6 +68,9 @@ class TestOwner(base.TestCase):
         self.version.return_value = 10 ** 6
         self.assertEqual((True, True), self.required())
         self.assertEqual((True, False), self.required())
+        # A cell may not have answered.
+        self.now.return_value += 600
+        self.assertEqual((True, True), self.required())
 
     def test_cells_are_asked_for_request_groups(self):
         self.required()

@@ -45,6 +45,10 @@ GrowthCheck: ty.TypeAlias = ty.Callable[
     [sa.Connection, str, str, model.Resources, model.Resources], None]
 
 
+#: What the decision about a claim depends on of the booking of the server.
+_DECIDED_BY = 'server_id', 'running', 'host_id', 'start_date', 'end_date'
+
+
 class Denied(Exception):
     """A server may not be placed on a host; the message has the reason."""
 
@@ -210,8 +214,9 @@ class Claims:
             with self._locked(
                     mine.lease_id, host_id, project_id) as session:
                 booking = session.get(models.Booking, mine.id)
-                if booking is None or booking.server_id != server_id or (
-                        booking.running != mine.running):
+                if booking is None or any(
+                        getattr(booking, name) != getattr(mine, name)
+                        for name in _DECIDED_BY):
                     raise api.LostRace(host_id)
                 if project_id is not None and self._growth is not None:
                     self._growth(

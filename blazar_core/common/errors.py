@@ -11,6 +11,7 @@
     +-- Conflict              the state of the object does not allow it
     |   +-- ReservationFull   the reservation has too few free slots
     |   +-- HostsNotEmpty     the reservation has too few empty hosts
+    |   +-- ServerOnTwoHosts  a server is moved, or may return to its last host
     +-- InvalidTransition     a state machine does not allow the transition
     +-- ConcurrentUpdate      the retries of a transaction are exhausted
     +-- DatabaseUnavailable   the reservation database does not answer
@@ -70,6 +71,10 @@ class NotFound(BlazarError):
 
 class Conflict(BlazarError):
     """The request is valid, but the state of the object does not allow it."""
+
+
+class ServerOnTwoHosts(Conflict):
+    """A server is migrated or resized, or that is not confirmed."""
 
 
 class ReservationFull(Conflict):

@@ -116,6 +116,14 @@ class Lookup:
             # It was deleted meanwhile.
             return None
 
+    def generation(self, lease_id: str) -> int:
+        """Return a number that increases with each change of a lease.
+
+        :raises NotFound: if it does not exist
+        """
+        with self._database.reader() as session:
+            return api.found(session, lease_id).generation
+
     def keeps_build(self, lease_id: str) -> bool:
         """See :func:`keeps_build`."""
         with self._database.reader() as session:

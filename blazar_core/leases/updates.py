@@ -57,6 +57,8 @@ class LeaseChange:
     :ivar remove_hosts: names of hosts that shrinking reservations return
     :ivar seen: whether its owner acknowledges changed hosts
     :ivar granted: the result of the limits; None: there are none
+    :ivar generation: that of the lease before the cloud was asked whether the
+        change is possible; None: it was not asked
     """
 
     start: int | None = None
@@ -77,6 +79,7 @@ class LeaseChange:
     before_end_action: states.Action | None = None
     auto_extend: int | None = None
     was_end: int | None = None
+    generation: int | None = None
     remove_hosts: frozenset[str] = frozenset()
     seen: bool = False
 
@@ -290,6 +293,10 @@ class LeaseUpdates:
         :raises Outdated: if its bookings have changed
         """
         lease = api.found(session, lease_id)
+        if change.generation not in (None, lease.generation - 1):
+            raise errors.Conflict(
+                f'Lease {lease_id} has just changed: one of its servers was '
+                'started, moved or deleted. Try again.')
         window = new_window(lease, change, self._clock.now())
         if change.granted is not None:
             change.granted.confirm(session.connection(), [
@@ -376,13 +383,13 @@ def _check_not_moving(lease: models.Lease, booked: model.Window) -> None:
     """Check that a lease that is extended has no server on its way to another
     host or size: its claim was checked until the present end only.
 
-    :raises Conflict: if it has
+    :raises ServerOnTwoHosts: if it has
     """
     moving = [one.server_id for one in lease.bookings
               if one.migrating_to is not None]
     if moving and booked.end > lease.booked(model.Window(
             lease.start_date, lease.end_date)).end:
-        raise errors.Conflict(
+        raise errors.ServerOnTwoHosts(
             f'Server {moving[0]} of lease {lease.id} is being migrated or '
             'resized. Extend the lease when that is finished.')
 

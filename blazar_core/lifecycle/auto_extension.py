@@ -53,7 +53,8 @@ class AutoExtension:
         retried until the end of the lease.
         """
         with self._database.reader() as session:
-            lease = views.describe(api.found(session, lease_id))
+            row = api.found(session, lease_id)
+            lease, generation = views.describe(row), row.generation
         period, end = lease['auto_extend'], lease['end_date']
         now = self._clock.now()
         left = end - now
@@ -70,22 +71,23 @@ class AutoExtension:
             # Another worker has extended it while this one stalled.
             return retries.RetryAfter(early, 'it is too early')
         # A change of the end by others is a conflict from now on.
-        change = updates.LeaseChange(end=end + period, was_end=end)
+        change = updates.LeaseChange(
+            end=end + period, was_end=end, generation=generation)
         try:
             changed = self._leases.update(lease_id, dataclasses.replace(
                 change, granted=self._granting(lease, change)))
-        except (errors.CloudUnavailable, errors.ConcurrentUpdate,
-                errors.Conflict) as exc:
-            return retries.RetryAfter(min(retries.AWAY, left), str(
-                exc), min(retries.LONGEST_PAUSE, left), shown=(
-                    isinstance(exc, errors.CloudUnavailable)))
         except (errors.Refused, errors.LimitExceeded,
-                errors.InvalidLeaseParams) as exc:
+                errors.InvalidLeaseParams, errors.ServerOnTwoHosts) as exc:
             LOG.info('Lease %s is not extended: %s', lease_id, exc)
             self._explain(
                 lease_id, end, f'until {clocks.minute(end)} UTC: {exc}')
             return retries.RetryAfter(
                 min(retries.LONGEST_PAUSE, left), str(exc))
+        except (errors.CloudUnavailable, errors.ConcurrentUpdate,
+                errors.Conflict) as exc:
+            return retries.RetryAfter(min(retries.AWAY, left), str(
+                exc), min(retries.LONGEST_PAUSE, left), shown=(
+                    isinstance(exc, errors.CloudUnavailable)))
         LOG.info('Lease %s is extended until %s', lease_id,
                  clocks.iso(changed['end_date']))
         self._notify('lease.update', changed | {

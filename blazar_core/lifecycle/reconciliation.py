@@ -151,9 +151,11 @@ class Reconciliation:
             if booking.migrating_to is not None and not seen.busy:
                 # It stays: Nova does not always notify the target host, as
                 # when a migration in the queue is aborted.
-                stale = [*stale, *session.scalars(
-                    sa.select(models.Host.service_host).where(
-                        models.Host.id == booking.migrating_to))]
+                target = session.get_one(models.Host, booking.migrating_to)
+                if target.capacity and server_id in (target.consumers or {}):
+                    stale = [*stale, target.service_host]
+                else:
+                    booking.migrating_to = None
             if booking.claimed_at is None:
                 booking.claimed_at = self._clock.now()
             if seen.state is not cloud_api.ServerState.BUILDING:

@@ -78,11 +78,17 @@ def unconfirmed(server_ids: ty.Collection[str]) -> set[str]:
     """Return the servers whose resize or cold migration is not confirmed: they
     have capacity of two hosts, and may return to the previous one.
 
-    :raises CloudUnavailable: if a cell does not answer
+    :raises CloudUnavailable: if one of their cells does not answer
     """
+    context = nova_context.get_admin_context()
+    cells = {one.cell_mapping.uuid: one.cell_mapping for one in
+             bounded_calls.of_api(
+                 objects.InstanceMappingList.get_by_instance_uuids, context,
+                 [*server_ids]) if one.cell_mapping is not None}
     return {one.uuid for _cell, instances in bounded_calls.of_all_cells(
         objects.InstanceList.get_by_filters,
-        {'uuid': [*server_ids], 'deleted': False}, expected_attrs=[])
+        {'uuid': [*server_ids], 'deleted': False}, expected_attrs=[],
+        cells=[*cells.values()])
         for one in instances if one.vm_state == vm_states.RESIZED or (
             one.task_state or '').startswith(_RESIZING)}
 

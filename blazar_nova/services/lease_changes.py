@@ -304,6 +304,20 @@ class LeaseChanges:
                         same[one['id']] = new
         return same
 
+    def _confirmed(self, lease: views.Lease, change: updates.LeaseChange,
+                   ) -> updates.LeaseChange:
+        """Check the servers of a lease that is extended.
+
+        :returns: the change, which is valid for the present generation of the
+            lease if Nova was asked
+        :raises ServerOnTwoHosts: see :func:`.limit_requests.check_confirmed`
+        """
+        if not limit_requests.extended(lease, change):
+            return change
+        generation = self._parts.leases.lookup.generation(lease['id'])
+        limit_requests.check_confirmed(lease, change)
+        return dataclasses.replace(change, generation=generation)
+
     def _granted(self, wanted: ty.Sequence[_Wanted],
                  ) -> dict[str, updates.LeaseChange]:
         """Return the changes of leases, by id, if the limits allow them.
@@ -312,8 +326,9 @@ class LeaseChanges:
         """
         parts = self._parts
         ids = frozenset(lease['id'] for lease, _change, _resized in wanted)
+        wanted = [(lease, self._confirmed(lease, change), resized)
+                  for lease, change, resized in wanted]
         for lease, change, resized in wanted:
-            limit_requests.check_confirmed(lease, change)
             if resized:
                 lease_schema.check_total(
                     (demand.count for demand in limit_requests.as_changed(

@@ -110,25 +110,30 @@ def asked_of_change(types: resource_types.ResourceTypes,
         current=words.lease(lease))
 
 
+def extended(lease: dict[str, ty.Any], change: updates.LeaseChange,
+             ) -> list[str]:
+    """Return the servers of a started lease if a change extends it."""
+    new = as_changed(lease, change).request
+    return [one for each in lease['reservations'] for one in each['servers']
+            ] if lease['status'] in states.BEGUN and (
+                new.window.end + new.grace_period >
+                lease['end_date'] + lease['grace_period']) else []
+
+
 def check_confirmed(lease: dict[str, ty.Any],
                     change: updates.LeaseChange) -> None:
     """Check that a started lease that is extended has no server that may
     return to a previous host, as that is not looked at.
 
-    :raises Conflict: if it has
-    :raises CloudUnavailable: if a cell does not answer
+    :raises ServerOnTwoHosts: if it has
+    :raises CloudUnavailable: if the cell of a server does not answer
     """
-    new = as_changed(lease, change).request
-    servers = [one for each in lease['reservations']
-               for one in each['servers']]
-    if servers and lease['status'] in states.BEGUN and (
-            new.window.end + new.grace_period >
-            lease['end_date'] + lease['grace_period']):
-        for one in sorted(server_state.unconfirmed(servers)):
-            raise errors.Conflict(
-                f'The resize or migration of server {one} of lease '
-                f'{lease["id"]} is not confirmed. Confirm or revert it, and '
-                'extend the lease then.')
+    servers = extended(lease, change)
+    for one in sorted(server_state.unconfirmed(servers) if servers else ()):
+        raise errors.ServerOnTwoHosts(
+            f'The resize or migration of server {one} of lease {lease["id"]} '
+            'is not confirmed. Confirm or revert it, and extend the lease '
+            'then.')
 
 
 def of_change(allowed: limits.Limits, types: resource_types.ResourceTypes,
@@ -137,7 +142,7 @@ def of_change(allowed: limits.Limits, types: resource_types.ResourceTypes,
     """Check the limits for a lease with changes applied.
 
     :raises LimitExceeded: if a limit forbids the change
-    :raises Conflict: see :func:`check_confirmed`
+    :raises ServerOnTwoHosts: see :func:`check_confirmed`
     """
     check_confirmed(lease, change)
     return allowed.check(asked_of_change(types, words, lease, change))

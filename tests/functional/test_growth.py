@@ -5,6 +5,10 @@
 Resizes, and running servers that are added: test_joining.
 """
 
+from unittest import mock
+
+from blazar_core.common import errors
+from blazar_nova.compat import bounded_calls
 from tests import driven
 from tests.functional import api_base
 from tests.functional import test_owners
@@ -102,14 +106,30 @@ class TestUnconfirmed(api_base.ApiTestCase):
         said = self.ask('PUT', path, body, code=409)
         self.assertIn(f'of server {server_id}', said['error_message'])
         self.assertIn('is not confirmed', said['error_message'])
+        # It does not matter whether other cells answer.
+        with mock.patch.object(bounded_calls, '_cells', self.silent_cell0()):
+            self.assertIn('is not confirmed', self.ask(
+                'PUT', path, body, code=409)['error_message'])
         end = self.lease('mine')['end_date']
         self.run_until(driven.parse_iso(end) - 60)
         self.assertEqual(end, self.lease('mine')['end_date'])
+        self.assertIn('is not confirmed', self.lease('mine')['status_reason'])
         self.ask('PUT', path, {'end_date': self.at(HOUR - 30)}, code=200)
         self.alice.post_server_action(server_id, {'confirmResize': None})
         self.wait_for_status(server_id, 'ACTIVE')
         self.fill_books()
         self.ask('PUT', path, body, code=200)
+
+    def silent_cell0(self):
+        """Return what calls cells, of which cell0 does not answer."""
+        calls = bounded_calls.Bounded()
+
+        def call(name, *args, **kwargs):
+            if 'cell0' in name:
+                raise errors.CloudUnavailable(f'{name} does not answer.')
+            return calls(name, *args, **kwargs)
+
+        return call
 
 
 class TestRecurring(GrowthTestCase):

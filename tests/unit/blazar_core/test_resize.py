@@ -330,6 +330,21 @@ class TestUpdateOfTimes(slots_base.PlacesTestCase):
             self.leases.updates.update(
                 lease['id'], updates.LeaseChange(**change))
 
+    def test_lease_that_changed_after_the_cloud_was_asked_is_kept(self):
+        self.host('one', VCPU=8)
+        lease = self.running_lease(0, 100)
+        change = updates.LeaseChange(
+            end=NOW + 200,
+            generation=self.leases.lookup.generation(lease['id']))
+        with self.database.writer() as session:
+            # Each claim for one of its servers does so.
+            api.locked(session, lease['id'])
+        self.assertIn('has just changed', str(self.assertRaises(
+            errors.Conflict, self.leases.updates.update, lease['id'],
+            change)))
+        self.leases.updates.update(lease['id'], dataclasses.replace(
+            change, generation=change.generation + 1))
+
     def test_update_of_name_changes_nothing_else(self):
         lease = self.with_events(50, 100, 90, 60)
         self.clock.advance(1)

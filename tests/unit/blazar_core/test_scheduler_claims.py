@@ -5,6 +5,7 @@
 import dataclasses
 import functools
 import threading
+from unittest import mock
 
 import fixtures
 from oslo_utils import uuidutils
@@ -19,10 +20,12 @@ from blazar_core.capacity import pending
 from blazar_core.capacity import scheduler_claims
 from blazar_core.common import errors
 from blazar_core.common import model
+from blazar_core.db import api
 from blazar_core.db import models
 from blazar_core.leases import limits
 from blazar_core.leases import new_leases
 from blazar_core.leases import server_growth
+from blazar_core.leases import updates
 from blazar_core.lifecycle import retries
 from blazar_core.plugins import cloud_api
 from tests import databases
@@ -404,6 +407,57 @@ class TestLeased(ClaimTestCase):
         eligibility.own_of = meanwhile
         self.addCleanup(setattr, eligibility, 'own_of', own_of)
         self.assertFalse(self.fits('one', server_id))
+
+
+class TestExtendedMeanwhile(ClaimTestCase):
+    """A server migrates to a host that others have reserved after its lease.
+    """
+
+    def setUp(self):
+        super().setUp()
+        self.host('one', VCPU=2)
+        self.its_lease = self.running_lease(0, 100, resources={'VCPU': 2})
+        self.server_id, = base.servers_of(self.its_lease)
+        self.host('two', VCPU=3)
+        self.lease(100, 200, resources={'VCPU': 3})
+
+    def extend(self):
+        self.leases.updates.update(
+            self.its_lease['id'], updates.LeaseChange(end=NOW + 200))
+
+    def test_claim_is_decided_by_the_end_that_the_lease_has_by_then(self):
+        writer = api.Database.writer
+
+        def meanwhile(database):
+            # The claim has been decided, and the lease is not locked.
+            patched.stop()
+            self.extend()
+            return writer(database)
+
+        patched = mock.patch.object(api.Database, 'writer', meanwhile)
+        patched.start()
+        self.assertFalse(self.fits('two', self.server_id, VCPU=2))
+        self.assertIsNone(self.booking(self.server_id).migrating_to)
+
+    def test_lease_is_extended_if_the_target_no_longer_exists(self):
+        self.claim(self.server_id, 'two', VCPU=2)
+        self.assertRaises(errors.ServerOnTwoHosts, self.extend)
+        with self.database.writer() as session:
+            inventory.retain(
+                session, [self.uuid_of('one')], self.clock.now())
+        self.lifecycle.reconciliation.observe(
+            self.server_id, self.cloud.servers[self.server_id])
+        self.extend()
+
+    def test_lease_is_extended_if_the_target_did_not_count_the_server(self):
+        with self.database.writer() as session:
+            session.execute(sa.update(models.Host).where(
+                models.Host.name == 'two').values(consumers=sa.null()))
+        self.claim(self.server_id, 'two', VCPU=2)
+        self.assertRaises(errors.ServerOnTwoHosts, self.extend)
+        self.lifecycle.reconciliation.observe(
+            self.server_id, self.cloud.servers[self.server_id])
+        self.extend()
 
 
 class TestGrowth(ClaimTestCase):

@@ -228,7 +228,7 @@ def conflicts(capacity: model.Resources, usage: model.Resources,
             lacking = rule.lacking(
                 capacity, usage, model.summed((rest, levels)))
             if not lacking:
-                # The next ones are less.
+                # What remains for the next ones is less.
                 break
             if any(one.resources.get(rc) for rc in lacking):
                 found[one.id] = instant
@@ -259,8 +259,9 @@ def victims(capacity: model.Resources, usage: model.Resources,
         less = [one for one in chosen if one is not entry]
         gone = {one.id for one, _instant in less}
         stay = _taken(one for one in servers if one.id not in gone)
-        if not any(rule.lacking(capacity, usage, model.summed((stay, levels)))
-                   for levels in instants):
+        # What no server uses is not freed by an eviction.
+        if not any(stay.get(rc) for levels in instants for rc in rule.lacking(
+                capacity, usage, model.summed((stay, levels)))):
             chosen = less
     return chosen
 

@@ -20,8 +20,9 @@ that have the reservation database in memory, and its usage records
 The functions take a session or a connection, so that a caller can decide and
 write what belongs to the decision in one transaction. A decision costs one
 SELECT, one UPDATE for each host, and one INSERT each of bookings, of changes
-and of usage records, and two statements if it replaces usage records; the rule
-is linear in the bookings that overlap it on its hosts.
+and of usage records, one SELECT if it changes what is reserved, and one DELETE
+if it replaces usage records; the rule is linear in the bookings that overlap
+it on its hosts.
 """
 
 import collections
@@ -135,9 +136,9 @@ def follow(booking: models.Booking, host_id: int, swap: bool = True,
         return [Edit(booking, new_of(booking, host_id=host_id))]
     alike = model.plain(booking.resources) == model.plain(other.resources)
     return [Edit(one, new_of(
-        one, host_id=place.host_id,
-        resources=(place if alike else one).resources))
-        for one, place in ((booking, other), (other, booking))]
+        one, host_id=there.host_id,
+        resources=(there if alike else one).resources))
+        for one, there in ((booking, other), (other, booking))]
 
 
 def amend(session: orm.Session, now: int, edits: ty.Sequence[Edit],

@@ -10,10 +10,12 @@ capacity from the beginning. So no move waits for another one, moves may be
 made in any order, and a failed move does not affect the others.
 
 The plan with the fewest moves is chosen; of equal ones, the plan that moves
-the least memory. The cost of each host is computed first. Combinations of
-hosts are then tried from the cheapest on until the servers of one of them
-find targets. If there are few combinations, many are tried; otherwise servers
-without a target stay, and the search is repeated without them.
+the least memory. Servers that may have different kinds of providers all get
+one kind if there is a plan for that. The cost of each host is computed first.
+Combinations of hosts are then tried from the cheapest on until the servers of
+one of them find targets. If there are few combinations, many are tried;
+otherwise servers without a target stay, and the search is repeated without
+them.
 """
 
 import collections
@@ -101,7 +103,8 @@ class Plan(ty.NamedTuple):
     """The moves to make.
 
     :ivar picked: for each demand, the id of a host for each of its servers
-    :ivar kinds: for each demand, what each of them takes by kind of provider
+    :ivar kinds: for each demand, what each of its servers takes by kind of
+        provider
     """
 
     picked: list[list[int]]
@@ -145,7 +148,7 @@ def is_complete(places: ty.Iterable[PlannedHost],
         for rc, amount in move.takes.items():
             if rc in within[move.source]:
                 within[move.source][rc] += amount
-    return all(_left(within[host_id], rc) >= 0
+    return all(_left(within[host_id], rc) >= wish.lost_on(host_id).get(rc, 0)
                for wish, hosts, kinds in zip(
                    wishes, made.picked, made.kinds, strict=True)
                for host_id, way in zip(hosts, kinds, strict=True)
@@ -158,14 +161,14 @@ def _take(room: collections.Counter[str], takes: model.Resources) -> None:
             room[rc] -= amount
 
 
-def _is_judged(room: ty.Collection[str], rc: str) -> bool:
+def _is_judged(classes: ty.Collection[str], rc: str) -> bool:
     """Return whether a host with these classes is judged by a class: not if it
     is shared, or the host has no kinds of providers of it.
     """
     base = model.base_of(rc)
-    return rc in room or rc not in rule.SHARED and (
-        base == rc or base not in room or any(
-            one != base and model.base_of(one) == base for one in room))
+    return rc in classes or rc not in rule.SHARED and (
+        base == rc or base not in classes or any(
+            one != base and model.base_of(one) == base for one in classes))
 
 
 def _left(room: ty.Mapping[str, int], rc: str) -> int:

@@ -45,11 +45,11 @@ There are three kinds:
     host is used while servers are on it. The row has no end at first; a row
     with sign -1 ends it.
 
-A decision adds one statement for all of its rows, and two to replace others:
-bookings of a reservation with the same window are one row. ``recorded_at`` of
-a booking is the time from which on its latest row counts; a later row never
-starts before that, however the clocks of two processes differ.
-:mod:`blazar_core.leases.accounting` computes the sums.
+A decision adds one statement for all of its rows, one to read those that it
+may replace, and one to delete them: bookings of a reservation with the same
+window are one row. ``recorded_at`` of a booking is the time from which on its
+latest row counts; a later row never starts before that, however the clocks of
+two processes differ. :mod:`blazar_core.leases.accounting` computes the sums.
 """
 
 import collections

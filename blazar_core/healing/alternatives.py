@@ -154,7 +154,18 @@ class Alternatives:
                 together.coming.append(Coming(
                     host.id, row.start_date, row.end_date,
                     host.capacity if case.reservation.whole
-                    else model.as_requested(row.resources, move.groups)))
+                    else self._taken(row.resources, move.groups)))
+
+    def _taken(self, booked: model.Resources,
+               groups: tuple[model.Group, ...]) -> model.Resources:
+        """Return what a booking takes of its new host, by kind of provider
+        if it has no choice.
+        """
+        amounts = model.as_requested(booked, groups)
+        with self._admission.index.fresh(admissions.LAG) as timeline:
+            way, *others = timeline.units.ways(
+                model.Demand(amounts, groups=groups))
+        return amounts if others else {**amounts, **way}
 
     def obstacles(self, reservation_id: str, ids: ty.Collection[int],
                   uuid: str) -> dict[int, str]:

@@ -82,8 +82,10 @@ class TargetHosts:
         :param hosts: their uuids
         :raises CloudUnavailable: when placement does not answer
         """
-        hosts = self._admission.usable(dataclasses.replace(
-            needs, among=None)).intersection(hosts)
+        needs = dataclasses.replace(needs, among=None)
+        hosts = self._admission.usable(needs).intersection(hosts)
+        with self._admission.index.fresh(admissions.LAG) as timeline:
+            ways = timeline.units.ways(needs)
         with self._database.reader() as session:
             ids = {uuid: host_id for uuid, host_id in session.execute(
                 sa.select(models.Host.uuid, models.Host.id).where(
@@ -95,10 +97,17 @@ class TargetHosts:
             for row in coming:
                 if row.target == ids[uuid]:
                     left.subtract(row.resources)
-            while len(found) < count and all(
-                    left[name] >= amount
-                    for name, amount in needs.resources.items()):
-                left.subtract(needs.resources)
+            having = {model.base_of(rc) for rc in left
+                      if model.base_of(rc) != rc}
+            takes = [{**needs.resources, **{
+                rc: amount for rc, amount in way.items()
+                if model.base_of(rc) in having}} for way in ways]
+            while len(found) < count:
+                fitting = next((one for one in takes if all(
+                    left[rc] >= amount for rc, amount in one.items())), None)
+                if fitting is None:
+                    break
+                left.subtract(fitting)
                 found.append(ids[uuid])
             if len(found) == count:
                 break
@@ -153,7 +162,7 @@ class TargetHosts:
         window = lease.booked(model.Window(now, max(lease.end_date, now + 1)))
         if others and self._admission.quote([demand, *others], window):
             return Fit(0, {})
-        fit = Fit(self._admission.fits(demand, window), booking.resources)
+        fit = Fit(self._admission.fits(demand, window), demand.resources)
         if outer is not None:
             inner = self.within(targets - demand.avoid, needs, count)
             fit = inner._replace(number=min(fit.number, inner.number))

@@ -117,7 +117,7 @@ def of(always: ty.Iterable[str], lease: models.Lease,
     :raises Unpicked: if hosts have to be selected first
     :raises Outdated: if they were selected for other bookings
     """
-    begun = lease.status in states.BEGUN
+    begun, others = lease.status in states.BEGUN, False
     if wanted is not None:
         others = _is_another(reservation, wanted, always)
         check(lease, reservation, wanted, others)
@@ -142,24 +142,46 @@ def of(always: ty.Iterable[str], lease: models.Lease,
         hosts, added = [row.host_id for row in kept], picked
     else:
         kept = kept[:len(picked)] if wanted is not None else kept
-        hosts, added = [*picked[:len(kept)]], picked[len(kept):]
+        hosts, added = _where_they_are(kept, picked)
     if not least <= len(kept) + len(added) <= count or (
             len(hosts) != len(kept)):
         raise api.Outdated('its bookings have changed')
     changed: dict[str, ty.Any] = {} if wanted is None else {
         'resources': wanted.demand.resources,
         'among': wanted.demand.among, 'groups': wanted.demand.groups}
-    return [
-        *(ledger.Edit(row, None) for row in rows if row not in kept),
-        *(ledger.Edit(row, ledger.new_of(
+
+    def new_of(row: models.Booking, host_id: int | None) -> ledger.NewBooking:
+        new = ledger.new_of(
             row, window=window, host_id=host_id, **changed if
             # A booking may stay on its host, whichever pool that is in now.
-            host_id != row.host_id else {**changed, 'among': None}))
-            for row, host_id in zip(kept, hosts)),
+            host_id != row.host_id else {**changed, 'among': None})
+        # It may need another kind of the same providers.
+        return dataclasses.replace(
+            new, resources=changed['resources']) if others else new
+
+    return [
+        *(ledger.Edit(row, None) for row in rows if row not in kept),
+        *(ledger.Edit(row, new_of(row, host_id))
+          for row, host_id in zip(kept, hosts)),
         *(ledger.Edit(None, ledger.NewBooking(
             reservation.id, host_id, None, window, **{
                 'resources': reservation.resources, **changed}))
           for host_id in added)]
+
+
+def _where_they_are(rows: ty.Sequence[models.Booking], picked: list[int],
+                    ) -> tuple[list[int | None], list[int]]:
+    """Return the hosts of bookings, each its present one if it was selected,
+    and the hosts that are left.
+    """
+    left, stay = [*picked], set[int]()
+    for row in rows:
+        if row.host_id in left:
+            left.remove(row.host_id)
+            stay.add(row.id)
+    hosts = [row.host_id if row.id in stay or not left else left.pop(0)
+             for row in rows]
+    return hosts[:len(picked)], left
 
 
 def leases_on(host_id: int, session: orm.Session,

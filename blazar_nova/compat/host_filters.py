@@ -149,8 +149,9 @@ def notes(context: ty.Any, spec: ty.Any, host_ids: ty.Collection[str],
     names = unreserved(spec)
     if not names:
         return [], True
-    has_some = not refused(context, spec, host_ids, [
-        *filter(_is_enabled, names)]).issuperset(host_ids)
+    enabled = [*filter(_is_enabled, names)]
+    has_some = not enabled or not refused(
+        context, spec, host_ids, enabled).issuperset(host_ids)
     what = uncounted(spec)
     return [f'{what[:1].upper()}{what[1:]}: not reserved. A server is built '
             f'only where that is free when its build starts' + (

@@ -234,6 +234,23 @@ class BestEffortTest(CardsMixin, test_best_effort.BestEffortTestCase):
         self.assertIn(moved, servers)
         self.assert_moved(lease, moved)
 
+    def test_devices_that_are_left_over_on_providers_are_not_free(self):
+        self.with_cards(3, one='aa', two='a')
+        servers = []
+        for _each in range(2):
+            server_id = self.put('one', 1)
+            self.there['one'][server_id] = {
+                **takes('a', 2), 'MEMORY_MB': 512}
+            self.needs[server_id] = needs(
+                'a', amount=2, hosts=frozenset(self.names.values()))
+            servers.append(server_id)
+        self.tell('one')
+        # Two are free, perhaps one of each card.
+        lease = self.best_effort(needs('a', amount=2))
+        moved, = self.asked()
+        self.assertIn(moved, servers)
+        self.assert_moved(lease, moved)
+
     def test_target_must_give_all_devices_from_one_provider(self):
         """Of both cards of the target, one device is left."""
         self.with_cards(3, one='a', two='aa')
@@ -497,6 +514,16 @@ class ReassignmentTest(CardsMixin, test_overbooking.OverbookingTestCase):
             kind for one in leases for _host, kind, _many in
             self.kinds_of(one)))
 
+    def test_leases_of_a_kind_healed_together_share_no_device(self):
+        self.report_cards('one', 'aa')
+        leases = [self.lease_of(needs('a')) for _each in range(2)]
+        for name in 'two', 'three':
+            self.report_cards(name, 'ab')
+        self.lose()
+        self.assertEqual([('three', 'a', 1), ('two', 'a', 1)], sorted(
+            self.kinds_of(one)[0] for one in leases))
+        self.assertNotIn('one by one', self.log.output)
+
     def test_lease_gets_another_kind_of_its_own_host(self):
         self.report_cards('one', 'ab')
         lease = self.lease_of(needs(''))
@@ -521,6 +548,36 @@ class ReassignmentTest(CardsMixin, test_overbooking.OverbookingTestCase):
         self.assertEqual(
             [('one', '', 0)] * 2 + [('one', 'a', 1), ('one', 'b', 1)],
             self.kinds_of(lease))
+
+    def test_lease_with_healed_kinds_can_change(self):
+        for name, kind in ('one', 'a'), ('two', 'b'):
+            self.report_cards(name, kind)
+        self.wanted['project'] = needs('', count=2)
+        lease = self.reserve(50, 100, new_leases.NewReservation(
+            needs('', count=2), params={'amount': 2}, spec={}),
+            self.places())
+        self.report_cards('three', 'c')
+        self.report_cards('four', '')
+        self.lose()
+        kinds = [('', 0), ('b', 1), ('c', 1)]
+        self.assertEqual(kinds, sorted(
+            one[1:] for one in self.kinds_of(lease)))
+        self.leases.updates.update(lease['id'], updates.LeaseChange(
+            reservations={lease['reservations'][1]['id']: self.places(2)}))
+        self.assertEqual([('', 0), *kinds], sorted(
+            one[1:] for one in self.kinds_of(lease)))
+
+    def test_reservation_can_be_changed_to_another_kind(self):
+        def slots(kind):
+            return new_leases.NewReservation(
+                needs(kind, count=1), params={'amount': 1, 'kind': kind},
+                spec={})
+
+        self.report_cards('one', 'ab')
+        lease = self.reserve(50, 100, slots('a'))
+        self.leases.updates.update(lease['id'], updates.LeaseChange(
+            reservations={lease['reservations'][0]['id']: slots('b')}))
+        self.assertEqual([('one', 'b', 1)], self.kinds_of(lease))
 
 
 class EvacuationTest(CardsMixin, test_evacuation.EvacuationTestCase):
@@ -562,6 +619,15 @@ class EvacuationTest(CardsMixin, test_evacuation.EvacuationTestCase):
         server_id, = self.running(needs(''))
         self.report_cards('two', 'b')
         self.assert_evacuated(server_id)
+
+    def test_servers_with_any_device_are_evacuated_at_once(self):
+        servers = [*self.running(needs(''), 'aa'), *base.servers_of(
+            self.running_lease(
+                end=2 * test_evacuation.INTERVAL, count=1,
+                resources=self.needs.resources, groups=self.needs.groups,
+                hosts=frozenset([self.uuid_of('one')])))]
+        self.report_cards('two', 'bb')
+        self.assert_evacuated(*servers)
 
     def test_reserved_device_is_not_used(self):
         self.running(needs(''))

@@ -7,12 +7,14 @@ from unittest import mock
 
 import sqlalchemy as sa
 
+from blazar_core.capacity import inventory
 from blazar_core.common import model
 from blazar_core.db import models
 from blazar_core.healing import host_status
 from blazar_core.lifecycle import server_moves
 from blazar_core.plugins import cloud_api
 from tests import driven
+from tests.unit.blazar_core import test_devices
 from tests.unit.blazar_core import whole_hosts_base
 
 State = cloud_api.ServerState
@@ -127,6 +129,26 @@ class TestHostedServers(whole_hosts_base.WholeHostsTestCase):
                     (('VCPU', 1),), True, (having[one],)),))):
             self.fail('one')
             self.assertEqual(['second'], self.evacuated())
+
+    def test_no_evacuation_to_host_whose_kind_of_device_is_in_use(self):
+        amounts, units = test_devices.cards_of('two', 'ab')
+        with self.database.writer() as session:
+            uuid = self.uuids['two']
+            inventory.report(
+                session, self.clock.now(), model.HostFacts(
+                    uuid, 'two', 'two', {'VCPU': 2, **amounts}, units=units),
+                {}, inventory.generations(session, [uuid])[uuid])
+        demand, free = self.cloud.needs, {
+            'VCPU': 1, 'GPU': 1, 'GPU@a': 0, 'GPU@b': 1}
+        self.cloud.needs = lambda one, lent=False: dataclasses.replace(
+            demand(one, lent), resources={'VCPU': 1, 'GPU': 1},
+            groups=(model.Group((('VCPU', 1),)), test_devices.gpu('a')))
+        self.cloud.free = lambda _host: free
+        self.fail('one')
+        self.assertEqual([], self.evacuated())
+        free.update({'GPU@a': 1, 'GPU@b': 0})
+        self.clock.advance(60)
+        self.assertEqual(1, len(self.evacuated()))
 
     def test_only_as_many_servers_as_fit_are_evacuated(self):
         """The second server is requested when there is more capacity."""

@@ -327,3 +327,47 @@ class TestProperties(base.BaseTestCase):
                 self.assertLessEqual(memory, 1.2 * best[1], seed)
             found += bool(moves)
         self.assertGreater(found, examples.many(150) // 8)
+
+
+class TestKinds(base.BaseTestCase):
+    """Servers that may have one of two kinds of devices."""
+
+    @staticmethod
+    def gpus(host_id, root=0, **kinds):
+        """Return a host with free devices by kind; ``root``: of no kind."""
+        free = {'GPU': root + sum(kinds.values()), **{
+            f'GPU@{kind}': number for kind, number in kinds.items()}}
+        return move_planner.PlannedHost(host_id, free, dict(free))
+
+    @staticmethod
+    def wish(count, most=None, hosts=(1, 2), **more):
+        return move_planner.PlannedDemand(
+            {'GPU': 1}, count, most or count, frozenset(hosts),
+            ways=({'GPU@a': 1}, {'GPU@b': 1}), **more)
+
+    def test_servers_that_are_apart_get_different_kinds(self):
+        self.assertEqual(
+            ([[1, 2]], [], [[{'GPU@a': 1}, {'GPU@b': 1}]]),
+            move_planner.plan([self.gpus(1, a=2), self.gpus(2, b=1)], [],
+                              [self.wish(2, 1)], 10))
+
+    def test_kind_that_is_free_is_planned(self):
+        self.assertEqual(
+            ([[1]], [], [[{'GPU@b': 1}]]),
+            move_planner.plan([self.gpus(1, a=0, b=1), self.gpus(2, a=1)], [
+                move_planner.Movable('one', 1, {'GPU': 1, 'GPU@a': 1})],
+                [self.wish(1, hosts=[1])], 10))
+
+    def test_hosts_without_kinds_are_judged_by_the_class(self):
+        places, wishes = [self.gpus(1, 1), self.gpus(2, a=0)], [self.wish(1)]
+        made = move_planner.plan(places, [], wishes, 10)
+        self.assertEqual([[1]], made.picked)
+        self.assertTrue(move_planner.is_complete(places, [], wishes, made))
+
+    def test_plan_that_uses_what_providers_cannot_give_is_not_complete(self):
+        wishes = [self.wish(2, hosts=[1])]
+        made = move_planner.plan([self.gpus(1, a=2)], [], wishes, 10)
+        for lost, complete in ((0, True), (1, False)):
+            self.assertEqual(complete, move_planner.is_complete(
+                [self.gpus(1, a=2)], [], [wishes[0]._replace(
+                    limits={1: (2, {'GPU': lost})})], made))

@@ -109,7 +109,7 @@ class TestQuota(NetworkTestCase):
             self.network.made[made] = self.network.made[made]._replace(
                 **values)
         self.assertEqual(
-            ({'network': cloud_api.Headroom(5, 1)},
+            ({'network': cloud_api.Headroom(5, 3, 2)},
              {'network': cloud_api.Headroom(5, 0)}),
             (self.kind.headroom('project'), self.kind.headroom('third')))
         self.network.limits.clear()

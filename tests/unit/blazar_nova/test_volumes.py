@@ -336,7 +336,7 @@ class TestLifecycle(VolumeTestCase):
         for kind, size in (('disk', 30), (its_id, 60)):
             self.assertTrue(self.cinder.create('project', kind, size))
         self.assertEqual(
-            ({'gigabytes': cloud_api.Headroom(200, 30)},
+            ({'gigabytes': cloud_api.Headroom(200, 90, 60)},
              {'gigabytes': cloud_api.Headroom(200, 0)}),
             (self.kind.headroom('project'), self.kind.headroom('other')))
         with mock.patch.object(self.cinder, 'is_configured', bool):

@@ -10,7 +10,8 @@ each host, for which there is capacity beside the leases.
 
 seconds: from that second until the last lease is started; per_second: starts
 in that time; p50_ms and p99_ms: lateness; client_ms and server_ms: CPU time
-per lease. slowdown: starts a second in free, divided by those in interruptible.
+per lease. slowdown: starts a second in free, divided by those in
+interruptible.
 """
 
 import json

@@ -390,8 +390,8 @@ class Headroom(ty.NamedTuple):
     :ivar limit: the limit of the project's total usage
     :ivar used: usage other than by leases; negative if more was subtracted
         for what leases have than the cloud has counted
-    :ivar leased: how much of ``used`` is said to be of leases, at most. Users
-        may forge that: not more than their leases reserve at the moment counts
+    :ivar leased: how much of ``used`` has the mark of a lease. Users can forge
+        marks, so no more than their leases reserve at the moment is subtracted
     """
 
     limit: int

@@ -440,21 +440,22 @@ class Limits:
 
     def _compare_rooms(self, asked: Asked, found: usage.ProjectUsage,
                        rooms: _Rooms,
-                       left: ty.Mapping[str, int] = usage.Amounts()) -> None:
+                       left: ty.Mapping[str, int] = {}) -> None:
         """Check the cloud's quota.
 
         :param left: usage that was not counted in ``rooms``
         """
         wanted, now = self._wanted(asked, found), self._clock.now()
-        begun = sum((usage.Amounts(one.amounts) for one in found.uses
-                     if one.window.start <= now), usage.Amounts())
         for user_id, peak in self._peaks_of_quota(asked, found).items():
             for name, amount in peak.items():
                 room = rooms[user_id].get(name)
-                total = 0 if room is None else max(
-                    0, room.used - min(room.leased, begun[name])
-                    + left.get(name, 0) + amount)
-                if room is not None and total > room.limit:
+                if room is None:
+                    continue
+                leased = room.leased and min(room.leased, sum(
+                    one.amounts.get(name, 0) for one in found.uses
+                    if one.window.start <= now))
+                total = max(0, room.used - leased + left.get(name, 0) + amount)
+                if total > room.limit:
                     raise errors.LimitExceeded(
                         f'Quota exceeded for {name}: this lease asks for '
                         f'{wanted[name]}, and of the {room.limit} that the '
@@ -471,6 +472,16 @@ class Limits:
             {} if self._quota is None else
             dict(self._quota.amounts(servers, resources)))
 
+    def _amounts_of(self, kind: str | None, servers: int, amount: int,
+                    ) -> tuple[model.Resources, usage.Amounts]:
+        """Return what each of some bookings takes, and their usage.
+
+        :param kind: what each takes, as JSON
+        """
+        each = json.loads(kind) if kind else {}
+        return each, self._amounts(servers, {
+            rc: amount * one for rc, one in each.items()})
+
     def _limits(self, asked: Asked) -> dict[str, int]:
         """Return the limits that apply to a project."""
         group = self._conf.blazar_enforcement
@@ -486,15 +497,8 @@ class Limits:
         """Return the usage by the project's leases and by the lease itself."""
         found, now = usage.ProjectUsage(), self._clock.now()
         moving: list[ty.Any] = []
-
         # Most bookings of a project are alike.
-        @functools.cache
-        def amounts_of(kind: str | None, servers: int, amount: int,
-                       ) -> tuple[model.Resources, usage.Amounts]:
-            each = json.loads(kind) if kind else {}
-            return each, self._amounts(servers, {
-                rc: amount * one for rc, one in each.items()})
-
+        amounts_of = functools.cache(self._amounts_of)
         for row in connection.execute(
                 usage.books_of(asked.project_id, asked.lease_id,
                                self._serverless, asked.beside)).all():

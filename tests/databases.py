@@ -352,8 +352,9 @@ def load_tests(loader: unittest.TestLoader, tests: unittest.TestSuite,
     the same one. Of the tests with :data:`SCENARIOS` one in four does, as
     different tests cover the same statements. A test with :data:`RACES` runs
     on one of the servers, always the same one too. ``BLAZAR_DATABASES=one``
-    runs on MariaDB only what would run on SQLite and on MariaDB, and ``all``
-    runs all tests on all databases.
+    runs half of those with :data:`SQL` on a server, and on MariaDB only what
+    would run on SQLite and on MariaDB; ``all`` runs all tests on all
+    databases.
     """
     multiplied = testscenarios.load_tests_apply_scenarios(
         loader, tests, pattern)
@@ -372,12 +373,11 @@ def _is_run(test: ty.Any) -> bool:
         return bool(test.kind == RACES[number % len(RACES)][0])
     if several is not SCENARIOS and several is not SQL:
         return True
-    number %= 8
-    server = None if several is SCENARIOS and number > 1 else (
-        ('mariadb', 'postgresql')[number % 2])
+    number, one = number % 8, os.environ.get('BLAZAR_DATABASES') == 'one'
+    most = 2 if several is SCENARIOS else 4 if one else 8
+    server = ('mariadb', 'postgresql')[number % 2] if number < most else None
     if test.kind == 'sqlite':
-        return server != 'mariadb' or (
-            os.environ.get('BLAZAR_DATABASES') != 'one')
+        return not (one and server == 'mariadb')
     return bool(test.kind == server)
 
 

@@ -149,24 +149,28 @@ def of(always: ty.Iterable[str], lease: models.Lease,
     changed: dict[str, ty.Any] = {} if wanted is None else {
         'resources': wanted.demand.resources,
         'among': wanted.demand.among, 'groups': wanted.demand.groups}
-
-    def new_of(row: models.Booking, host_id: int | None) -> ledger.NewBooking:
-        new = ledger.new_of(
-            row, window=window, host_id=host_id, **changed if
-            # A booking may stay on its host, whichever pool that is in now.
-            host_id != row.host_id else {**changed, 'among': None})
-        # It may need another kind of the same providers.
-        return dataclasses.replace(
-            new, resources=changed['resources']) if others else new
-
     return [
         *(ledger.Edit(row, None) for row in rows if row not in kept),
-        *(ledger.Edit(row, new_of(row, host_id))
+        *(ledger.Edit(row, _moved(row, window, host_id, changed, others))
           for row, host_id in zip(kept, hosts)),
         *(ledger.Edit(None, ledger.NewBooking(
             reservation.id, host_id, None, window, **{
                 'resources': reservation.resources, **changed}))
           for host_id in added)]
+
+
+def _moved(row: models.Booking, window: model.Window, host_id: int | None,
+           changed: dict[str, ty.Any], others: bool) -> ledger.NewBooking:
+    """Return a booking in its new window and on its new host.
+
+    :param others: whether its server is of another kind
+    """
+    new = ledger.new_of(row, window=window, host_id=host_id, **changed if (
+        # A booking may stay on its host, whichever pool that is in now.
+        host_id != row.host_id) else {**changed, 'among': None})
+    # It may need another kind of the same providers.
+    return dataclasses.replace(
+        new, resources=changed['resources']) if others else new
 
 
 def _where_they_are(rows: ty.Sequence[models.Booking], picked: list[int],

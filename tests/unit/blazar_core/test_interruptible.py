@@ -1383,17 +1383,15 @@ class TestEvictionOrder(base.TestCase):
             rc: sum(one.resources[rc] for one in servers) + levels.get(rc, 0)
             for rc in capacity})
 
-    def test_server_stays_if_only_what_nobody_uses_is_lacking(self):
-        servers = [interruptible.Server('one', {'VCPU': 1, 'GPU': 1}, 10, 0)]
+    def test_server_stays_if_only_what_no_server_uses_is_lacking(self):
+        """Too many CPUs are booked, which no eviction frees."""
+        servers = [interruptible.Server(
+            kind, {'GPU': 1, f'GPU@{kind}': 1}, 10, 0) for kind in 'ba']
         found = interruptible.victims(
-            {'VCPU': 5, 'GPU': 2, 'DISK_GB': 1}, {'VCPU': 4}, servers, [(
-                model.Window(50, 100), {'DISK_GB': 2})], 0, 200)
-        self.assertEqual([], found)
-        found = interruptible.victims(
-            {'VCPU': 5, 'GPU': 2, 'DISK_GB': 1}, {'VCPU': 4}, [
-                *servers, interruptible.Server('two', {'GPU': 1}, 10, 0)], [(
-                    model.Window(50, 100), {'DISK_GB': 2, 'GPU': 1})], 0, 200)
-        self.assertEqual(['one'], [one.id for one, _instant in found])
+            {'VCPU': 5, 'GPU': 2, 'GPU@a': 1, 'GPU@b': 1}, {'VCPU': 4},
+            servers, [(model.Window(50, 100), {
+                'VCPU': 2, 'GPU': 1, 'GPU@a': 1})], 0, 200)
+        self.assertEqual(['a'], [one.id for one, _instant in found])
 
     def test_nearly_minimal_number_of_servers_is_evicted(self):
         rng = random.Random(1)

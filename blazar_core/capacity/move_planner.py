@@ -262,6 +262,8 @@ class Placing:
         self._allowed = {
             one.server_id: self._mask(one)
             for some in state.staying for one in some}
+        #: What a server that moves there may take.
+        self._free = np.minimum(state.before, state.beyond)
 
     def _mask(self, one: Movable) -> npt.NDArray[np.bool_]:
         ids = self._state.ids
@@ -272,10 +274,9 @@ class Placing:
 
     def has_target(self, one: Movable) -> bool:
         """Return whether there is any host that a server could move to."""
-        door = np.minimum(self._state.before, self._state.beyond)
         size = self._state.sizes[one.server_id]
         return bool((self._allowed[one.server_id] & (
-            (door >= size) | (size == 0)).all(axis=1)).any())
+            (self._free >= size) | (size == 0)).all(axis=1)).any())
 
     def place(self, door: Amounts, leaving: list[Movable],
               ) -> tuple[dict[str, int], list[str]]:
@@ -491,7 +492,7 @@ def _plan_one(state: State, wish: PlannedDemand, most: int) -> Plan | None:
     If not all of its servers can have the same kinds of providers, they are
     planned one after the other.
     """
-    made = _best(state, wish, most)
+    made = _Search(state, wish, most).best()
     if made is not None:
         state.apply(made, wish)
         return made
@@ -500,9 +501,10 @@ def _plan_one(state: State, wish: PlannedDemand, most: int) -> Plan | None:
     made = Plan([[]], [], [[]])
     for _server in range(wish.amount):
         on = collections.Counter(made.picked[0])
-        one = _best(state, wish._replace(amount=1, hosts=frozenset(
+        one = _Search(state, wish._replace(amount=1, hosts=frozenset(
             host_id for host_id in wish.hosts
-            if on[host_id] < wish.most_on(host_id))), most - len(made.moves))
+            if on[host_id] < wish.most_on(host_id))),
+            most - len(made.moves)).best()
         if one is None:
             return None
         state.apply(one, wish)
@@ -511,40 +513,43 @@ def _plan_one(state: State, wish: PlannedDemand, most: int) -> Plan | None:
     return made
 
 
-def _best(state: State, wish: PlannedDemand, most: int) -> Plan | None:
-    """Return the best plan for one demand whose servers all have the same
-    kinds of providers.
-    """
-    return min(filter(None, (
-        _Search(state, wish, way, most).best() for way in wish.ways)),
-        key=lambda made: (len(made.moves), sum(
-            move.takes.get('MEMORY_MB', 0) for move in made.moves)),
-        default=None)
-
-
 class _Search:
-    """A search for the best plan for one demand.
-
-    :param way: what each of its servers takes by kind of provider
+    """A search for the best plan for one demand whose servers all have the
+    same kinds of providers.
     """
 
-    def __init__(self, state: State, wish: PlannedDemand,
-                 way: model.Resources, most: int) -> None:
+    def __init__(self, state: State, wish: PlannedDemand, most: int) -> None:
         self._state = state
         self._wish = wish
-        self._way = way
         self._most = most
-        self._takes = state.amounts({**wish.takes, **way})
         self._few = sum(map(len, state.staying)) <= FEW
         self._tries = _TRIES_OF_FEW if self._few else 1
         self._placing = Placing(state)
+        #: By position of the host, the servers that could leave it.
+        self._usable = {
+            position: list(filter(self._placing.has_target, some))
+            for position, some in enumerate(state.staying)
+            if state.ids[position] in wish.hosts}
+        #: What would be free if all of them left.
+        self._reach = {
+            position: state.within[position] + sum(
+                state.sizes[one.server_id] for one in some)
+            for position, some in self._usable.items()}
 
     def best(self) -> Plan | None:
-        usable = {position: [one for one in some
-                             if self._placing.has_target(one)]
-                  for position, some in enumerate(self._state.staying)
-                  if self._state.ids[position] in self._wish.hosts}
-        known = {position: self._options(position, some)
+        return min(filter(None, map(self._best_of, self._wish.ways)),
+                   key=lambda made: (len(made.moves), sum(
+                       move.takes.get('MEMORY_MB', 0)
+                       for move in made.moves)), default=None)
+
+    def _best_of(self, way: model.Resources) -> Plan | None:
+        """Return the best plan of those in which each server takes the same of
+        each kind of provider.
+        """
+        takes = self._state.amounts({**self._wish.takes, **way})
+        usable = {position: some for position, some in self._usable.items()
+                  if ((takes <= self._reach[position]) | (takes == 0)).all()}
+        known = {position: self._options(position, some, takes)
                  for position, some in usable.items()}
         for _round in range(_ROUNDS):
             options = {position: some for position, some in known.items()
@@ -555,9 +560,12 @@ class _Search:
                 if sum(len(one.leaving) for one in chosen.values()) > (
                         self._most):
                     break
-                made, lost = self._place(chosen)
-                if made is not None:
-                    return made
+                moves, lost = self._place(chosen, takes)
+                if not lost:
+                    picked = [self._state.ids[position]
+                              for position, option in sorted(chosen.items())
+                              for _one in range(option.amount)]
+                    return Plan([picked], moves, [[way] * len(picked)])
                 homeless.update(lost)
             if not homeless:
                 return None
@@ -567,43 +575,40 @@ class _Search:
                 rest = [one for one in some if one.server_id not in stay]
                 if len(rest) < len(some):
                     usable[position] = rest
-                    known[position] = self._options(position, rest)
+                    known[position] = self._options(position, rest, takes)
         return None
 
-    def _place(self, chosen: ty.Mapping[int, Option],
-               ) -> tuple[Plan | None, list[str]]:
-        """Return the plan of a choice, or the servers without a target."""
+    def _place(self, chosen: ty.Mapping[int, Option], takes: Amounts,
+               ) -> tuple[list[PlannedMove], list[str]]:
+        """Return the moves of a choice, or the servers without a target."""
         door = self._state.before.copy()
         for position, option in chosen.items():
-            door[position] -= self._takes * option.amount + self._lost(
+            door[position] -= takes * option.amount + self._lost(
                 position)
         np.minimum(door, self._state.beyond, out=door)
         targets, lost = self._placing.place(door, [
             one for option in chosen.values() for one in option.leaving])
         if lost:
-            return None, lost
-        ids = self._state.ids
-        picked = [ids[position] for position, option in sorted(
-            chosen.items()) for _one in range(option.amount)]
-        return Plan([picked], [PlannedMove(
-            one.server_id, one.source, ids[targets[one.server_id]],
-            one.takes) for _position, option in sorted(
-                chosen.items()) for one in option.leaving],
-            [[self._way] * len(picked)]), []
+            return [], lost
+        return [PlannedMove(one.server_id, one.source,
+                            self._state.ids[targets[one.server_id]], one.takes)
+                for _position, option in sorted(chosen.items())
+                for one in option.leaving], []
 
     def _lost(self, position: int) -> Amounts:
         """Return how much of what is free on a host cannot be used."""
         return self._state.amounts(
             self._wish.lost_on(self._state.ids[position]))
 
-    def _options(self, position: int, some: list[Movable]) -> list[Option]:
+    def _options(self, position: int, some: list[Movable],
+                 takes: Amounts) -> list[Option]:
         """Return what a host could take, and which servers must leave it."""
         wish, options = self._wish, []
         most = min(wish.most_on(self._state.ids[position]), wish.amount)
         free = self._state.within[position] - self._lost(position)
         for count in range(
                 wish.amount if wish.together else 1, most + 1):
-            need = self._takes * count - free
+            need = takes * count - free
             if not (need > 0).any():
                 options.append(Option(count, 0, ()))
                 continue

@@ -157,7 +157,7 @@ def _change_running(server_id: str, specs: ty.Mapping[str, str],
             instance.save()
 
 
-def reservation_of(flavor: ty.Any) -> str | None:
+def host_reservation_of(flavor: ty.Any) -> str | None:
     """Return the reservation of hosts in a server's embedded flavor."""
     return _specs_of(flavor).get(_MARK)
 
@@ -175,13 +175,13 @@ def reservation_of_server(server_id: str, project_id: str | None = None,
             nova_context.get_admin_context(), server_id)
     except exception.RequestSpecNotFound:
         return None
-    return reservation_of(spec.flavor) if project_id in (
+    return host_reservation_of(spec.flavor) if project_id in (
         None, spec.project_id) else None
 
 
 def carry_over(instance: ty.Any, flavor: ty.Any) -> ty.Any:
     """Return the flavor of a resize, with the binding of the server."""
-    reservation_id = reservation_of(instance.flavor)
+    reservation_id = host_reservation_of(instance.flavor)
     return flavor if reservation_id is None or flavor is None else (
         _with(flavor, _traits_of(reservation_id)))
 

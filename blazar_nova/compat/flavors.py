@@ -188,6 +188,13 @@ def reservation_of(flavor: ty.Any) -> str | None:
         flavor.extra_specs if 'extra_specs' in flavor else {}).get(_MARK))
 
 
+def any_reservation_of(flavor: ty.Any) -> str | None:
+    """Return the reservation of servers or of hosts of a server's embedded
+    flavor, or None.
+    """
+    return reservation_of(flavor) or bound_servers.host_reservation_of(flavor)
+
+
 def named(context: ty.Any, flavor_id: str) -> ty.Any:
     """Return the flavor of an id as Nova's database compares ids, possibly
     without regard to case; None if there is none.

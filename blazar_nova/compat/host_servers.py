@@ -108,7 +108,7 @@ def _between_hosts(context: ty.Any) -> dict[str, str | None]:
     """Return the servers of a cell whose build failed on one host and is
     retried on another: a conductor chooses it without running our filter.
     """
-    return {one.uuid: bound_servers.reservation_of(one.flavor)
+    return {one.uuid: bound_servers.host_reservation_of(one.flavor)
             for one in objects.InstanceList.get_by_filters(
                 context, {'vm_state': vm_states.BUILDING, 'host': None,
                           'deleted': False}, expected_attrs=['flavor'])}
@@ -119,7 +119,7 @@ def _everybody(host: pool.Member) -> dict[str, str | None]:
     found: dict[str, str | None] = {}
     with (contextlib.suppress(exception.HostMappingNotFound),
           compute_hosts.in_cell_of(host.service_host) as in_cell):
-        found = {one.uuid: bound_servers.reservation_of(one.flavor)
+        found = {one.uuid: bound_servers.host_reservation_of(one.flavor)
                  for one in objects.InstanceList.get_by_host(
                      in_cell, host.service_host, ['flavor'])}
     there = compute_hosts.consumers(host.uuid) if host.uuid else set()

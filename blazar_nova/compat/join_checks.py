@@ -11,7 +11,6 @@ from nova import objects
 
 from blazar_core.common import errors
 from blazar_core.leases import members
-from blazar_nova.compat import bound_servers
 from blazar_nova.compat import bounded_calls
 from blazar_nova.compat import compute_hosts
 from blazar_nova.compat import flavors
@@ -43,8 +42,7 @@ def _joiner(server_id: str, project_id: str, what: str) -> members.NewMember:
         raise errors.Conflict(
             f'Server {server_id} is locked, and is not deleted or changed by '
             f'the end of a lease. Unlock it first.')
-    if flavors.reservation_of(instance.flavor) is not None or (
-            bound_servers.reservation_of(instance.flavor) is not None):
+    if flavors.any_reservation_of(instance.flavor) is not None:
         raise errors.Conflict(
             f'Server {server_id} is in a reservation already. Leave it out.')
     _check_size(instance)

@@ -73,8 +73,7 @@ def may_be_leased(spec: ty.Any) -> bool:
     only while the reservation database is unavailable.
     """
     return 'scheduler_hints' not in spec or bool(spec.scheduler_hints) or (
-        flavors.reservation_of(spec.flavor) is not None or
-        bound_servers.reservation_of(spec.flavor) is not None)
+        flavors.any_reservation_of(spec.flavor) is not None)
 
 
 def servers_of(spec: ty.Any) -> int:
@@ -188,7 +187,7 @@ def install(books: scheduler_claims.Claims,
 
         if utils.request_is_rebuild(spec_obj):
             return ask_nova()
-        within = bound_servers.reservation_of(spec_obj.flavor)
+        within = bound_servers.host_reservation_of(spec_obj.flavor)
         try:
             undo = books.claim(instance_uuid, {
                 provider: one['resources'] for provider, one in

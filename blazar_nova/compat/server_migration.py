@@ -270,7 +270,7 @@ def _is_free(instance: ty.Any) -> bool:
     if instance.vm_state not in _LIVE or instance.task_state is not None or (
             instance.locked or not instance.host or
             instance.numa_topology is not None or
-            bound_servers.reservation_of(instance.flavor) is not None):
+            bound_servers.host_reservation_of(instance.flavor) is not None):
         return False
     if (instance.pci_requests is not None and instance.pci_requests.requests
         ) or 'accel:device_profile' in specs or (

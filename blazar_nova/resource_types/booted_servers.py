@@ -92,7 +92,7 @@ def _demand_of(context: ty.Any, owner: ty.Any, specs: ty.Sequence[ty.Any],
                server_ids: ty.Collection[str], known: lookup.Lookup,
                window: model.Window | None, later: bool = False,
                ) -> model.Demand:
-    within = bound_servers.reservation_of(specs[0].flavor)
+    within = bound_servers.host_reservation_of(specs[0].flavor)
     if within is not None:
         return model.Demand({}, len(specs), among=None,
                             hosts=known.hosts_within(within))

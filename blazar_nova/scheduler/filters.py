@@ -26,7 +26,6 @@ from blazar_core.common import model
 from blazar_core.common import words
 from blazar_core.leases import limits
 from blazar_core.leases import server_growth
-from blazar_nova.compat import bound_servers
 from blazar_nova.compat import configuration_checks
 from blazar_nova.compat import flavors
 from blazar_nova.compat import nova_scheduler
@@ -144,8 +143,7 @@ class LeaseFilter(nova_scheduler.HostFilter):  # type: ignore[misc]
             current index knows
         :param candidates: what it could take of the providers of hosts
         """
-        reservation_id = bound_servers.reservation_of(spec.flavor) or (
-            flavors.reservation_of(spec.flavor))
+        reservation_id = flavors.any_reservation_of(spec.flavor)
         try:
             if not wholly:
                 return self._eligibility.for_unreserved(

@@ -227,7 +227,7 @@ class LeaseAdmission:
             project_id=call.context.project_id, user_id=call.context.user_id,
             request=request, reservations=(new_leases.NewReservation(
                 demand, call.server_ids, spec=exclusive.spec(
-                    hosted_servers.spec(bound_servers.reservation_of(
+                    hosted_servers.spec(bound_servers.host_reservation_of(
                         call.request_spec[0].flavor)),
                     dict.fromkeys(call.server_ids, call.exclusive)),
                 warnings=booted_servers.unreserved(call, demand, request)),))

@@ -65,7 +65,7 @@ class LeaseSeries:
         times = 1 if asked.keeps_servers else len(asked.windows)
         ids = call.server_ids
         each = len(ids) // times
-        if each * times != len(ids) or bound_servers.reservation_of(
+        if each * times != len(ids) or bound_servers.host_reservation_of(
                 call.request_spec[0].flavor) is not None:
             raise errors.InvalidLeaseParams(
                 'A lease that recurs is not for servers within a reservation '

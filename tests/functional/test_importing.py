@@ -191,7 +191,7 @@ class TestActive(ImportTestCase):
                 self.context, mapping.cell_mapping) as cell:
             instance = objects.Instance.get_by_uuid(
                 cell, server['id'], ['flavor'])
-        return {bound_servers.reservation_of(instance.flavor),
+        return {bound_servers.host_reservation_of(instance.flavor),
                 bound_servers.reservation_of_server(server['id'])}
 
     def test_imported_active_lease_keeps_servers_until_end(self):

@@ -15,7 +15,6 @@ Nova sends no aggregate notification for these changes.
 import typing as ty
 
 from nova import availability_zones
-from nova import context as nova_context
 from nova.db.api import api as api_db
 from nova.db.api import models as api_models
 from nova import exception
@@ -127,7 +126,7 @@ def _refuse_used(context: ty.Any, aggregate: ty.Any,
     silent = []
     for cell, count in bounded_calls.of_cells(
             context, objects.InstanceList.get_count_by_hosts, mine).items():
-        if nova_context.is_cell_failure_sentinel(count):
+        if isinstance(count, bounded_calls.Silent):
             silent.append(cell)
         elif count:
             raise _not_now(

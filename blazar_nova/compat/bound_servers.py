@@ -145,16 +145,20 @@ def _change_running(server_id: str, specs: ty.Mapping[str, str],
                              exception.InstanceNotFound):
         mapping = objects.InstanceMapping.get_by_instance_uuid(
             context, server_id)
-        with nova_context.target_cell(
-                context, mapping.cell_mapping) as in_cell:
-            instance = objects.Instance.get_by_uuid(
-                in_cell, server_id, ['flavor'])
-            # Includes those of a resize that is not confirmed or reverted.
-            for name in ('flavor', 'old_flavor', 'new_flavor'):
-                flavor = getattr(instance, name)
-                if flavor is not None:
-                    setattr(instance, name, _with(flavor, specs, without))
-            instance.save()
+        bounded_calls.of_cell(context, mapping.cell_mapping, _change_instance,
+                              server_id, specs, without)
+
+
+def _change_instance(context: ty.Any, server_id: str,
+                     specs: ty.Mapping[str, str],
+                     without: tuple[str, ...]) -> None:
+    instance = objects.Instance.get_by_uuid(context, server_id, ['flavor'])
+    # Includes those of a resize that is not confirmed or reverted.
+    for name in ('flavor', 'old_flavor', 'new_flavor'):
+        flavor = getattr(instance, name)
+        if flavor is not None:
+            setattr(instance, name, _with(flavor, specs, without))
+    instance.save()
 
 
 def host_reservation_of(flavor: ty.Any) -> str | None:

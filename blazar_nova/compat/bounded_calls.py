@@ -20,6 +20,7 @@ import typing as ty
 
 from nova import context as nova_context
 from nova import exception
+from nova import objects
 from oslo_db import exception as db_exception
 from oslo_log import log as logging
 import oslo_messaging
@@ -35,9 +36,16 @@ R = ty.TypeVar('R')
 LIMIT = 60
 #: Seconds that a call may take while so many others wait for longer.
 SHORT_LIMIT, WAITING = 10, 2
+#: Seconds by which a call within another one ends before it, and the least
+#: that it may take.
+_EARLIER = 5
 #: How often the time doubles for which a silent service is not called, since
 #: some calls that are left behind never end.
 _DOUBLED = 4
+
+#: When the call must have ended within which another one is made.
+_END: contextvars.ContextVar[float | None] = contextvars.ContextVar(
+    'end', default=None)
 
 #: The errors that mean that a service does not answer.
 _SILENCE = (db_exception.DBConnectionError, db_exception.CantStartEngineError,
@@ -69,7 +77,8 @@ class Bounded:
             still finish later
         """
         answer: futures.Future[R] = futures.Future()
-        context = contextvars.copy_context()
+        limit, context = _limit(), contextvars.copy_context()
+        context.run(_END.set, time.monotonic() + limit)
 
         def run() -> None:
             try:
@@ -81,11 +90,11 @@ class Bounded:
 
         was_silent = self._begin(who)
         threading.Thread(target=run, name='bounded', daemon=True).start()
-        seconds = self._wait(who, answer)
+        seconds = self._wait(who, answer, limit)
         if seconds:
             self._leave(who, answer, was_silent)
             raise errors.CloudUnavailable(
-                f'{who} does not answer within {seconds} s.')
+                f'{who} does not answer within {seconds:.3g} s.')
         self._answered(who, answer)
         try:
             return answer.result()
@@ -112,13 +121,14 @@ class Bounded:
                 self._again[who] = now + LIMIT
         return again is not None
 
-    def _wait(self, who: str, answer: 'futures.Future[ty.Any]') -> int:
+    def _wait(self, who: str, answer: 'futures.Future[ty.Any]',
+              limit: float) -> float:
         """Wait for an answer; return after how many seconds it is not waited
         for any longer, 0: it is there.
         """
         # Calls of the API database include calls of placement, and nothing
         # works without it: no worker is kept for others.
-        first = LIMIT if who == API else min(LIMIT, SHORT_LIMIT)
+        first = limit if who == API else min(limit, SHORT_LIMIT)
         with self._lock:
             self._waiting[who].append(answer)
         try:
@@ -128,7 +138,7 @@ class Bounded:
                 if answer not in self._waiting[who][:WAITING]:
                     return first
             return 0 if futures.wait(
-                [answer], LIMIT - first).done else LIMIT
+                [answer], limit - first).done else limit
         finally:
             with self._lock:
                 self._waiting[who].remove(answer)
@@ -141,16 +151,20 @@ class Bounded:
         if isinstance(answer.exception(), _SILENCE):
             return
         with self._lock:
-            self._again.pop(who, None)
+            was_silent = self._again.pop(who, None) is not None
             self._silences.pop(who, None)
+        if was_silent:
+            LOG.info('%s answers again', who)
 
     def _leave(self, who: str, answer: 'futures.Future[ty.Any]',
                was_silent: bool) -> None:
         with self._lock:
             if was_silent or who not in self._again:
-                self._again[who] = time.monotonic() + (
-                    LIMIT * 2 ** min(self._silences[who], _DOUBLED))
+                pause = LIMIT * 2 ** min(self._silences[who], _DOUBLED)
+                self._again[who] = time.monotonic() + pause
                 self._silences[who] += 1
+                LOG.warning('%s does not answer; it is called again in %s s',
+                            who, round(pause))
             self._left[who] += 1
 
         def come(answer: 'futures.Future[ty.Any]') -> None:
@@ -164,8 +178,24 @@ class Bounded:
         answer.add_done_callback(come)
 
 
+def _limit() -> float:
+    """Return the seconds that a call may take: within another one so much less
+    that the service that does not answer is the one that is reported.
+    """
+    end = _END.get()
+    return LIMIT if end is None else max(
+        _EARLIER, min(LIMIT, end - time.monotonic() - _EARLIER))
+
+
 #: The name of the service in calls that use no cell.
 API = 'Nova\'s API database'
+
+
+class Silent:
+    """What a cell has answered if it has not, or if the call failed there."""
+
+
+_SILENT = Silent()
 
 _api, _cells = Bounded(), Bounded()
 
@@ -173,9 +203,34 @@ _api, _cells = Bounded(), Bounded()
 def of_api(work: ty.Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
     """Return what a call of Nova's API database returns, or raise its error.
 
+    :param work: calls cells by :func:`of_cell` or :func:`of_cells`, so that
+        one that does not answer is not taken for the database
     :raises CloudUnavailable: if the database does not answer
     """
     return _api(API, work, *args, **kwargs)
+
+
+def all_cells() -> list[ty.Any]:
+    """Return the mappings of all cells, cell0 included, as they are now: Nova
+    reads them once in the life of a process.
+
+    :raises CloudUnavailable: if Nova's API database does not answer
+    """
+    return [*of_api(objects.CellMappingList.get_all,
+                    nova_context.get_admin_context())]
+
+
+def of_cell(context: ty.Any, cell: ty.Any,
+            work: ty.Callable[ty.Concatenate[ty.Any, P], R], *args: P.args,
+            **kwargs: P.kwargs) -> R:
+    """Return what a call of a cell returns, or raise its error.
+
+    :param cell: a CellMapping
+    :param work: its first argument is a context of the cell
+    :raises CloudUnavailable: if the cell does not answer
+    """
+    with nova_context.target_cell(context, cell) as in_cell:
+        return _cells(f'Cell {name_of(cell)}', work, in_cell, *args, **kwargs)
 
 
 def of_cells(context: ty.Any, work: ty.Callable[..., ty.Any], *args: ty.Any,
@@ -185,29 +240,27 @@ def of_cells(context: ty.Any, work: ty.Callable[..., ty.Any], *args: ty.Any,
 
     :param work: its first argument is a context of the cell
     :param cells: CellMappings; None: all
-    :returns: by uuid of the cell; Nova's sentinel
-        (``nova.context.is_cell_failure_sentinel``) if a cell did not answer
-        or the function failed
+    :returns: by uuid of the cell; :class:`Silent` if a cell did not answer or
+        the function failed
     """
-    if cells is None:
-        nova_context.load_cells()
-        cells = nova_context.CELLS
+    asked = all_cells() if cells is None else cells
 
     def ask(cell: ty.Any) -> ty.Any:
-        name = f'Cell {name_of(cell)}'
         try:
-            with nova_context.target_cell(context, cell) as of_cell:
-                return _cells(name, work, of_cell, *args, **kwargs)
+            return of_cell(context, cell, work, *args, **kwargs)
         except errors.CloudUnavailable as exc:
-            LOG.warning('%s', exc)
-            return nova_context.did_not_respond_sentinel
-        except Exception as exc:
-            LOG.exception('%s could not be asked', name)
-            return exc
+            # Bounded warns when the cell becomes silent.
+            LOG.debug('%s', exc)
+        except Exception:
+            LOG.exception('Cell %s could not be asked', name_of(cell))
+        return _SILENT
 
-    with futures.ThreadPoolExecutor(max(1, len(cells))) as pool:
-        return {cell.uuid: answer for cell, answer in zip(
-            cells, pool.map(ask, cells), strict=True)}
+    with futures.ThreadPoolExecutor(max(1, len(asked))) as pool:
+        # Threads of a pool do not know within which call they are.
+        running = [pool.submit(contextvars.copy_context().run, ask, cell)
+                   for cell in asked]
+        return {cell.uuid: one.result() for cell, one in zip(
+            asked, running, strict=True)}
 
 
 def answers(context: ty.Any, work: ty.Callable[..., ty.Any], *args: ty.Any,
@@ -218,15 +271,13 @@ def answers(context: ty.Any, work: ty.Callable[..., ty.Any], *args: ty.Any,
 
     :param silent: the names of the other cells are added to this
     """
-    if cells is None:
-        nova_context.load_cells()
-        cells = list(nova_context.CELLS)
-    found = of_cells(context, work, *args, cells=cells, **kwargs)
+    asked = all_cells() if cells is None else cells
+    found = of_cells(context, work, *args, cells=asked, **kwargs)
     failed = {uuid for uuid, answer in found.items()
-              if nova_context.is_cell_failure_sentinel(answer)}
+              if isinstance(answer, Silent)}
     if silent is not None:
-        silent.update(name_of(cell) for cell in cells if cell.uuid in failed)
-    return [(cell, found[cell.uuid]) for cell in cells
+        silent.update(name_of(cell) for cell in asked if cell.uuid in failed)
+    return [(cell, found[cell.uuid]) for cell in asked
             if cell.uuid not in failed]
 
 

@@ -9,18 +9,23 @@ each server.
 
 import collections
 import dataclasses
+import datetime
 import itertools
 import typing as ty
 
 from nova import context as nova_context
+from nova.db.api import api as api_db
+from nova.db.api import models as api_models
 from nova import objects
 from oslo_log import log as logging
+import sqlalchemy as sa
 
 from blazar_core.plugins import cloud_api
 from blazar_nova.compat import bounded_calls
 from blazar_nova.compat import compute_hosts
 from blazar_nova.compat import reserved_state
 from blazar_nova.compat import server_state
+from blazar_nova.compat import stranded_builds
 
 LOG = logging.getLogger(__name__)
 
@@ -52,11 +57,7 @@ class BulkState:
         self._cloud = cloud
         self.silent: set[str] = set()
         self._context = nova_context.get_admin_context()
-        self.waiting = {
-            request.instance_uuid: Waiting(
-                request.instance.vm_state == reserved_state.VM_STATE,
-                int(request.created_at.timestamp()))
-            for request in objects.BuildRequestList.get_all(self._context)}
+        self.waiting = bounded_calls.of_api(waiting)
         found, _complete = compute_hosts.all_hosts()
         self._nodes = {(host.service_host, host.name): host.uuid
                        for host in found}
@@ -115,6 +116,26 @@ class BulkState:
         except Exception:
             LOG.exception('Server %s could not be looked at', server_id)
             return {}
+
+
+def waiting() -> dict[str, Waiting]:
+    """Return the servers that have a BuildRequest, without reading these: each
+    is a whole server, and reserved ones have theirs for weeks.
+    """
+    one = api_models.BuildRequest
+    marked = one.instance.like(f'%{reserved_state.TEXT}%')
+    context = nova_context.get_admin_context()
+    with api_db.context_manager.reader.using(context):
+        rows = context.session.execute(sa.select(
+            one.instance_uuid, one.created_at, marked,
+            # A user may have chosen this text as a key of metadata.
+            marked & one.instance.like('%"vm_state": %"vm_state": %'))).all()
+    unmarked = stranded_builds.on_the_way(
+        server_id for server_id, _when, _marked, doubtful in rows if doubtful)
+    return {server_id: Waiting(
+        bool(reserved) and server_id not in unmarked,
+        int(created_at.replace(tzinfo=datetime.UTC).timestamp()))
+        for server_id, created_at, reserved, _doubtful in rows}
 
 
 def _instances(context: ty.Any, server_ids: list[str]) -> ty.Any:

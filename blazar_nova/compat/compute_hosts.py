@@ -28,6 +28,8 @@ from blazar_nova.compat import timestamps
 
 LOG = logging.getLogger(__name__)
 
+_R = ty.TypeVar('_R')
+
 _PLACEMENT = '1.39'
 
 #: The fields of an inventory that are read.
@@ -125,24 +127,25 @@ def _of_cells(work: ty.Callable[..., ty.Any], *args: ty.Any,
 def on_service_host(service_host: str) -> list[ComputeHost]:
     """Return the compute nodes of a nova-compute; none if it is unknown."""
     try:
-        with in_cell_of(service_host) as in_cell:
-            return [_compute_host(node) for node in
-                    objects.ComputeNodeList.get_all_by_host(
-                        in_cell, service_host)]
+        return [_compute_host(node) for node in of_cell_of(
+            service_host, objects.ComputeNodeList.get_all_by_host,
+            service_host)]
     except (exception.HostMappingNotFound, exception.ComputeHostNotFound):
         return []
 
 
-@contextlib.contextmanager
-def in_cell_of(service_host: str) -> ty.Iterator[ty.Any]:
-    """Give a context of the cell of a nova-compute.
+def of_cell_of(service_host: str, work: ty.Callable[..., _R], *args: ty.Any,
+               ) -> _R:
+    """Return what a call of the cell of a nova-compute returns; see
+    :func:`bounded_calls.of_cell`.
 
     :raises nova.exception.HostMappingNotFound: if Nova does not know it
+    :raises CloudUnavailable: if the cell does not answer
     """
     context = nova_context.get_admin_context()
-    mapping = objects.HostMapping.get_by_host(context, service_host)
-    with nova_context.target_cell(context, mapping.cell_mapping) as in_cell:
-        yield in_cell
+    return bounded_calls.of_cell(
+        context, objects.HostMapping.get_by_host(
+            context, service_host).cell_mapping, work, *args)
 
 
 def _compute_host(node: ty.Any) -> ComputeHost:
@@ -356,10 +359,13 @@ def force_down(host: str) -> None:
     """Force a nova-compute down: its servers may be evacuated, and its own
     reports are ignored until this is reverted.
     """
-    with in_cell_of(host) as in_cell:
-        service = objects.Service.get_by_compute_host(in_cell, host)
-        service.forced_down = True
-        service.save()
+    of_cell_of(host, _force_down, host)
+
+
+def _force_down(context: ty.Any, host: str) -> None:
+    service = objects.Service.get_by_compute_host(context, host)
+    service.forced_down = True
+    service.save()
 
 
 def services_up() -> set[str]:

@@ -224,8 +224,10 @@ def _set_resting_state(api: ty.Any, context: ty.Any, instance: ty.Any,
     LOG.info('Server %s: asking Nova to have it %s', instance.uuid, rest.value)
     try:
         _ask(work, context, instance)
-    except errors.CloudUnavailable:
-        _reset(instance)
+    except errors.CloudUnavailable as exc:
+        # Otherwise another request has set the task that the server has.
+        if not isinstance(exc.__cause__, exception.UnexpectedTaskStateError):
+            _reset(instance)
         raise
 
 

@@ -15,7 +15,6 @@ import functools
 import typing as ty
 
 import nova.conf
-from nova import context as nova_context
 from nova import objects
 from nova.scheduler import filters
 from nova.scheduler import host_manager
@@ -105,7 +104,7 @@ def refused(context: ty.Any, spec: ty.Any, host_ids: ty.Collection[str],
         context.elevated(), objects.ComputeNodeList.get_all_by_uuids,
         [*host_ids])
     return {node.uuid for cell_id, nodes in answers.items()
-            if not nova_context.is_cell_failure_sentinel(nodes)
+            if not isinstance(nodes, bounded_calls.Silent)
             for node in nodes if not _passes(asked, _state(
                 node, cell_id, groups[node.host]), spec, as_free)}
 

@@ -13,20 +13,16 @@ import typing as ty
 from nova.compute import task_states
 from nova.compute import vm_states
 from nova import context as nova_context
-from nova.db.api import api as api_db
-from nova.db.api import models as api_models
 from nova import exception
 from nova import objects
-import sqlalchemy as sa
 
 from blazar_core.plugins import resource_types
 from blazar_nova.compat import bound_servers
 from blazar_nova.compat import bounded_calls
+from blazar_nova.compat import bulk_state
 from blazar_nova.compat import compute_hosts
 from blazar_nova.compat import pool
 from blazar_nova.compat import request_specs
-from blazar_nova.compat import reserved_state
-from blazar_nova.compat import stranded_builds
 
 
 class Occupant(ty.NamedTuple):
@@ -117,11 +113,11 @@ def _between_hosts(context: ty.Any) -> dict[str, str | None]:
 def _everybody(host: pool.Member) -> dict[str, str | None]:
     """Return the servers on a host, with the reservation each is bound to."""
     found: dict[str, str | None] = {}
-    with (contextlib.suppress(exception.HostMappingNotFound),
-          compute_hosts.in_cell_of(host.service_host) as in_cell):
+    with contextlib.suppress(exception.HostMappingNotFound):
         found = {one.uuid: bound_servers.host_reservation_of(one.flavor)
-                 for one in objects.InstanceList.get_by_host(
-                     in_cell, host.service_host, ['flavor'])}
+                 for one in compute_hosts.of_cell_of(
+                     host.service_host, objects.InstanceList.get_by_host,
+                     host.service_host, ['flavor'])}
     there = compute_hosts.consumers(host.uuid) if host.uuid else set()
     return found | {one: bound_servers.reservation_of_server(one)
                     for one in there - found.keys()}
@@ -179,23 +175,11 @@ def under_way() -> set[str]:
     :raises CloudUnavailable: if Nova does not answer
     """
     # In this order, as a conductor writes a server into its cell first.
-    taken_up = bounded_calls.of_api(_taken_up)
+    taken_up = {server_id for server_id, waits in
+                bounded_calls.of_api(bulk_state.waiting).items()
+                if not waits.reserved}
     return taken_up.union(*(
         found for _cell, found in bounded_calls.of_all_cells(_at_work)))
-
-
-def _taken_up() -> set[str]:
-    context = nova_context.get_admin_context()
-    text = api_models.BuildRequest.instance
-    asked = sa.select(api_models.BuildRequest.instance_uuid)
-    with api_db.context_manager.reader.using(context):
-        found, doubtful = (
-            set(context.session.scalars(asked.where(one))) for one in (
-                text.not_like(f'%{reserved_state.TEXT}%'),
-                text.like(f'%{reserved_state.TEXT}%') &
-                text.like('%"vm_state": %"vm_state": %')))
-    # A user may have chosen this text as a key of metadata.
-    return found | stranded_builds.on_the_way(doubtful).keys()
 
 
 def _at_work(context: ty.Any) -> set[str]:

@@ -10,7 +10,6 @@ names are checked before the build.
 import typing as ty
 
 import nova.conf
-from nova import context as nova_context
 from nova.db.main import api as main_db
 from nova import exception
 
@@ -35,12 +34,12 @@ def taken(context: ty.Any, names: ty.Mapping[str, str]) -> dict[str, str]:
     within = _WITHIN.get(CONF.osapi_compute_unique_server_name_scope)
     if within is None or not names:
         return {}
-    nova_context.load_cells()
     answers = bounded_calls.of_cells(
         context, _taken, {*names.values()},
-        cells=[one for one in nova_context.CELLS if not one.is_cell0()])
+        cells=[one for one in bounded_calls.all_cells()
+               if not one.is_cell0()])
     found: set[str] = set.intersection(*(
-        set() if nova_context.is_cell_failure_sentinel(answer) else answer
+        set() if isinstance(answer, bounded_calls.Silent) else answer
         for answer in answers.values())) if answers else set()
     return {server_id: f'Another server is named "{name}", and names of '
                        f'servers are unique {within}: delete or rename one '

@@ -88,15 +88,17 @@ def _find(server_id: str, project_id: str) -> tuple[ty.Any, str | None]:
         raise errors.Conflict(
             f'Server {server_id} is not built yet. Try again when it is '
             f'ACTIVE.')
-    with nova_context.target_cell(
-            context, mapping.cell_mapping) as cell_context:
-        try:
-            instance = objects.Instance.get_by_uuid(
-                cell_context, server_id,
-                expected_attrs=['flavor', 'info_cache'])
-        except exception.InstanceNotFound as exc:
-            raise _absent(server_id) from exc
-        return instance, server_state.host_of(cell_context, instance)
+    try:
+        return bounded_calls.of_cell(
+            context, mapping.cell_mapping, _in_cell, server_id)
+    except exception.InstanceNotFound as exc:
+        raise _absent(server_id) from exc
+
+
+def _in_cell(context: ty.Any, server_id: str) -> tuple[ty.Any, str | None]:
+    instance = objects.Instance.get_by_uuid(
+        context, server_id, expected_attrs=['flavor', 'info_cache'])
+    return instance, server_state.host_of(context, instance)
 
 
 def _check_size(instance: ty.Any) -> None:

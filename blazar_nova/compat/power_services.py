@@ -185,9 +185,11 @@ def _found(service: str, work: ty.Callable[[ty.Any], _R]) -> _R:
 
     :raises _NoService: if Nova has no service on this host
     """
+    def ask(in_cell: ty.Any) -> _R:
+        return work(objects.Service.get_by_compute_host(in_cell, service))
+
     try:
-        with compute_hosts.in_cell_of(service) as in_cell:
-            return work(objects.Service.get_by_compute_host(in_cell, service))
+        return compute_hosts.of_cell_of(service, ask)
     except (exception.HostMappingNotFound,
             exception.ComputeHostNotFound) as exc:
         raise _NoService(

@@ -173,8 +173,11 @@ def _tell(tells: Tells, request: ty.Any, servers: ty.Iterable[ty.Any],
         one.metadata = {**shown.metadata, **one.metadata}
         if shown.fault is not None:
             _fail(one, shown.fault)
-    for server_id, metadata in tells.interruptible(new).items():
-        new[server_id].metadata = {**new[server_id].metadata, **metadata}
+    # Of a server in a cell that does not answer, Nova knows no metadata.
+    read = {server_id: one for server_id, one in new.items()
+            if one.obj_attr_is_set('metadata')}
+    for server_id, metadata in tells.interruptible(read).items():
+        read[server_id].metadata = {**read[server_id].metadata, **metadata}
 
 
 def _fail(instance: ty.Any, fault: Fault) -> None:

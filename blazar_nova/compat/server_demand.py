@@ -219,18 +219,19 @@ def reverted(server_id: str) -> server_growth.Revert | None:
     """Return what a server would take, and where, if its resize is reverted.
 
     :returns: None if Nova knows no resize of it
+    :raises CloudUnavailable: if Nova does not answer
     """
+    return bounded_calls.of_api(_reverted, server_id)
+
+
+def _reverted(server_id: str) -> server_growth.Revert | None:
     context = nova_context.get_admin_context()
     try:
         spec = objects.RequestSpec.get_by_instance_uuid(context, server_id)
         mapping = objects.InstanceMapping.get_by_instance_uuid(
             context, server_id)
-        with nova_context.target_cell(
-                context, mapping.cell_mapping) as in_cell:
-            before = objects.Instance.get_by_uuid(
-                in_cell, server_id, ['flavor']).old_flavor
-            migration = objects.Migration.get_by_instance_and_status(
-                in_cell, server_id, 'finished')
+        before, migration = bounded_calls.of_cell(
+            context, mapping.cell_mapping, _resize_of, server_id)
     except exception.NotFound:
         return None
     if before is None:
@@ -243,6 +244,16 @@ def reverted(server_id: str) -> server_growth.Revert | None:
     return server_growth.Revert(
         resources_of(spec), migration.source_compute, migration.source_node,
         migration.uuid)
+
+
+def _resize_of(context: ty.Any, server_id: str) -> tuple[ty.Any, ty.Any]:
+    """Return the flavor before a resize that is not confirmed, and its
+    migration.
+    """
+    return (objects.Instance.get_by_uuid(
+        context, server_id, ['flavor']).old_flavor,
+        objects.Migration.get_by_instance_and_status(
+            context, server_id, 'finished'))
 
 
 def _with_devices(spec: ty.Any, flavor: ty.Any = None) -> ty.Any:

@@ -18,6 +18,8 @@ from nova import objects
 from nova.tests.functional.api import client as nova_client
 from oslo_serialization import jsonutils
 
+from blazar_core.common import errors
+from blazar_core.plugins import cloud_api
 from blazar_nova.compat import server_state
 from tests import driven
 from tests.functional import base
@@ -493,6 +495,25 @@ class TestTheNextLease(test_ends.EndsTestCase):
         self.over = self.clock.now()
         self.run_until_over(60)
         self.wait_for_status(server['id'], 'SHELVED_OFFLOADED')
+
+    def test_task_of_another_request_is_kept(self):
+        """That of a user who stops the server at the same moment."""
+        server_id = self.boot_active('vm1')['id']
+        cloud = self.listener.parts.cloud
+        get = cloud._compute_api.get
+
+        def read_before_user_stops(context, server_id):
+            instance = get(context, server_id)
+            self.alice.post_server_action(server_id, {'os-stop': None})
+            return instance
+
+        cloud._compute_api.get = read_before_user_stops
+        with mock.patch('nova.compute.rpcapi.ComputeAPI.stop_instance'):
+            self.assertRaises(
+                errors.CloudUnavailable, cloud.set_resting_state, server_id,
+                cloud_api.RestingState.STOPPED, None)
+        self.assertEqual('powering-off', self.admin.get_server(server_id)[
+            'OS-EXT-STS:task_state'])
 
     def test_snapshot_in_progress_is_not_cut_short(self):
         server = self.reserve('snapshot')

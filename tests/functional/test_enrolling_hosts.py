@@ -14,6 +14,7 @@ from blazar_core.common import errors
 from blazar_core.db import models
 from blazar_nova.compat import aggregate_members
 from blazar_nova.compat import aggregates
+from blazar_nova.compat import bounded_calls
 from blazar_nova.compat import compute_hosts
 from blazar_nova.compat import pool
 from blazar_nova.compat import providers
@@ -409,7 +410,7 @@ class TestZones(whole_hosts_base.HostsTestCase):
         cell = self.cell_mappings['cell1'].uuid
         self.useFixture(fixtures.MonkeyPatch(
             'blazar_nova.compat.bounded_calls.of_cells', lambda *_args: {
-                cell: nova_context.did_not_respond_sentinel}))
+                cell: bounded_calls.Silent()}))
         self.assertIn('cell does not answer', self.refused_by_it(
             aggregate_members.put, 'host1'))
         aggregate_members.put(self.context, self.aggregate, ['unmapped'])

@@ -2,9 +2,13 @@
 
 """Interruptible servers on a real Nova: boots, notices and evictions."""
 
+from unittest import mock
+
 import fixtures
 from nova import context as nova_context
+from nova import exception
 from nova import objects
+from nova.tests import fixtures as nova_fixtures
 from oslo_utils.fixture import uuidsentinel as uuids
 import sqlalchemy as sa
 
@@ -55,6 +59,23 @@ class InterruptibleTestCase(api_base.ApiTestCase):
 
 
 class InterruptibleTest(InterruptibleTestCase):
+
+    def test_server_is_listed_while_its_cell_is_down(self):
+        server_id = self.boot_active('vm1', flavor='4', hints=YES)['id']
+        self.wait_for(lambda: self.alice.get_server(server_id)['metadata'])
+        self.alice.microversion = '2.69'
+        # The database of nova-api itself is that of cell0.
+        absent = mock.patch.object(
+            objects.Instance, 'obj_load_attr',
+            side_effect=exception.InstanceNotFound(instance_id=server_id))
+        with absent, nova_fixtures.DownCellFixture(
+                [self.cell_mappings['cell1']]):
+            self.assertEqual([(server_id, 'UNKNOWN')], [
+                (one['id'], one['status'])
+                for one in self.alice.get_servers()])
+            self.assertEqual(
+                'UNKNOWN', self.alice.get_server(server_id)['status'])
+        self.assertEqual('ACTIVE', self.alice.get_server(server_id)['status'])
 
     def test_interruptible_server_uses_reserved_capacity_until_eviction(self):
         lease = self.reserve()

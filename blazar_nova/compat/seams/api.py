@@ -46,6 +46,10 @@ _BOOT = entry.subject(
         entry.refers('rebuild_instance', 'client cast',
                      'evacuate only what is not too late')),
     entry.of(
+        'oslo_messaging.rpc.client._BaseCallContext',
+        entry.refers('cast', 'transport _send',
+                     'ask for the permit when the message is sent')),
+    entry.of(
         'nova.api.openstack.compute.APIRouterV21',
         entry.called(
             'factory(global_config, **local_config)',
@@ -174,7 +178,8 @@ _RESERVED = entry.subject(
     entry.of(
         'nova.exception',
         entry.named(
-            'InstanceIsLocked InstanceInvalidState Forbidden',
+            'InstanceIsLocked InstanceInvalidState Forbidden '
+            'UnexpectedTaskStateError',
             'refuse changes of a reserved server')),
     entry.of(
         'nova.objects.BuildRequestList',

@@ -206,11 +206,7 @@ _PROCESS = entry.subject(
     entry.of(
         'nova.context',
         entry.called('get_admin_context(read_deleted=)', 'act as Nova itself'),
-        entry.called('target_cell(context, cell_mapping)', 'ask a cell'),
-        entry.called('load_cells()', 'ask all cells'),
-        entry.named('CELLS did_not_respond_sentinel', 'ask all cells'),
-        entry.called(
-            'is_cell_failure_sentinel(record)', 'cells that do not answer')),
+        entry.called('target_cell(context, cell_mapping)', 'ask a cell')),
     entry.of(
         'nova.context.RequestContext',
         entry.called(
@@ -222,6 +218,9 @@ _PROCESS = entry.subject(
         entry.called('elevated(self, read_deleted=)', 'act for a user'),
         entry.refers('__init__', 'is_admin cell_uuid',
                      'the requester, and the cell')),
+    entry.of(
+        'nova.objects.CellMappingList',
+        entry.called('get_all(context)', 'ask all cells')),
     entry.of(
         'nova.objects.CellMapping',
         entry.fields('id uuid name', 'ask a cell'),

@@ -5,9 +5,9 @@
 import contextlib
 import threading
 import types
+from unittest import mock
 
 import fixtures
-from nova import context as nova_context
 from nova import exception
 from nova import objects
 from oslo_db import exception as db_exception
@@ -176,6 +176,7 @@ class TestCells(base.TestCase):
 
     def setUp(self):
         super().setUp()
+        objects.register_all()
         self.answers = threading.Event()
         self.addCleanup(self.answers.set)
         self.cells = [objects.CellMapping(
@@ -208,7 +209,49 @@ class TestCells(base.TestCase):
                 self.assertEqual('one!', answers[0])
                 self.assertEqual(
                     [False, True, True],
-                    [*map(nova_context.is_cell_failure_sentinel, answers)])
+                    [isinstance(answer, bounded_calls.Silent)
+                     for answer in answers])
+
+    def test_silent_cell_is_not_taken_for_api_database(self):
+        """Where a call of the API database asks a cell."""
+        _one, silent, _broken = self.cells
+
+        def ask_cell(of_cells):
+            return bounded_calls.of_cells(
+                None, self.ask, '!', cells=[silent]) if of_cells else (
+                bounded_calls.of_cell(None, silent, self.ask, '!'))
+
+        for of_cells in False, True:
+            with (fixtures.MonkeyPatch('blazar_nova.compat.bounded_calls.'
+                                       'LIMIT', 0.6),
+                  fixtures.MonkeyPatch('blazar_nova.compat.bounded_calls.'
+                                       '_EARLIER', 0.3),
+                  fixtures.MonkeyPatch('blazar_nova.compat.bounded_calls.'
+                                       '_api', bounded_calls.Bounded()),
+                  fixtures.MonkeyPatch('blazar_nova.compat.bounded_calls.'
+                                       '_cells', bounded_calls.Bounded())):
+                if of_cells:
+                    [answer] = bounded_calls.of_api(ask_cell, True).values()
+                    self.assertIsInstance(answer, bounded_calls.Silent)
+                else:
+                    self.assertIn('Cell silent does not answer', str(
+                        self.assertRaises(
+                            errors.CloudUnavailable, bounded_calls.of_api,
+                            ask_cell, False)))
+                self.assertEqual(0, bounded_calls.of_api(int))
+                # It is not waited for again.
+                self.assertIn('has not answered an earlier call', str(
+                    self.assertRaises(
+                        errors.CloudUnavailable, bounded_calls.of_cell, None,
+                        silent, self.ask, '!')))
+
+    def test_cells_are_those_that_exist_now(self):
+        for cells in self.cells[:1], self.cells[:2]:
+            with mock.patch.object(objects.CellMappingList, 'get_all',
+                                   return_value=cells):
+                self.answers.set()
+                self.assertEqual(
+                    len(cells), len(bounded_calls.of_all_cells(self.ask, '!')))
 
     def test_failed_cells_are_reported_by_name(self):
         self.answers.set()

@@ -293,7 +293,8 @@ class LeaseUpdates:
         :raises Outdated: if its bookings have changed
         """
         lease = api.found(session, lease_id)
-        if change.generation not in (None, lease.generation - 1):
+        if change.generation is not None and (
+                api.changed_since(lease, change.generation)):
             raise errors.Conflict(
                 f'Lease {lease_id} has just changed: one of its servers was '
                 'started, moved or deleted. Try again.')

@@ -14,6 +14,7 @@ Capacity for leases of the type best effort is freed by
 
 import dataclasses
 import itertools
+import math
 import typing as ty
 
 from oslo_log import log as logging
@@ -238,6 +239,8 @@ def wanting(reservation: models.Reservation) -> list[models.Booking]:
 #: Seconds between two looks for free capacity, and for which one look tries
 #: leases at most.
 PAUSE = 3
+#: Seconds until all are tried again if the cloud did not answer for some.
+_AGAIN = 30
 
 
 class AdmissionQueue:
@@ -260,6 +263,8 @@ class AdmissionQueue:
         self._news = -1
         self._tried: set[str] = set()
         self._done = True
+        #: When all are tried again, as the cloud did not answer for some.
+        self._again = math.inf
 
     def look(self) -> None:
         """Try leases that wait, if something has changed since the last time.
@@ -275,9 +280,10 @@ class AdmissionQueue:
         with self._index.fresh():
             # Only decisions about hosts free capacity.
             news = sum(host.generation for host in self._index.hosts.values())
-        if news != self._news and self._done:
+        if self._done and (
+                news != self._news or self._clock.elapsed() >= self._again):
             # Else the leases that have not been tried yet come first.
-            self._news, self._tried = news, set()
+            self._news, self._tried, self._again = news, set(), math.inf
         self._done = False
         while self._clock.elapsed() <= late:
             lease = next((
@@ -296,10 +302,15 @@ class AdmissionQueue:
         try:
             why = self._deferred.admit(lease_id)
         except (errors.CloudUnavailable, errors.ConcurrentUpdate) as exc:
-            LOG.warning('Lease %s waits for capacity; whether there is any is '
-                        'not known now: %s', lease_id, exc)
-            # Have the next look search again.
-            self._news = -1
+            is_first = self._again == math.inf
+            LOG.log(logging.WARNING if is_first else logging.DEBUG,
+                    'Lease %s waits for capacity; whether there is any is '
+                    'not known now: %s', lease_id, exc)
+            if isinstance(exc, errors.ConcurrentUpdate):
+                # Have the next look search again.
+                self._news = -1
+            elif is_first:
+                self._again = self._clock.elapsed() + _AGAIN
             return False
         if why is not None:
             LOG.debug('Lease %s waits for capacity: %s', lease_id, why)

@@ -436,27 +436,35 @@ class LeaseClose:
                         'of its owner: %s', lease_id, exc)
             return None
 
-    def revoke_of(self, lease_id: str) -> None:
+    def revoke_of(self, lease_id: str) -> bool:
         """Revoke the credentials of the owner of a lease that is over.
 
         Failures are logged and retried by :meth:`revoke_over`.
+
+        :returns: whether the identity service answers
         """
         with self._database.reader() as session:
             row = session.get(models.Credential, lease_id)
         if row is None:
-            return
+            return True
         done = True
         for encrypted in credentials.all_of(row):
             try:
                 self._cloud.revoke(self._decrypt(encrypted))
+            except errors.CloudUnavailable as exc:
+                LOG.warning('Lease %s has ended, but the credential of its '
+                            'owner could not be revoked yet: %s', lease_id,
+                            exc)
+                return False
             except Exception:
                 done = False
                 LOG.exception('Lease %s has ended, but the credential of its '
                               'owner could not be revoked yet', lease_id)
-        if not done:
-            return
-        fault_points.fault_point(fault_points.FaultPoint.END_REVOKED, lease_id)
-        self._database.retried(self._forget_credential, lease_id)
+        if done:
+            fault_points.fault_point(
+                fault_points.FaultPoint.END_REVOKED, lease_id)
+            self._database.retried(self._forget_credential, lease_id)
+        return True
 
     def _forget_credential(self, lease_id: str) -> None:
         with self._database.writer() as session:
@@ -464,12 +472,15 @@ class LeaseClose:
                 models.Credential.lease_id == lease_id))
 
     def revoke_over(self) -> None:
-        """Revoke the credentials that are left of leases that are over."""
+        """Revoke the credentials that are left of leases that are over, unless
+        the identity service does not answer.
+        """
         with self._database.connection() as connection:
             over = connection.execute(_OVER).all()
         for lease_id, project_id in over:
             with lease_status.apart(lease_id, project_id):
-                self.revoke_of(lease_id)
+                if not self.revoke_of(lease_id):
+                    return
 
     def strays(self) -> set[str]:
         """Return the credentials that belong to no lease, or not yet.

@@ -30,6 +30,9 @@ from blazar_core.plugins import cloud_api
 
 LOG = logging.getLogger(__name__)
 
+#: So many leases in a row without an answer of the cloud end a look.
+_SILENT = 3
+
 _SENT = sa.select(
     models.Lease.id, models.Lease.project_id, models.Booking.server_id,
     models.Booking.dispatched_at,
@@ -74,17 +77,26 @@ class LostBuilds:
         """
         now = self._clock.elapsed()
         unseen: dict[str, tuple[cloud_api.BuildTrace, int | None, float]] = {}
+        silent = 0
         for (lease_id, project_id), sent in self._sent().items():
             with logs.about(lease_id, project_id):
-                unseen |= self._look_for(lease_id, sent, now)
+                found = self._look_for(lease_id, sent, now)
+            silent = silent + 1 if found is None else 0
+            unseen |= found or {}
+            if silent == _SILENT:
+                LOG.warning('The other leases are checked for lost builds '
+                            'next time')
+                break
         # Builds that have arrived since are left out.
         self._unseen, self._looked = unseen, now
 
     def _look_for(self, lease_id: str, sent: ty.Mapping[str, int | None],
                   now: float) -> dict[str, tuple[cloud_api.BuildTrace,
-                                                 int | None, float]]:
+                                                 int | None, float]] | None:
         """Handle the builds of a lease that were sent; return the traces of
         those that have not arrived.
+
+        :returns: None: the cloud does not answer
         """
         try:
             traces = self._cloud.traces(list(sent))
@@ -93,7 +105,7 @@ class LostBuilds:
             LOG.warning('Lease %s: the check for lost builds failed: %s',
                         lease_id, exc, exc_info=not isinstance(
                             exc, errors.CloudUnavailable))
-            return {}
+            return None if isinstance(exc, errors.CloudUnavailable) else {}
         unseen = {server_id: (trace, sent[server_id], self._since(
             server_id, trace, sent[server_id]))
             for server_id, trace in traces.items()}

@@ -143,7 +143,7 @@ class ServerRemoval:
         """
         with self._database.writer() as session:
             lease = api.locked(session, lease_id)
-            if lease.generation != seen + 1:
+            if api.changed_since(lease, seen):
                 raise _Changed
             for booking in _leaving(lease, servers, self._clock.now()):
                 is_there = servers[str(booking.server_id)]

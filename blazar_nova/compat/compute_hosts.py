@@ -30,6 +30,9 @@ LOG = logging.getLogger(__name__)
 
 _R = ty.TypeVar('_R')
 
+#: Up to so many services are read one by one.
+_FEW = 20
+
 _PLACEMENT = '1.39'
 
 #: The fields of an inventory that are read.
@@ -322,21 +325,45 @@ class ServiceState(ty.NamedTuple):
         return self.forced_down and not self.heard
 
 
-def service_states() -> dict[str, ServiceState]:
+def service_states() -> dict[str, dict[str, ServiceState]]:
     """Return the states of all nova-compute services, disabled ones too, by
-    host, without those in cells that do not answer.
+    the name of the cell and by host, without those in cells that do not
+    answer.
     """
-    return {one.host: state_of(one) for one in services()}
+    return {cell: {one.host: state_of(one) for one in its}
+            for cell, its in _services().items()}
+
+
+def service_states_of(hosts: ty.Collection[str]) -> dict[str, ServiceState]:
+    """Return the states of some nova-compute services by host, without those
+    that do not exist, or are in cells that do not answer.
+    """
+    if len(hosts) > _FEW:
+        return {host: state for states in service_states().values()
+                for host, state in states.items() if host in hosts}
+    found = {}
+    for host in hosts:
+        with contextlib.suppress(exception.HostMappingNotFound,
+                                 exception.ComputeHostNotFound,
+                                 errors.CloudUnavailable):
+            found[host] = state_of(of_cell_of(
+                host, objects.Service.get_by_compute_host, host))
+    return found
 
 
 def services() -> list[ty.Any]:
     """Return all nova-compute services, disabled ones too, without those in
     cells that do not answer.
     """
-    found = bounded_calls.answers(
-        nova_context.get_admin_context(), objects.ServiceList.get_by_binary,
-        'nova-compute', include_disabled=True)
-    return [one for _cell, its in found for one in its]
+    return [one for its in _services().values() for one in its]
+
+
+def _services() -> dict[str, list[ty.Any]]:
+    return {bounded_calls.name_of(cell): its for cell, its in
+            bounded_calls.answers(
+                nova_context.get_admin_context(),
+                objects.ServiceList.get_by_binary, 'nova-compute',
+                include_disabled=True)}
 
 
 def state_of(service: ty.Any) -> ServiceState:
@@ -370,7 +397,8 @@ def _force_down(context: ty.Any, host: str) -> None:
 
 def services_up() -> set[str]:
     """Return the service hosts whose nova-compute is up and enabled."""
-    return {host for host, state in service_states().items()
+    return {host for states in service_states().values()
+            for host, state in states.items()
             if state.up and not state.disabled}
 
 

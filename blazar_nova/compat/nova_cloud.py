@@ -59,7 +59,6 @@ class NovaCloud(server_deletion.ServerDeletion, end_actions.EndActions,
                  clock: clocks.Clock) -> None:
         super().__init__(trusts, clock)
         #: The service hosts of hosts, by uuid of the host.
-        self._services: dict[str, str] = {}
 
     def send(self, call: str, credential: str | None,
              server_ids: ty.Collection[str], gate: cloud_api.Gate) -> str:
@@ -163,13 +162,13 @@ class NovaCloud(server_deletion.ServerDeletion, end_actions.EndActions,
         except server_demand.NoSuchHost as exc:
             raise errors.CloudUnavailable(
                 f'None of the hosts may be used now: {exc}') from exc
-        up = compute_hosts.services_up()
-        if not any(self._services.get(host) in up for host in usable):
-            self._services = {host.uuid: host.service_host
-                              for host in compute_hosts.all_hosts()[0]}
-        if not any(self._services.get(host) in up for host in usable):
-            raise errors.CloudUnavailable(
-                'None of the hosts that its servers may use is up')
+        for fresh in False, True:
+            known, up = self._hosts(fresh)
+            if any(host.uuid in usable and host.service_host in up
+                   for host in known):
+                return
+        raise errors.CloudUnavailable(
+            'None of the hosts that its servers may use is up')
 
     def hold(self, server_ids: ty.Collection[str]) -> None:
         """Show servers that :meth:`send` did not send as RESERVED again."""

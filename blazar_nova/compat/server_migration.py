@@ -10,6 +10,7 @@ claims it in the reservation database.
 
 import collections
 import dataclasses
+import threading
 import time
 import typing as ty
 
@@ -63,6 +64,7 @@ class ServerMigration(request_context.Acting):
 
     _hosts_seen: tuple[float, list[compute_hosts.ComputeHost],
                        set[str]] | None = None
+    _hosts_lock = threading.Lock()
 
     def movable(self, server_ids: ty.Collection[str]) -> dict[str, bool]:
         """Return which servers may be live-migrated, as far as the servers
@@ -124,15 +126,20 @@ class ServerMigration(request_context.Acting):
             left.subtract(amounts)
         return left
 
-    def _hosts(self) -> tuple[list[compute_hosts.ComputeHost], set[str]]:
+    def _hosts(self, fresh: bool = False,
+               ) -> tuple[list[compute_hosts.ComputeHost], set[str]]:
         """Return the hosts, and the service hosts that are up. Cached for some
-        seconds, as each server needs them.
+        seconds, as each server needs them, and read by one thread at a time.
+
+        :param fresh: whether to read them if they were before this call
         """
-        seen, now = self._hosts_seen, time.monotonic()
-        if seen is None or seen[0] < now - _FRESH:
-            seen = (now, compute_hosts.all_hosts()[0],
-                    compute_hosts.services_up())
-            self._hosts_seen = seen
+        asked = time.monotonic()
+        with self._hosts_lock:
+            seen, now = self._hosts_seen, time.monotonic()
+            if seen is None or seen[0] < (asked if fresh else now - _FRESH):
+                seen = (now, compute_hosts.all_hosts()[0],
+                        compute_hosts.services_up())
+                self._hosts_seen = seen
         return seen[1:]
 
     def move(self, server_id: str, host: str | None, lease_id: str,

@@ -40,6 +40,9 @@ LOG = logging.getLogger(__name__)
 
 #: Seconds between two reads of the values of the whole cloud.
 PAUSE = 15
+#: Reading what is reserved may take so small a part of the time: it reads all
+#: bookings.
+_SHARE = 20
 #: The most projects for which there are metrics.
 MOST = 1000
 #: The hours from now on for which reserved capacity is reported.
@@ -72,6 +75,8 @@ class Metrics:
         #: The values of the whole cloud, and until when no other listener
         #: serves them.
         self._shared: tuple[list[_Family], int] = [], 0
+        #: What is reserved, and when it is read again.
+        self._reserved: tuple[list[_Family], float] = [], 0
         #: By loop, its pause, and the time of its last success.
         self._loops: dict[str, tuple[int, int]] = {}
         self._registry = prometheus_client.CollectorRegistry()
@@ -121,8 +126,12 @@ class Metrics:
         now = self._parts.clock.now()
         if self._leader.take() is not None:
             return
-        found = [*self._of_leases(now), *self._of_capacity(now),
-                 *self._of_projects(now), *self._counted()]
+        began = self._parts.clock.elapsed()
+        if began >= self._reserved[1]:
+            read = [*self._of_capacity(now), *self._of_projects(now)]
+            ended = self._parts.clock.elapsed()
+            self._reserved = read, ended + _SHARE * (ended - began)
+        found = [*self._of_leases(now), *self._reserved[0], *self._counted()]
         # No other listener becomes the leader before that.
         self._shared = found, now + self._timeout
         self._leader.done()

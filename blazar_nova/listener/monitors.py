@@ -24,6 +24,9 @@ from blazar_nova.services import wiring
 
 LOG = logging.getLogger(__name__)
 
+#: In a cell with so many hosts, those that seem to be down together are not
+#: believed to be.
+_MANY = 10
 #: The most hosts that are fenced at the same time, and seconds until one is
 #: tried again.
 _AT_ONCE, _PAUSE = 16, 60
@@ -69,8 +72,21 @@ class ComputeServices(Monitor):
     event_types = ('service.',)
 
     def look(self, parts: wiring.Parts) -> host_status.Report:
-        states = {host: state for host, state
-                  in compute_hosts.service_states().items() if state.watched}
+        states: dict[str, compute_hosts.ServiceState] = {}
+        for cell, its in compute_hosts.service_states().items():
+            watched = {host: state for host, state in its.items()
+                       if state.watched}
+            down = [host for host, state in watched.items()
+                    if not state.up and not state.forced_down]
+            if len(watched) >= _MANY and 2 * len(down) > len(watched):
+                LOG.error('%s of %s hosts in cell %s look down: none of them '
+                          'is treated as failed. Check the message bus and '
+                          'nova-conductor of the cell. If the hosts have '
+                          'failed, force their nova-compute down.',
+                          len(down), len(watched), cell)
+                watched = {host: state for host, state in watched.items()
+                           if host not in down}
+            states |= watched
         with parts.database.reader() as session:
             rows = session.execute(sa.select(
                 models.Host.uuid, models.Host.service_host).where(
@@ -166,7 +182,8 @@ class Monitors:
                     models.Outage, models.Outage.host_id ==
                     models.Host.id).where(models.Host.uuid.in_(
                         failed), models.Outage.kind == outages.FAILURE)).all()
-        states, certain = compute_hosts.service_states(), set()
+        states, certain = compute_hosts.service_states_of(
+            {row.service_host for row in rows}), set()
         for row in rows:
             state = states.get(row.service_host)
             if state is None or state.heard or not state.watched:

@@ -36,6 +36,8 @@ LOG = logging.getLogger(__name__)
 
 P = ty.ParamSpec('P')
 
+#: Seconds after which a look at hosts stops; the others are due soon again.
+_LONGEST = 30
 #: The most servers without a lease that are deleted at a time: those that a
 #: nova-api was creating when it died. If there are more, the reservation
 #: database is wrong.
@@ -90,6 +92,10 @@ class ServerSync:
             LOG.info('%s %s: the notified change is checked later: %s',
                      hint.kind, hint.name, exc)
             self.missed.set()
+            return False
+        except errors.CloudUnavailable as exc:
+            LOG.warning('%s %s: the notified change could not be checked: %s',
+                        hint.kind, hint.name, exc)
             return False
         except Exception:
             # The next periodic sync finds it.
@@ -208,9 +214,11 @@ class ServerSync:
         or a server has moved.
         """
         looked = {True: set[str](), False: set[str]()}
-        now = self._parts.clock.now()
+        now, began = self._parts.clock.now(), self._parts.clock.elapsed()
         for one in self.hosts.due(now) | self.hints.due():
-            looked[self._look_into(
+            # While placement hangs, each of them takes long.
+            in_time = self._parts.clock.elapsed() - began < _LONGEST
+            looked[in_time and self._look_into(
                 change_hints.Hint('usage', one, None))].add(one)
         again = self.hints.add_again(looked[False])
         self.hosts.looked_at(now, looked[True], None)

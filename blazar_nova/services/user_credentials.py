@@ -372,9 +372,19 @@ class Credentials:
                 'valid; try again in a minute.') from exc
 
     def revoke(self, trust_id: str) -> None:
-        """Delete a trust; do nothing if it is deleted, or is not a trust."""
+        """Delete a trust; do nothing if it is deleted, or is not a trust.
+
+        :raises CloudUnavailable: if keystone does not answer
+        """
         if not self.is_configured() or service_user.ServiceUser.read(trust_id):
             return
+        try:
+            with self._silence.asking():
+                self._revoke(trust_id)
+        except exceptions.ConnectionError as exc:
+            raise errors.CloudUnavailable(_unavailable(exc)) from exc
+
+    def _revoke(self, trust_id: str) -> None:
         try:
             # The trustor may delete it; this token is in the trustor's name.
             self._keystone(self._by_trust(trust_id)).delete(

@@ -180,6 +180,7 @@ GUARDS = {
     'lock': ('blazar_core.db.api.locked', late_lock),
     'check': ('blazar_core.lifecycle.lease_end.LeaseEnd._check_in',
               lambda *_what: None),
+    'unchanged': ('blazar_core.db.api.changed_since', lambda *_what: False),
     'used': ('blazar_core.leases.slots.record_first_use',
              lambda _lease, _now: None),
     'end': ('blazar_core.leases.updates.new_window',

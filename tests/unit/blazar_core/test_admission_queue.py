@@ -2,6 +2,9 @@
 
 """Leases that wait for capacity."""
 
+import logging
+
+import fixtures
 import sqlalchemy as sa
 
 from blazar_core.audit import audit
@@ -411,6 +414,25 @@ class TestAdmissionOrder(AdmissionQueueTestCase):
         self.clock.advance(31)
         self.look()
         self.assertEqual(['a', 'b', 'c'], sorted(tried))
+
+    def test_all_leases_are_retried_later_while_cloud_is_unavailable(self):
+        self.fill()
+        for project in 'abc':
+            self.asked(project=project)
+        tried = []
+
+        def demand_of(reserved):
+            tried.append(reserved.project_id)
+            raise errors.CloudUnavailable('silent')
+
+        self.places_type.demand_of = demand_of
+        log = self.useFixture(fixtures.FakeLogger(
+            'blazar_core.lifecycle.admission_queue', level=logging.WARNING))
+        for seconds, times in (0, 1), (3, 1), (26, 1), (1, 2), (3, 2):
+            self.clock.advance(seconds)
+            self.look()
+            self.assertEqual(sorted('abc' * times), sorted(tried))
+        self.assertEqual(2, log.output.count('is not known now'))
 
     def test_admission_is_retried_after_cloud_was_unavailable(self):
         first = self.fill()

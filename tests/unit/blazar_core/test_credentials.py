@@ -69,6 +69,22 @@ class TestCredentials(lifecycle_base.LifecycleTestCase):
         self.lifecycle.lease_close.revoke_over()
         self.assertEqual((['trust'], []), (self.cloud.revoked, self.kept()))
 
+    def test_revocations_stop_during_keystone_outage(self):
+        """As each of them may wait for its timeout."""
+        leases = [self.held() for _lease in range(3)]
+        away = mock.patch.object(
+            self.cloud, 'revoke',
+            side_effect=errors.CloudUnavailable('keystone is away'))
+        with away as revoke:
+            for lease in leases:
+                self.lifecycle.lease_end.end(lease['id'])
+            self.assertEqual(3, revoke.call_count)
+            self.lifecycle.lease_close.revoke_over()
+            self.assertEqual(4, revoke.call_count)
+        self.lifecycle.lease_close.revoke_over()
+        self.assertEqual((['trust'] * 3, []),
+                         (self.cloud.revoked, self.kept()))
+
     def test_failed_revocation_does_not_block_other_trusts(self):
         lease = self.held()
         self.replace_credential(lease['id'], 'another')

@@ -131,6 +131,16 @@ class TestLostBuilds(lifecycle_base.LifecycleTestCase):
         self.assertEqual(1, self.look_after(0, 119))
         self.assertEqual(2, self.look_after(1))
 
+    def test_cloud_outage_is_noticed_after_few_leases(self):
+        """As each of them may wait for its timeout."""
+        for _lease in range(5):
+            self.sent()
+        with mock.patch.object(
+                self.cloud, 'traces',
+                side_effect=errors.CloudUnavailable('away')) as traces:
+            self.lifecycle.lost_builds.send()
+        self.assertEqual(3, traces.call_count)
+
     def test_stuck_build_is_abandoned_and_not_resent(self):
         lease = self.sent()
         server_id, = base.servers_of(lease)

@@ -111,6 +111,25 @@ class TestMetrics(MetricsTestCase):
             value for key, value in found.items()
             if key[0] == 'blazar_capacity_used'))
 
+    def test_slow_reads_of_reservations_are_made_less_often(self):
+        first = self.listeners[0]
+        read = first._of_capacity
+        times = []
+
+        def slow(now):
+            times.append(self.clock.now())
+            self.clock.advance(3)
+            return read(now)
+
+        begin = self.clock.now()
+        with mock.patch.object(first, '_of_capacity', slow):
+            while self.clock.now() < begin + 150:
+                first.refresh()
+                self.clock.advance(metrics.PAUSE)
+        self.assertEqual([0, 63, 126], [time - begin for time in times])
+        self.assertIn('blazar_capacity', {
+            key[0] for key in self.values(first)})
+
     def test_servers_past_their_end_count_as_used_not_reserved(self):
         """As in usage records."""
         self.books.conf.set_override('metrics_by_project', True, 'blazar')

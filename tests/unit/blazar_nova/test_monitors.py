@@ -4,11 +4,13 @@
 import contextlib
 import threading
 import types
+from unittest import mock
 
 import fixtures
 
 from blazar_core.common import errors
 from blazar_core.healing import host_status
+from blazar_nova.compat import compute_hosts
 from blazar_nova.listener import monitors
 from tests import driven
 from tests.unit import base
@@ -84,6 +86,46 @@ class TestLook(MonitorsTestCase):
             self.rack.seen = exc
             self.monitors.look()
         self.assertEqual(2 * [{'a': DOWN}], self.believed)
+
+
+class TestComputeServices(base.TestCase):
+    """Nova's own state of nova-compute."""
+
+    def setUp(self):
+        super().setUp()
+        self.parts = types.SimpleNamespace(database=mock.MagicMock())
+        self.states = {}
+        self.useFixture(fixtures.MockPatchObject(
+            compute_hosts, 'service_states', lambda: self.states))
+
+    def down(self):
+        """Return which hosts are reported as down, of those reported."""
+        rows = [types.SimpleNamespace(uuid=host, service_host=host)
+                for hosts in self.states.values() for host in hosts]
+        session = self.parts.database.reader.return_value.__enter__
+        session.return_value.execute.return_value.all.return_value = rows
+        report = monitors.ComputeServices().look(self.parts)
+        return {host for host, down in report.items() if down}, len(report)
+
+    def cell(self, name, up, down, forced=0):
+        self.states[name] = {
+            f'{name}{n}': compute_hosts.ServiceState(
+                n < up, False, n >= up + down, n < up)
+            for n in range(up + down + forced)}
+
+    def test_hosts_of_cell_that_seem_down_together_are_not_believed(self):
+        self.cell('one', 4, 6)
+        self.cell('two', 99, 1)
+        self.assertEqual(({'two99'}, 104), self.down())
+
+    def test_half_of_cell_or_small_cell_is_believed(self):
+        self.cell('one', 5, 5)
+        self.cell('two', 0, 9)
+        self.assertEqual(14, len(self.down()[0]))
+
+    def test_forced_down_hosts_are_believed(self):
+        self.cell('one', 0, 6, forced=4)
+        self.assertEqual(({f'one{n}' for n in range(6, 10)}, 4), self.down())
 
 
 class TestRun(MonitorsTestCase):

@@ -49,6 +49,27 @@ class TestRecheck(base.DatabaseTestCase):
         looked.recheck()
         self.assertEqual(['one'] * 3, asked)
 
+    def test_other_hosts_are_rechecked_later_while_placement_hangs(self):
+        looked = server_sync.ServerSync(types.SimpleNamespace(
+            database=self.database, clock=self.clock), lambda: None)
+        hosts = {f'host{n}' for n in range(9)}
+        asked = []
+
+        def compare_usage(service_host):
+            asked.append(service_host)
+            self.clock.advance(20)
+            raise errors.CloudUnavailable('placement does not answer')
+
+        looked.hosts.compare_usage = compare_usage
+        looked.hints.add_again(hosts)
+        self.clock.advance(10)
+        looked.recheck()
+        self.assertEqual(2, len(asked))
+        looked.hosts.compare_usage = asked.append
+        self.clock.advance(10)
+        looked.recheck()
+        self.assertEqual(hosts, {*asked[2:]})
+
 
 class TestTrim(base.DatabaseTestCase):
 

@@ -25,6 +25,7 @@ import sqlalchemy as sa
 
 from blazar_core.common import errors
 from blazar_core.common import words
+from blazar_nova.compat import aggregates
 from blazar_nova.compat import bounded_calls
 
 _ROWS = api_models.AggregateHost
@@ -38,7 +39,7 @@ def put(context: ty.Any, aggregate: ty.Any,
 
     :raises CloudUnavailable: if they cannot be added now
     """
-    zone = aggregate.availability_zone
+    zone = aggregate.metadata.get(aggregates.ZONE)
     if zone is not None:
         _come_into(context, aggregate, zone, service_hosts)
     for _attempt in range(_ATTEMPTS):
@@ -69,7 +70,7 @@ def take_out(context: ty.Any, aggregate: ty.Any,
 
     :raises CloudUnavailable: if they cannot be removed now
     """
-    zone = aggregate.availability_zone
+    zone = aggregate.metadata.get(aggregates.ZONE)
     if zone is not None:
         _refuse_used(context, aggregate, service_hosts)
     with api_db.context_manager.writer.using(context):
@@ -105,9 +106,10 @@ def _come_into(context: ty.Any, aggregate: ty.Any, zone: str,
     """:raises CloudUnavailable: if hosts cannot be added to a zone"""
     zoned: dict[str, str] = {}
     for one in objects.AggregateList.get_by_metadata_key(
-            context, 'availability_zone', hosts=[*service_hosts]):
+            context, aggregates.ZONE, hosts=[*service_hosts]):
         zoned |= dict.fromkeys(
-            set(one.hosts) & set(service_hosts), one.availability_zone)
+            set(one.hosts) & set(service_hosts),
+            one.metadata[aggregates.ZONE])
     others = {one: there for one, there in zoned.items() if there != zone}
     if others:
         raise _not_now(aggregate, others, 'they are in availability zone ' +

@@ -8,10 +8,13 @@ from nova.compute import api as compute_api
 from nova import context as nova_context
 from nova import exception
 from nova import objects
+from nova.scheduler.client import query
 from oslo_db import exception as db_exception
 
 from blazar_nova.compat import bounded_calls
 
+#: The key of the metadata that makes an aggregate an availability zone.
+ZONE = 'availability_zone'
 #: Raised if another process creates an aggregate of the same name at the same
 #: time.
 MADE = (exception.AggregateNameExists, db_exception.DBDuplicateEntry)
@@ -52,8 +55,7 @@ def described(context: ty.Any, aggregate: ty.Any,
 def make(context: ty.Any, **values: ty.Any) -> ty.Any:
     aggregate = objects.Aggregate(context, **values)
     aggregate.create()
-    compute_api.AggregateAPI().query_client.update_aggregates(
-        context, [aggregate])
+    query.SchedulerQueryClient().update_aggregates(context, [aggregate])
     return aggregate
 
 
@@ -64,7 +66,7 @@ def zones(reserved: bool = True) -> dict[str, str]:
         whom a host is assigned to
     :raises CloudUnavailable: if Nova's API database does not answer
     """
-    return {host: one.availability_zone for one in _zoned(reserved)
+    return {host: one.metadata[ZONE] for one in _zoned(reserved)
             for host in one.hosts}
 
 
@@ -88,8 +90,7 @@ def zone_of(name: str) -> str | None:
     :raises CloudUnavailable: if Nova's API database does not answer
     """
     there = bounded_calls.of_api(found, nova_context.get_admin_context(), name)
-    return None if there is None else ty.cast(
-        'str | None', there.availability_zone)
+    return None if there is None else there.metadata.get(ZONE)
 
 
 def of_zones() -> set[str]:
@@ -109,7 +110,7 @@ def _zoned(reserved: bool) -> list[ty.Any]:
     # Nova's query by the zone key would return no other metadata.
     return [one for one in bounded_calls.of_api(
         objects.AggregateList.get_all, nova_context.get_admin_context())
-        if one.availability_zone is not None and (
+        if ZONE in one.metadata and (
             reserved or 'reservation' not in one.metadata)]
 
 
@@ -124,6 +125,6 @@ def named(zone: str | None = None, name: str | None = None) -> set[str]:
         one.uuid for one in objects.AggregateList.get_all(
             nova_context.get_admin_context())
         if 'reservation' not in one.metadata and (
-            (zone is not None and one.availability_zone == zone) or
+            (zone is not None and one.metadata.get(ZONE) == zone) or
             (name is not None and name in (
                 one.name, one.uuid, str(one.id))))})

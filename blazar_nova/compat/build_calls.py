@@ -24,12 +24,15 @@ import typing as ty
 import nova.compute.api
 from nova import conductor
 from nova import context as nova_context
+from nova.db.api import api as api_db
+from nova.db.api import models as api_models
 from nova import exception
 from nova import objects
 from nova.objects import base as objects_base
 from nova.volume import cinder
 from oslo_log import log as logging
 from oslo_serialization import jsonutils
+import sqlalchemy as sa
 
 from blazar_nova.compat import bound_servers
 from blazar_nova.compat import reserved_state
@@ -220,8 +223,11 @@ class BuildCall:
     def _leave_group(self) -> None:
         group = self.request_spec[0].instance_group
         if group is not None:
-            objects.InstanceGroup._remove_members_in_db(
-                self.context, group.id, list(self.server_ids))
+            member = api_models.InstanceGroupMember
+            with api_db.context_manager.writer.using(self.context):
+                self.context.session.execute(sa.delete(member).where(
+                    member.group_id == group.id,
+                    member.instance_uuid.in_(self.server_ids)))
 
     def _release_volumes(self) -> None:
         """Delete the attachments that the boot created in cinder."""

@@ -85,7 +85,7 @@ def facts_like(context: ty.Any, flavor_id: str) -> Facts:
             f'Flavor {flavor_id} is one of a reservation. Write the id of '
             f'an ordinary one.')
     groups = accelerators.groups_of(context, flavor.extra_specs)
-    return {**{name: flavor[name] for name in _NUMBERS},
+    return {**{name: getattr(flavor, name) for name in _NUMBERS},
             'extra_specs': dict(flavor.extra_specs),
             **({_DEVICES: groups} if groups else {})}
 

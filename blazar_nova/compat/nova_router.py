@@ -13,15 +13,8 @@ import typing as ty
 import unicodedata
 
 from nova.api.openstack import compute
-from nova.api.openstack.compute import consoles
-from nova.api.openstack.compute import remote_consoles
 from nova.api.openstack.compute import server_groups
-from nova.api.openstack.compute import server_metadata
-from nova.api.openstack.compute import server_migrations
-from nova.api.openstack.compute import server_password
-from nova.api.openstack.compute import server_tags
 from nova.api.openstack.compute import servers
-from nova.api.openstack.compute import volume_attachments
 from nova.api.openstack import wsgi
 from nova import exception
 import webob.exc
@@ -105,12 +98,9 @@ class Action(ty.NamedTuple):
 _OF_SERVERS = {'create': Kind.BOOT, 'update': Kind.UPDATE,
                'delete': Kind.DELETE, 'action': Kind.ACTION}
 
-#: Controllers whose changes of a server are :attr:`Kind.MINOR`.
-_MINOR = (consoles.ConsolesController,
-          remote_consoles.RemoteConsolesController,
-          server_migrations.ServerMigrationsController,
-          server_password.ServerPasswordController,
-          server_tags.ServerTagsController)
+#: The parts of a server in the API whose changes are :attr:`Kind.MINOR`.
+_MINOR = frozenset({'consoles', 'remote-consoles', 'migrations',
+                    'os-server-password', 'tags'})
 
 
 def action(environ: Environ) -> Action | None:
@@ -134,13 +124,12 @@ def action(environ: Environ) -> Action | None:
         kind = Kind.READ
     elif isinstance(controller, servers.ServersController):
         kind = _OF_SERVERS.get(name, Kind.OTHER)
-    elif isinstance(controller, server_metadata.ServerMetadataController):
+    elif (part := _part(environ)) == 'metadata':
         kind = Kind.METADATA
-    elif name == 'delete' or isinstance(controller, _MINOR) or (
+    elif name == 'delete' or part in _MINOR or (
             # Whether a volume is deleted with its server; only administrators
             # may replace volumes.
-            name == 'update' and isinstance(
-                controller, volume_attachments.VolumeAttachmentController)):
+            name == 'update' and part == 'os-volume_attachments'):
         kind = Kind.MINOR
     else:
         kind = Kind.OTHER
@@ -155,6 +144,12 @@ def _subject(match: ty.Mapping[str, ty.Any], controller: ty.Any,
     return 'id' if 'id' in match and isinstance(
         controller, servers.ServersController |
         server_groups.ServerGroupController) else None
+
+
+def _part(environ: Environ) -> str:
+    """Return the part of a server that the route is about."""
+    return str(environ['routes.route'].routepath).partition(
+        '{server_id}/')[2].partition('/')[0]
 
 
 def _reads(environ: Environ) -> bool:

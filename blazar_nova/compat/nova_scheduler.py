@@ -93,7 +93,7 @@ def takes(hosts: ty.Iterable[ty.Any], spec: ty.Any) -> model.Resources:
                       if host.allocation_candidates), None)
     if candidate is None or hardware.get_cpu_policy_constraint(
             spec.flavor, spec.image if 'image' in spec and spec.image else
-            objects.ImageMeta(properties=objects.ImageMetaProps())):
+            objects.ImageMeta.from_dict({})):
         return server_demand.resources_of(spec)
     return compute_hosts.counted(model.summed(
         one['resources'] for one in candidate['allocations'].values()))

@@ -395,14 +395,14 @@ def _aggregate_of(context: ty.Any, reservation_id: str, project_id: str,
     if there is not None:
         _remove(context, there)
     zones = objects.AggregateList.get_by_metadata_key(
-        context, 'availability_zone',
+        context, aggregates.ZONE,
         hosts=[host.service_host for host in members])
     if zones:
         LOG.info('Reservation %s has no availability zone of its own: hosts '
                  'of it are in %s', reservation_id, ', '.join(sorted(
-                     {one.availability_zone for one in zones})))
+                     {one.metadata[aggregates.ZONE] for one in zones})))
     else:
-        metadata['availability_zone'] = (
+        metadata[aggregates.ZONE] = (
             f'{options.blazar_az_prefix}{reservation_id}')
     try:
         return aggregates.make(

@@ -163,11 +163,10 @@ class _Rows:
 
     def tags_of(self, row_id: int) -> ty.Any:
         self.text_of(row_id)
-        if row_id not in self._tags:
-            return []
-        request = objects.BuildRequest()
-        request._load_tags(self._tags[row_id])
-        return request.tags
+        # None while a nova-api of an older release runs, too.
+        tags = self._tags.get(row_id)
+        return [] if tags is None else objects.TagList.obj_from_primitive(
+            jsonutils.loads(tags))
 
     def whole(self, row_id: int) -> ty.Any:
         """Return the BuildRequest of a row; None if it was deleted."""

@@ -62,14 +62,7 @@ _BOOT = entry.subject(
     entry.of(
         'nova.api.openstack.compute',
         entry.named(
-            'servers.ServersController server_groups.ServerGroupController '
-            'server_metadata.ServerMetadataController '
-            'consoles.ConsolesController '
-            'remote_consoles.RemoteConsolesController '
-            'server_migrations.ServerMigrationsController '
-            'server_password.ServerPasswordController '
-            'server_tags.ServerTagsController '
-            'volume_attachments.VolumeAttachmentController',
+            'servers.ServersController server_groups.ServerGroupController',
             'what a request does, by its controller')),
     entry.of(
         'nova.api.openstack.wsgi.Resource',

@@ -96,8 +96,7 @@ _HOSTS = entry.subject(
             'hosts of a reservation'),
         entry.called(
             'update_aggregate_metadata(self, context, aggregate_id, metadata)',
-            'hosts of a reservation'),
-        entry.refers('__init__', 'query_client', 'notify the schedulers')),
+            'hosts of a reservation')),
     entry.of(
         'nova.scheduler.client.query.SchedulerQueryClient',
         entry.called(
@@ -159,10 +158,7 @@ _FLAVORS = entry.subject(
             'servers that are kept apart'),
         entry.called('create(self)', 'affinity of a reservation'),
         entry.called('save(self)', 'affinity of a reservation'),
-        entry.called('destroy(self)', 'affinity of a reservation'),
-        entry.called(
-            '_remove_members_in_db(context, group_id, instance_uuids)',
-            'undo a refused boot')),
+        entry.called('destroy(self)', 'affinity of a reservation')),
     entry.of(
         'nova.exception',
         entry.named(

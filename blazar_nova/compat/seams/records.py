@@ -19,7 +19,6 @@ _RECORDS = entry.subject(
             'find a reserved server'),
         entry.called(
             '_from_db_object(context, req, db_req)', 'read a locked row'),
-        entry.called('_load_tags(self, db_tags)', 'filter lists by tags'),
         entry.called(
             'get_new_instance(self, context)',
             'put a stuck build in ERROR'),
@@ -218,6 +217,9 @@ _PROCESS = entry.subject(
         entry.called('elevated(self, read_deleted=)', 'act for a user'),
         entry.refers('__init__', 'is_admin cell_uuid',
                      'the requester, and the cell')),
+    entry.of(
+        'nova.objects.TagList',
+        entry.named('obj_from_primitive', 'filter lists by tags')),
     entry.of(
         'nova.objects.CellMappingList',
         entry.called('get_all(context)', 'ask all cells')),

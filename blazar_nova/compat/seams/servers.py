@@ -127,11 +127,7 @@ _SCHEDULER = entry.subject(
     entry.of(
         'nova.objects.ImageMeta',
         entry.called('from_dict(image_meta)',
-                     'what a boot of a flavor asks for'),
-        entry.fields('properties', 'servers with dedicated CPUs')),
-    entry.of(
-        'nova.objects',
-        entry.named('ImageMetaProps', 'servers with dedicated CPUs')),
+                     'what a boot of a flavor asks for')),
     entry.of(
         'nova.exception',
         entry.named('PciRequestAliasNotDefined', 'the demand of a resize'),

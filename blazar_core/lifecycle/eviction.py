@@ -170,8 +170,11 @@ class Evictions:
         stay, found = interruptible.safety(host, {
             server_id for server_id, source in leaving if source == host.id},
             now)
+        # Until a migration is over, its server may be deleted on the source.
+        moving = {server_id for server_id, source in leaving
+                  if source != host.id}
         for one in stay:
-            if one.id in rows:
+            if one.id in rows and one.id not in moving:
                 self._show(rows[one.id], None if one.id not in found
                            else max(now, found[one.id] - one.lead_time))
         for one, instant in interruptible.victims(
@@ -181,10 +184,11 @@ class Evictions:
             if one.id in rows:
                 self._schedule(host, rows[one.id], instant,
                                one.lead_time - rows[one.id].lead_time)
-        # A cancelled eviction, or a resumption that is done, does not change
-        # the generation.
+        # A cancelled eviction, a migration or a resumption that is done does
+        # not change the generation.
         self._known[host.id] = host.generation, now if (
             len(stay) < len(host.servers)) or any(
+                one.id in moving or
                 one.id in rows and rows[one.id].evicted_at is not None
                 for one in stay) else min(found.values(), default=None)
 

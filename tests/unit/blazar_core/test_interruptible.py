@@ -825,6 +825,19 @@ class TestMigrations(EvictionTestCase):
         self.assertIsNone(row.evicted_at)
         self.assertEqual({self.server_id: states.Move.MOVED}, self.moves())
 
+    def test_server_is_not_shown_as_safe_before_its_migration_is_over(self):
+        self.lease(5000, 6000, resources={'VCPU': 4},
+                   hosts=frozenset([self.uuid_of('two')]))
+        self.run_until(self.start - 300)
+        self.claim(self.server_id, 'two', VCPU=1)
+        self.evictions.plan()
+        shown = models.InterruptibleServer.safe_until
+        self.assertEqual([self.start - LEAD], self.scalars(shown))
+        self.cloud.arrive(self.server_id, self.uuid_of('two'))
+        self.run_until(self.start - 200)
+        self.assertEqual({self.server_id: states.Move.MOVED}, self.moves())
+        self.assertEqual([NOW + 5000 - LEAD], self.scalars(shown))
+
     def test_server_is_shelved_at_once_if_no_host_is_safe(self):
         later = self.start - NOW + LEAD
         self.lease(later, later + 1000, resources={'VCPU': 4},

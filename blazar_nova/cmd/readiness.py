@@ -15,7 +15,6 @@ from blazar_core.capacity import enrollment
 from blazar_core.common import clocks
 from blazar_core.common import errors
 from blazar_core.common import opts
-from blazar_core.db import api
 from blazar_core.db import encryption
 from blazar_core.db import leader_election
 from blazar_nova.compat import configuration_checks
@@ -45,11 +44,11 @@ def _result(problems: ty.Sequence[str], code: Code = Code.FAILURE) -> Result:
         Code.SUCCESS)
 
 
-def _checked(check: ty.Callable[[], object], code: Code = Code.FAILURE,
+def _checked(work: ty.Callable[[], object], code: Code = Code.FAILURE,
              ) -> Result:
-    """Return the result of a check that raises an error for a problem."""
+    """Return the result of work that raises an error for a problem."""
     try:
-        check()
+        work()
     except errors.ConfigurationError as exc:
         return Result(code, str(exc))
     except errors.DatabaseUnavailable as exc:
@@ -60,11 +59,60 @@ def _checked(check: ty.Callable[[], object], code: Code = Code.FAILURE,
     return Result(Code.SUCCESS)
 
 
-def _unkept(database: api.Database) -> list[str]:
+def _unkept(conf: ty.Any) -> list[str]:
     """Return what admits other servers to enrolled hosts."""
-    with database.reader() as session:
+    with wiring.open_database(conf).reader() as session:
         enrolled = enrollment.listed(session)
-    return pool.problems(CONF) if enrolled else []
+    return pool.problems(conf) if enrolled else []
+
+
+def _undone(conf: ty.Any) -> ty.Iterator[str]:
+    """Yield the signs that no listener runs."""
+    parts = wiring.assemble(conf)
+    overdue = list(verification.auditor(parts).unfinished.overdue())
+    if overdue:
+        yield (f'{len(overdue)} events of leases are overdue: start '
+               f'blazar-listener. The first event: {overdue[0].text}')
+    last = leader_election.last(parts.database, periodic_sync.NAME)
+    if last is None:
+        yield ('No blazar-listener has ever run on this database: start one. '
+               'Until then no lease starts or ends.')
+    elif last.until + conf.blazar.worker_timeout < parts.clock.now():
+        yield ('No blazar-listener has run the periodic sync, which was due '
+               f'by {clocks.minute(last.until)} UTC: start one. Until then no '
+               'lease starts or ends.')
+    elif last.worker is None:
+        yield ('The blazar-listener that ran the last periodic sync was '
+               'stopped. Another one takes over by '
+               f'{clocks.minute(last.until)} UTC if it is running; otherwise '
+               'start one.')
+
+
+# Factories of checks, which oslo.upgradecheck calls with the commands
+
+def _problems(find: ty.Callable[[ty.Any], ty.Sequence[str]],
+              code: Code = Code.FAILURE) -> ty.Callable[..., Result]:
+    """Check by a function that returns the problems of a configuration."""
+    return lambda _commands: _result(find(CONF), code)
+
+
+def _check(work: ty.Callable[[ty.Any], object],
+           ) -> ty.Callable[..., Result]:
+    """Check by a function that raises an error for a problem."""
+    return lambda _commands: _checked(lambda: work(CONF))
+
+
+def _found(find: ty.Callable[[ty.Any], ty.Iterable[str]],
+           code: Code = Code.FAILURE) -> ty.Callable[..., Result]:
+    """Check by a function that returns problems, or raises an error if it
+    cannot find them, which is a warning.
+    """
+    def check(_commands: object) -> Result:
+        found: list[str] = []
+        result = _checked(lambda: found.extend(find(CONF)), Code.WARNING)
+        return _result(found, code) if found else result
+
+    return check
 
 
 class Checks(upgradecheck.UpgradeCommands):
@@ -75,44 +123,11 @@ class Checks(upgradecheck.UpgradeCommands):
             *check.untested(CONF),
             *configuration_checks.reserved_status(reserved_state.install())])
 
-    def _scheduler(self) -> Result:
-        return _result(configuration_checks.scheduler(CONF))
-
-    def _filter_order(self) -> Result:
-        return _result(configuration_checks.filter_order(CONF), Code.WARNING)
-
-    def _notifications(self) -> Result:
-        return _result(configuration_checks.notifications(CONF))
-
-    def _api_paste(self) -> Result:
-        return _result(configuration_checks.api_paste(CONF))
-
-    def _keys(self) -> Result:
-        return _checked(
-            lambda: encryption.Encryption(CONF.blazar.encryption_keys))
-
-    def _defaults(self) -> Result:
-        return _checked(lambda: hint_params.check_defaults(
-            hint_params.defaults(CONF), clocks.SystemClock().now()))
-
     def _default_reservation(self) -> Result:
         """Check that every boot can be a lease, and exempt ones recognized."""
         result = _checked(lambda: default_leases.check(CONF))
         return result if result.code != Code.SUCCESS else _result(
             default_leases.doubts(CONF), Code.WARNING)
-
-    def _lost_builds(self) -> Result:
-        return _checked(lambda: wiring.lost_after(CONF))
-
-    def _database(self) -> Result:
-        return _checked(lambda: wiring.open_database(CONF).status.check())
-
-    def _clock(self) -> Result:
-        """Check that this machine's clock agrees with the database's."""
-        return _checked(lambda: wiring.open_database(CONF).check_clock())
-
-    def _policy(self) -> Result:
-        return _checked(lambda: policy.check(CONF))
 
     def _keystone(self) -> Result:
         """Check that the service user can log in and sees its trusts."""
@@ -138,29 +153,6 @@ class Checks(upgradecheck.UpgradeCommands):
                 'refused: [blazar_keystone] without_trust = refuse'))
         ) if ours else result
 
-    def _volumes(self) -> Result:
-        return _result(configuration_checks.volumes(CONF), Code.WARNING)
-
-    def _listener(self) -> Result:
-        """Check that a worker runs, and carries out events."""
-        found: list[str] = []
-        result = _checked(lambda: found.extend(_undone(CONF)), Code.WARNING)
-        return _result(found, Code.WARNING) if found else result
-
-    def _prefilters(self) -> Result:
-        """Check that the API and the scheduler have the same settings."""
-        found: list[str] = []
-        result = _checked(lambda: found.extend(
-            settings.differences(wiring.open_database(CONF))), Code.WARNING)
-        return _result(found) if found else result
-
-    def _hosts(self) -> Result:
-        """Check that placement keeps other servers off enrolled hosts."""
-        found: list[str] = []
-        result = _checked(lambda: found.extend(
-            _unkept(wiring.open_database(CONF))), Code.WARNING)
-        return _result(found) if found else result
-
     def _get_details(self, upgrade_check_result: Result) -> str | None:
         """Return the text of the table, without breaking lines to write."""
         if upgrade_check_result.details is None:
@@ -176,45 +168,31 @@ class Checks(upgradecheck.UpgradeCommands):
 
     _upgrade_checks = (
         ('Nova', _nova),
-        ('Database', _database),
-        ('Clock', _clock),
-        ('Encryption keys', _keys),
-        ('Defaults of a lease', _defaults),
+        ('Database', _check(
+            lambda conf: wiring.open_database(conf).status.check())),
+        ('Clock', _check(
+            lambda conf: wiring.open_database(conf).check_clock())),
+        ('Encryption keys', _check(
+            lambda conf: encryption.Encryption(conf.blazar.encryption_keys))),
+        ('Defaults of a lease', _check(
+            lambda conf: hint_params.check_defaults(
+                hint_params.defaults(conf), clocks.SystemClock().now()))),
         ('Default reservation', _default_reservation),
-        ('Lost builds', _lost_builds),
-        ('Filter and weigher', _scheduler),
-        ('Order of filters', _filter_order),
-        ('Prefilters', _prefilters),
-        ('Enrolled hosts', _hosts),
-        ('Notifications', _notifications),
-        ('api-paste.ini', _api_paste),
-        ('Policy', _policy),
+        ('Lost builds', _check(wiring.lost_after)),
+        ('Filter and weigher', _problems(configuration_checks.scheduler)),
+        ('Order of filters', _problems(
+            configuration_checks.filter_order, Code.WARNING)),
+        ('Prefilters', _found(
+            lambda conf: settings.differences(wiring.open_database(conf)))),
+        ('Enrolled hosts', _found(_unkept)),
+        ('Notifications', _problems(configuration_checks.notifications)),
+        ('api-paste.ini', _problems(configuration_checks.api_paste)),
+        ('Policy', _check(policy.check)),
         ('Keystone', _keystone),
-        ('Volumes at the end', _volumes),
-        ('blazar-listener', _listener),
+        ('Volumes at the end', _problems(
+            configuration_checks.volumes, Code.WARNING)),
+        ('blazar-listener', _found(_undone, Code.WARNING)),
     )
-
-
-def _undone(conf: ty.Any) -> ty.Iterator[str]:
-    """Yield the signs that no listener runs."""
-    parts = wiring.assemble(conf)
-    overdue = list(verification.auditor(parts).unfinished.overdue())
-    if overdue:
-        yield (f'{len(overdue)} events of leases are overdue: start '
-               f'blazar-listener. The first event: {overdue[0].text}')
-    last = leader_election.last(parts.database, periodic_sync.NAME)
-    if last is None:
-        yield ('No blazar-listener has ever run on this database: start one. '
-               'Until then no lease starts or ends.')
-    elif last.until + conf.blazar.worker_timeout < parts.clock.now():
-        yield ('No blazar-listener has run the periodic sync, which was due '
-               f'by {clocks.minute(last.until)} UTC: start one. Until then no '
-               'lease starts or ends.')
-    elif last.worker is None:
-        yield ('The blazar-listener that ran the last periodic sync was '
-               'stopped. Another one takes over by '
-               f'{clocks.minute(last.until)} UTC if it is running; otherwise '
-               'start one.')
 
 
 def main() -> int:

@@ -242,30 +242,48 @@ def _text(params: _Object, key: str, default: str) -> str:
 def _request(params: _Object, start: int, end: int, now: int,
              defaults: Defaults, local: recurrence_schema.Local | None = None,
              ) -> requests.LeaseRequest:
-    window = window_of(start, end, now)
-    retry = lease_types.retry_of(params, window, now, defaults.retry)
-    timeout = lease_types.timeout_of(params, window, defaults.timeout)
-    before_end, action = _before_end(params, window, now, defaults)
-    recurrence = recurrence_schema.recurrence_of(
-        params, window, defaults.max_occurrences, local, defaults.ends)
+    request = request_of(params, window_of(start, end, now), now, defaults,
+                         local, _KEYS, 'before_end', defaults.ends)
+    return dataclasses.replace(
+        request, shows_build=_shows_build(params, defaults),
+        duration=None if 'end' in params or request.patience is None
+        else end - start)
+
+
+def request_of(values: _Object, window: model.Window, now: int,
+               defaults: Defaults, local: recurrence_schema.Local | None,
+               keys: ty.Mapping[str, str], date: str,
+               between: ty.Collection[str] = ()) -> requests.LeaseRequest:
+    """Return the request of a new lease, from lease_params or a body.
+
+    :param local: as :func:`.recurrence_schema.localized` returns it
+    :param keys: the known keys, each with an example of its value
+    :param date: the key of the time of the event before the end
+    :param between: the end policies available between two occurrences
+    :raises InvalidLeaseParams: with the message for the user
+    """
+    before_end = default_before_end(window, defaults) if (
+        date not in values) else event_schema.inside(dates.parse_date(
+            event_schema.string(values[date], date, keys), now), window, date)
     request = requests.LeaseRequest(
-        name=_name(params), recurrence=recurrence,
-        description=description_of(params) or None,
-        tags=tags_of(params) or (),
-        window=window,
+        name=name_of(event_schema.string(values['name'], 'name', keys))
+        if 'name' in values else None,
+        description=description_of(values) or None,
+        tags=tags_of(values) or (),
+        window=window, starts_now=window.start == now,
+        retry=lease_types.retry_of(values, window, now, defaults.retry),
+        timeout=lease_types.timeout_of(values, window, defaults.timeout),
+        recurrence=recurrence_schema.recurrence_of(
+            values, window, defaults.max_occurrences, local, between),
         before_end=before_end,
+        before_end_action=event_schema.before_end_action(
+            values, before_end, window, defaults.actions, date),
         events=event_schema.read(
-            params.get('events', []), window, now, defaults.actions),
-        on_end=on_end_of(params.get('on_end', defaults.ends[0]), defaults),
-        starts_now=start == now,
-        before_end_action=action,
-        grace_period=grace_of(params.get(
+            values.get('events', []), window, now, defaults.actions),
+        on_end=on_end_of(values.get('on_end', defaults.ends[0]), defaults),
+        grace_period=grace_of(values.get(
             'grace_period', defaults.grace_period)),
-        retry=retry, timeout=timeout,
-        auto_extend=lease_types.extension_of(params.get('auto_extend', 0)),
-        duration=None if 'end' in params or (
-            retry is None and timeout is None) else end - start,
-        shows_build=_shows_build(params, defaults))
+        auto_extend=lease_types.extension_of(values.get('auto_extend', 0)))
     lease_types.check_extension(
         request.auto_extend, request.on_end, request.actions)
     return request
@@ -315,10 +333,6 @@ def window_of(start: int, end: int, now: int) -> model.Window:
             f'The lease would not end before {clocks.minute(model.LATEST)} '
             'UTC. Write an earlier one.')
     return model.Window(start, end)
-
-
-def _name(params: _Object) -> str | None:
-    return name_of(_text(params, 'name', '')) if 'name' in params else None
 
 
 def name_of(text: str) -> str:
@@ -378,18 +392,6 @@ def tags_of(values: _Object) -> tuple[str, ...] | None:
                 f'"{inputs.shown(tag)}" is no tag. Write 1 to 60 letters, '
                 'digits, blanks and characters of _.:=+#@()-.')
     return tuple(sorted(set(found)))
-
-
-def _before_end(params: _Object, window: model.Window, now: int,
-                defaults: Defaults) -> tuple[int | None, states.Action]:
-    """Return the time of the notification before the end, and its action."""
-    if 'before_end' in params:
-        time: int | None = event_schema.inside(dates.parse_date(
-            _text(params, 'before_end', ''), now), window, 'before_end')
-    else:
-        time = default_before_end(window, defaults)
-    return time, event_schema.before_end_action(
-        params, time, window, defaults.actions, 'before_end')
 
 
 def default_before_end(window: model.Window, defaults: Defaults,

@@ -130,35 +130,13 @@ def create(body: object, now: int, defaults: hint_params.Defaults,
     start = dates.start_of(
         _text(values, 'start_date', defaults.start), now)
     window = hint_params.window_of(start, _end(values, start, now), now)
+    request = hint_params.request_of(
+        values, window, now, defaults, local, _CREATE_KEYS, 'before_end_date')
     offer = values.get('offer_seconds')
-    retry = lease_types.retry_of(values, window, now, defaults.retry)
-    timeout = lease_types.timeout_of(values, window, defaults.timeout)
-    if offer is not None and (retry, timeout) != (None, None):
+    if offer is not None and request.patience is not None:
         raise errors.InvalidLeaseParams(
             'An offer is made now, or not at all. Leave "offer_seconds" out, '
             'or "lease_type".')
-    before_end, action = _before_end(values, window, now, defaults)
-    recurrence = recurrence_schema.recurrence_of(
-        values, window, defaults.max_occurrences, local)
-    request = requests.LeaseRequest(
-        recurrence=recurrence, name=hint_params.name_of(_text(values, 'name'))
-        if 'name' in values else None,
-        description=hint_params.description_of(values) or None,
-        tags=hint_params.tags_of(values) or (),
-        window=window,
-        before_end=before_end,
-        events=event_schema.read(
-            values.get('events', []), window, now, defaults.actions),
-        on_end=hint_params.on_end_of(
-            values.get('on_end', defaults.ends[0]), defaults),
-        starts_now=start == now,
-        grace_period=hint_params.grace_of(values.get(
-            'grace_period', defaults.grace_period)),
-        retry=retry, timeout=timeout,
-        before_end_action=action,
-        auto_extend=lease_types.extension_of(values.get('auto_extend', 0)))
-    lease_types.check_extension(
-        request.auto_extend, request.on_end, request.actions)
     return CreateRequest(
         request, _reservations(values),
         None if offer is None else inputs.integer(
@@ -336,32 +314,13 @@ def _new_date(values: _Object, key: str, lease: ty.Mapping[str, ty.Any],
     return None if old is not None and old // unit == time // unit else time
 
 
-def _before_end(values: _Object, window: model.Window, now: int,
-                defaults: hint_params.Defaults,
-                ) -> tuple[int | None, states.Action]:
-    """Return the time of the notification before the end, and its action."""
-    if 'before_end_date' in values:
-        time: int | None = event_schema.inside(
-            dates.parse_date(_text(values, 'before_end_date'), now),
-            window, 'before_end_date')
-    else:
-        time = hint_params.default_before_end(window, defaults)
-    return time, event_schema.before_end_action(
-        values, time, window, defaults.actions, 'before_end_date')
-
-
 def _text(values: _Object, key: str, default: str | None = None) -> str:
     value = values.get(key, default)
     if value is None:
         raise errors.InvalidLeaseParams(
             f'Missing parameter {key}. Write for example "{key}": '
             f'{_CREATE_KEYS[key]}.')
-    if not isinstance(value, str):
-        known = _CREATE_KEYS | CHANGE_KEYS
-        raise errors.InvalidLeaseParams(
-            f'"{key}" is {inputs.kind_of(value)}. Write a string, such as '
-            f'"{key}": {known[key]}.')
-    return value
+    return event_schema.string(value, key, _CREATE_KEYS | CHANGE_KEYS)
 
 
 def _joined(on_end: object) -> object:

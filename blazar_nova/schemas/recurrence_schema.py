@@ -142,10 +142,14 @@ def recurrence_of(values: _Object, window: model.Window, most: int,
     rule = _text(asked, 'rule')
     found = recurrences.expand(
         rule, local.zone, window, 'duration' not in values, most, local.first)
+    between = _between(_text(asked, 'between', end_policies.DELETE), known)
+    fits = _text(asked, 'fits', 'all')
+    if fits not in ('all', 'some'):
+        raise errors.InvalidLeaseParams(
+            f'"fits" is "{inputs.shown(fits)}". Write all or some, or leave '
+            f'it out.')
     return requests.Recurrence(
-        rule, local.zone.key,
-        _between(_text(asked, 'between', end_policies.DELETE), known),
-        _one_of(asked, 'fits', ('all', 'some')) == 'some',
+        rule, local.zone.key, between, fits == 'some',
         tuple(one.window for one in found),
         {one.window: one.absent for one in found if one.absent is not None})
 
@@ -238,13 +242,4 @@ def _text(asked: _Object, key: str, default: str | None = None) -> str:
         raise errors.InvalidLeaseParams(
             f'"recurrence" needs a text for "{key}". Write for example '
             f'"recurrence": {EXAMPLE}.')
-    return value
-
-
-def _one_of(asked: _Object, key: str, known: ty.Sequence[str]) -> str:
-    value = _text(asked, key, known[0])
-    if value not in known:
-        raise errors.InvalidLeaseParams(
-            f'"{key}" is "{inputs.shown(value)}". Write '
-            f'{" or ".join(known)}, or leave it out.')
     return value

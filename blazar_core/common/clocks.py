@@ -60,6 +60,13 @@ def iso(seconds: int) -> str:
         timespec='microseconds')
 
 
+def span(start: int, end: int) -> dict[str, str]:
+    """Format the dates of a window as the API does, ``start_date`` and
+    ``end_date``.
+    """
+    return {'start_date': iso(start), 'end_date': iso(end)}
+
+
 def stamp(seconds: int) -> str:
     """Format ``created_at`` and ``updated_at`` as clients expect them,
     e.g. ``2026-12-01 16:07:00``.

@@ -54,11 +54,11 @@ class CalendarController:
                 connection, window, project_id)
             free = calendar.free(connection, window)
         return 200, {'calendar': {
-            'start_date': clocks.iso(window.start),
-            'end_date': clocks.iso(window.end),
+            **clocks.span(window.start, window.end),
             'bars': [{**_bar(one), 'row': row} for one in found
                      for row in _rows(one, rows)],
-            'free': [{**_dates(one.window), 'levels': one.levels}
+            'free': [{**clocks.span(one.window.start, one.window.end),
+                      'levels': one.levels}
                      for one in free]}}
 
 
@@ -81,12 +81,7 @@ def _rows(bar: calendar.Bar, rows: str) -> tuple[str, ...]:
             'type': bar.types, 'host': (bar.host or '',)}[rows]
 
 
-def _dates(window: model.Window) -> dict[str, ty.Any]:
-    return {'start_date': clocks.iso(window.start),
-            'end_date': clocks.iso(window.end)}
-
-
 def _bar(bar: calendar.Bar) -> dict[str, ty.Any]:
     return {'lease_id': bar.lease_id, 'lease_name': bar.name,
             'project_id': bar.project_id, 'status': bar.status,
-            **_dates(model.Window(bar.start, bar.end))}
+            **clocks.span(bar.start, bar.end)}

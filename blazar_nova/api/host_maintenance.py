@@ -110,12 +110,11 @@ class HostMaintenance:
         """
         name = self._hosts.name_of(name)
         return {**_described(name, planned), 'promised': [
-            {**one._asdict(), 'start_date': clocks.iso(one.start_date),
-             'end_date': clocks.iso(one.end_date)}
+            {**one._asdict(), **clocks.span(one.start_date, one.end_date)}
             for one in self._hosts.promised(name, planned.window, judged)]}
 
 
 def _described(name: str, planned: maintenance.Planned) -> dict[str, ty.Any]:
-    return {'host': name, 'start_date': clocks.iso(planned.window.start),
-            'end_date': clocks.iso(planned.window.end),
+    return {'host': name,
+            **clocks.span(planned.window.start, planned.window.end),
             'reason': planned.reason}

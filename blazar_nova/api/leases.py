@@ -372,7 +372,7 @@ def _rows(found: ty.Sequence[tuple[int, int]], end: int, wanted: int,
     :param end: until when the last amount is valid
     """
     ends = [*(time for time, _fits in found[1:]), end]
-    return [{'start_date': clocks.iso(time), 'end_date': clocks.iso(until),
+    return [{**clocks.span(time, until),
              'fits': fits, 'enough': fits >= wanted}
             for (time, fits), until in zip(found, ends, strict=True)]
 
@@ -396,8 +396,7 @@ def _quote_of(request: requests.LeaseRequest, wanted: int,
         'fits': refusal is None, 'reason': None, 'next_start': None,
         'next_start_after': None, 'latest_end': None,
         'message': 'There is capacity for this lease.', 'fits_now': wanted,
-        'wanted': wanted, 'start_date': clocks.iso(window.start),
-        'end_date': clocks.iso(window.end),
+        'wanted': wanted, **clocks.span(window.start, window.end),
         'shifted': lease_series.shifted(request.recurrence)}
     if refusal is not None:
         quote |= {'message': error_answers.sentence(refusal),

@@ -187,7 +187,8 @@ def healths(database: api.Database, now: int,
     """
     with contextlib.suppress(errors.ClockSkewed):
         database.check_clock()
-    hosts, leases = _away_hosts(database), _degraded(database)
+    hosts = [_away(host) for host in host_status.away(database)]
+    leases = _degraded(database)
     counts = {f'hosts_{status.replace(" ", "_")}': sum(
         one['status'] == status for one in hosts) for status in _AWAY} | {
         'leases_degraded': len(leases)} | {
@@ -206,10 +207,6 @@ def healths(database: api.Database, now: int,
         Listing('counts', {'name': 'What', 'count': 'How many'}, [
             {'name': name, 'count': count}
             for name, count in counts.items()]))
-
-
-def _away_hosts(database: api.Database) -> list[dict[str, ty.Any]]:
-    return [_away(host) for host in host_status.away(database)]
 
 
 def _degraded(database: api.Database) -> list[dict[str, ty.Any]]:

@@ -116,8 +116,7 @@ def rows(connection: sa.Connection, query: accounting.Query,
          totals: ty.Sequence[accounting.Totals]) -> list[dict[str, ty.Any]]:
     """Return the rows of the answer."""
     found: list[dict[str, ty.Any]] = [{
-        'start_date': clocks.iso(total.window.start),
-        'end_date': clocks.iso(total.window.end),
+        **clocks.span(total.window.start, total.window.end),
         **dict(zip(query.group_by, total.keys, strict=True)),
         **total.amounts} for total in totals]
     if 'lease_id' in query.group_by:

@@ -7,7 +7,6 @@ import typing as ty
 
 from blazar_core.common import clocks
 from blazar_core.common import errors
-from blazar_core.common import model
 from blazar_core.common import words
 from blazar_core.leases import requests
 from blazar_nova.compat import build_calls
@@ -58,7 +57,9 @@ class DefaultLeases:
         asked = _by_default(
             self._parts.clock.now(), hint_params.defaults(self._parts.conf))
         if mode == ANNOUNCE:
-            self._note(call, asked.window)
+            self._parts.end_notices.note(
+                call.context.project_id, call.context.user_id,
+                call.server_ids, asked.window)
             return None
         if call.hint(boot_hints.RESERVED) is not None:
             raise errors.Forbidden(
@@ -80,11 +81,6 @@ class DefaultLeases:
 
     def _exempt(self, what: str) -> set[str]:
         return {*self._parts.conf.blazar[f'default_reservation_exempt_{what}']}
-
-    def _note(self, call: build_calls.BuildCall, window: model.Window) -> None:
-        context = call.context
-        self._parts.end_notices.note(
-            context.project_id, context.user_id, call.server_ids, window)
 
 
 def explained(exc: Exception, request: requests.LeaseRequest) -> str:

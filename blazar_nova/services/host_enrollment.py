@@ -451,6 +451,5 @@ def _allocated(host_id: int, found: ty.Mapping[int, ty.Iterable[ty.Any]],
     """Return the reservations booked on a host, as the API shows them."""
     return {'resource_id': str(host_id), 'reservations': [
         {'id': row.id, 'lease_id': row.lease_id,
-         'start_date': clocks.iso(row.start_date),
-         'end_date': clocks.iso(row.end_date)}
+         **clocks.span(row.start_date, row.end_date)}
         for row in found.get(host_id, ())]}

@@ -17,7 +17,6 @@ from blazar_core.capacity import interruptible
 from blazar_core.capacity import inventory
 from blazar_core.common import clocks
 from blazar_core.common import errors
-from blazar_core.common import model
 from blazar_core.common import states
 from blazar_core.db import models
 from blazar_core.lifecycle import eviction
@@ -204,8 +203,9 @@ class InterruptibleServers:
         if self._rows(server_ids=[server_id]):
             raise errors.Conflict(
                 f'Server {server_id} is interruptible already.')
-        host_id = next((one.id for one in self._hosts()
-                        if one.uuid == joiner.host), None)
+        with self._index.fresh():
+            host_id = next((one.id for one in self._index.hosts.values()
+                            if one.uuid == joiner.host), None)
         if host_id is None:
             raise errors.Conflict(
                 f'The host of server {server_id} is not known yet. Try again '
@@ -220,10 +220,6 @@ class InterruptibleServers:
         LOG.info('Server %s of project %s is interruptible', server_id,
                  context.project_id)
         return self.show(context, server_id)
-
-    def _hosts(self) -> list[model.Host]:
-        with self._index.fresh():
-            return [*self._index.hosts.values()]
 
     def make_ordinary(self, context: ty.Any, server_id: str) -> None:
         """Make an interruptible server an ordinary one.

@@ -120,14 +120,6 @@ class LeaseChanges:
             reservations = self._as_they_are(asks, lease, True) | reservations
         return dataclasses.replace(change, reservations=reservations), resized
 
-    def _lasts_longer(self, lease: views.Lease,
-                      change: updates.LeaseChange) -> bool:
-        """Return whether a lease ends later than before and so needs a trust
-        that is valid longer, where trusts are configured.
-        """
-        return self._parts.trusts.is_configured() and (
-            _over(lease, change) > lease['end_date'] + lease['grace_period'])
-
     def _trust(self, context: ty.Any, lease: views.Lease,
                change: updates.LeaseChange,
                ) -> ty.Callable[[], str | None] | None:
@@ -140,18 +132,20 @@ class LeaseChanges:
 
         :raises Forbidden: if the user may not give the lease a trust
         """
+        if not self._parts.trusts.is_configured():
+            return None
         before, after = actions_of(lease), actions_of(lease, change)
         on_end = change.on_end or lease['on_end']
         acts = lease_trusts.acts_for_owner(self._parts, (
             one['resource_type'] for one in lease['reservations']))
         takes_one = acts or lease_trusts.needs_one(on_end, after)
-        longer = self._lasts_longer(lease, change)
-        if not self._parts.trusts.is_configured() or not (
-                longer or takes_one and (
+        end = _over(lease, change)
+        # A trust is not valid longer than the lease for which it was created.
+        if end <= lease['end_date'] + lease['grace_period'] and not (
+                takes_one and (
                     change.on_end is not None or
                     not lease_trusts.needs_one(lease['on_end'], before))):
             return None
-        end = _over(lease, change)
         if not takes_one and not self._parts.leases.lookup.keeps_build(
                 lease['id']):
             return functools.partial(

@@ -266,9 +266,9 @@ class LeaseSeries:
                  for one in windows]
         _check_apart(unfinished, moved)
         name = {} if change.name is None else {'name': change.name}
-        wanted = [({**name, 'start_date': clocks.iso(to.window.start),
-                    'end_date': clocks.iso(to.window.end)}, one)
-                  for one, to in zip(unfinished, moved, strict=True)]
+        wanted = [
+            ({**name, **clocks.span(to.window.start, to.window.end)}, one)
+            for one, to in zip(unfinished, moved, strict=True)]
         if min(by) >= datetime.timedelta():
             wanted.reverse()
         self._changes.make_all(context, wanted, self._all.shift(
@@ -319,8 +319,7 @@ def shifted(asked: requests.Recurrence | None) -> list[dict[str, ty.Any]]:
     the answer.
     """
     return [] if asked is None else [
-        {'start_date': clocks.iso(window.start),
-         'end_date': clocks.iso(window.end),
+        {**clocks.span(window.start, window.end),
          'reason': series.absence(asked.timezone, dates)}
         for window, dates in asked.shifted.items()]
 

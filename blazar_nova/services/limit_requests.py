@@ -34,8 +34,7 @@ def asked_of(new: new_leases.NewLease, held: bool,
         server_ids=tuple(new.server_ids), described={
             'name': request.name, 'project_id': new.project_id,
             'user_id': new.user_id,
-            'start_date': clocks.iso(request.window.start),
-            'end_date': clocks.iso(request.window.end),
+            **clocks.span(request.window.start, request.window.end),
             'reservations': [
                 {'resource_type': one.resource_type,
                  'amount': one.demand.count,

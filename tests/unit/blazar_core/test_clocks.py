@@ -139,6 +139,12 @@ class TestDates(base.TestCase):
     def test_a_date_of_the_api_has_microseconds(self):
         self.assertEqual('2027-01-15T08:00:00.000000', clocks.iso(NOW))
 
+    def test_dates_of_a_window_are_named_as_in_the_api(self):
+        self.assertEqual(
+            [('start_date', '2027-01-15T08:00:00.000000'),
+             ('end_date', '2027-01-15T08:00:07.000000')],
+            list(clocks.span(NOW, NOW + 7).items()))
+
     def test_date_for_users_shows_only_nonzero_seconds(self):
         self.assertEqual('2027-01-15 08:00', clocks.minute(NOW))
         self.assertEqual('2027-01-15 08:00:07', clocks.minute(NOW + 7))

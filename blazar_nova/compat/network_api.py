@@ -290,9 +290,6 @@ class Neutron(rest_service.RestService):
         return rest_service.list_of(self._ask(
             'GET', *parts, query=limits, missing={kind: []}), kind)
 
-    def _sentence(self, answer: ty.Any) -> str:
-        return ty.cast(str, answer['NeutronError']['message'])
-
 
 def _created(found: ty.Mapping[str, ty.Any]) -> int:
     return int(timeutils.parse_isotime(found['created_at']).timestamp())

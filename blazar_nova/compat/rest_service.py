@@ -6,7 +6,6 @@ Nova's own clients of neutron and cinder cover what servers need of them.
 Floating IPs, segments and volume types are not part of that.
 """
 
-import abc
 import functools
 import typing as ty
 import urllib.parse
@@ -90,7 +89,7 @@ def path_of(*parts: str) -> str:
     return ''.join(f'/{urllib.parse.quote(part, safe="")}' for part in parts)
 
 
-class RestService(abc.ABC):
+class RestService:
     """A service, with the credentials of a group of nova.conf; connects when
     it is first used, after WSGI servers have forked.
 
@@ -123,10 +122,6 @@ class RestService(abc.ABC):
         return loading.load_adapter_from_conf_options(
             process.CONF, self.group, auth=auth, session=session)
 
-    @abc.abstractmethod
-    def _sentence(self, answer: ty.Any) -> str:
-        """Return the sentence of a refusal, of its decoded body."""
-
     def _ask(self, method: str, *parts: str, base: str | None = None,
              query: ty.Mapping[str, ty.Any] | ty.Sequence[ty.Any] = (),
              missing: dict[str, ty.Any] | None = None,
@@ -152,7 +147,7 @@ class RestService(abc.ABC):
             if missing is not None and isinstance(exc, exceptions.NotFound):
                 return missing
             raise errors.CloudRefusal(
-                f'{self.name} refuses: {self._refusal(exc).rstrip(".")}.',
+                f'{self.name} refuses: {_refusal(exc).rstrip(".")}.',
             ) from exc
         except (exceptions.ClientException, KeyError, TypeError,
                 ValueError) as exc:
@@ -160,17 +155,29 @@ class RestService(abc.ABC):
             raise errors.CloudUnavailable(
                 f'{self.name} does not answer: {exc}') from exc
 
-    def _refusal(self, exc: ty.Any) -> str:
-        try:
-            return self._sentence(exc.response.json())
-        except Exception:
-            return str(exc)
-
-    def _own_project(self) -> str:
+    def _own_project(self) -> str | None:
         """Return the id of the project of the credentials."""
+        return self._of_adapter('get_project_id')
+
+    def _of_adapter(self, method: str) -> str | None:
+        """Return what a method of the adapter reads in keystone; None: the
+        service is not configured, or keystone does not have it.
+        """
         try:
-            return ty.cast(str, self._adapter and
-                           self._adapter.get_project_id())
+            return ty.cast(str | None, self._adapter and getattr(
+                self._adapter, method)())
         except exceptions.ClientException as exc:
             raise errors.CloudUnavailable(
                 f'Keystone does not answer: {exc}') from exc
+
+
+def _refusal(exc: ty.Any) -> str:
+    """Return the message of a refusal, which is in the one object of its body:
+    "NeutronError", "badRequest" and others of cinder, "error" of Heat.
+    """
+    try:
+        found, = (one for one in exc.response.json().values()
+                  if isinstance(one, dict))
+        return ty.cast(str, found['message'])
+    except Exception:
+        return str(exc)

@@ -13,6 +13,7 @@ import typing as ty
 
 from keystoneauth1 import exceptions
 from keystoneauth1 import loading
+from oslo_config import cfg
 from oslo_log import log as logging
 
 from blazar_core.common import errors
@@ -39,9 +40,7 @@ def _options() -> list[ty.Any]:
                 'lease.')
     adapter = copy.deepcopy(loading.get_adapter_conf_options(
         include_deprecated=False))
-    for option in adapter:
-        if option.dest == 'service_type':
-            option.default = 'orchestration'
+    cfg.set_defaults(adapter, service_type='orchestration')
     return [*common, *loading.get_session_conf_options(), *adapter]
 
 
@@ -144,19 +143,11 @@ class Heat(rest_service.RestService):
         """Return Heat's URL without a project; the catalog has that of the
         service's own.
         """
-        own = self._own_project()
-        try:
-            found = self._adapter and self._adapter.get_endpoint()
-        except exceptions.ClientException as exc:
-            raise errors.CloudUnavailable(
-                f'Keystone does not answer: {exc}') from exc
+        own, found = self._own_project(), self._of_adapter('get_endpoint')
         if self.is_configured() and not found:
             raise errors.CloudUnavailable(
                 'Heat is not in the catalog of keystone.')
         return (found or '').rstrip('/').removesuffix(own or '').rstrip('/')
-
-    def _sentence(self, answer: ty.Any) -> str:
-        return ty.cast(str, answer['error']['message'])
 
 
 def _parts(path: str) -> list[str]:

@@ -231,9 +231,6 @@ class Cinder(rest_service.RestService):
             self._ask('DELETE', 'group_snapshots', group_snapshot_id,
                       missing={}, **_NEWER)
 
-    def _sentence(self, answer: ty.Any) -> str:
-        return ty.cast(str, next(iter(answer.values()))['message'])
-
 
 def gigabytes_of(type_name: str) -> str:
     """Return the name of the quota of GiB in volumes of a type."""

@@ -15,9 +15,6 @@ from blazar_nova.services import user_credentials
 
 LOG = logging.getLogger(__name__)
 
-#: Paths of keystone's API.
-_PATHS = {'project': 'projects', 'user': 'users'}
-
 
 class KeystoneIdentity:
     """Queries keystone as the service user of ``[blazar_keystone]``."""
@@ -84,7 +81,7 @@ class KeystoneIdentity:
     def _exists(self, kind: str, its_id: str) -> bool | None:
         """Return whether it exists; None: keystone does not say."""
         try:
-            path = rest_service.path_of(_PATHS[kind], its_id)
+            path = rest_service.path_of(f'{kind}s', its_id)
         except errors.CloudUnavailable:
             return False
         return self._trusts.exists(path)

@@ -82,9 +82,9 @@ _WITHOUT_TRUST = cfg.StrOpt(
 def _options() -> list[ty.Any]:
     """Return the options; the service user is Nova's own by default."""
     common = copy.deepcopy(loading.get_auth_common_conf_options())
+    cfg.set_defaults(common, auth_section='keystone_authtoken')
     for option in common:
         if option.dest == 'auth_section':
-            option.default = 'keystone_authtoken'
             option.help = (
                 'Section with the credentials of the service user to whom '
                 'users of leases delegate by trusts, and with auth_type. By '
@@ -92,9 +92,7 @@ def _options() -> list[ty.Any]:
                 'separate one, use blazar_keystone and set its credentials in '
                 'this section.')
     session = copy.deepcopy(loading.get_session_conf_options())
-    for option in session:
-        if option.dest == 'timeout':
-            option.default = 30
+    cfg.set_defaults(session, timeout=30)
     return [*common, *session, *loading.get_adapter_conf_options(
         include_deprecated=False), _WITHOUT_TRUST]
 

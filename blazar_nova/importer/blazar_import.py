@@ -65,7 +65,7 @@ class Importer:
     """
 
     def __init__(self, parts: wiring.Parts, blazar: blazar_source.Blazar,
-                 say: ty.Callable[[str], None] = lambda _text: None) -> None:
+                 say: ty.Callable[[str], None]) -> None:
         problems = pool.problems(process.CONF)
         if problems:
             raise errors.ConfigurationError(problems[0])

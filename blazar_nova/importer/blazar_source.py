@@ -21,7 +21,8 @@ PENDING, ACTIVE = 'PENDING', 'ACTIVE'
 #: Blazar's resource type of whole hosts.
 WHOLE_HOSTS = 'physical:host'
 #: Blazar's resource types of servers: by amounts, and by a flavor.
-OF_SERVERS = SERVERS, LIKE_FLAVOR = 'virtual:instance', 'flavor:instance'
+SERVERS = 'virtual:instance'
+OF_SERVERS = (SERVERS, 'flavor:instance')
 
 
 class Unreadable(errors.BlazarError):

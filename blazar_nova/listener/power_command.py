@@ -19,11 +19,7 @@ class Command(power_drivers.PowerDriver):
     """
 
     def check(self, bmc: power_drivers.Bmc) -> None:
-        unknown = sorted(bmc.settings.keys() - {'command'})
-        if unknown:
-            raise errors.ConfigurationError(
-                f'Host {bmc.host}: unknown key "{unknown[0]}". The driver '
-                'command knows "command" only.')
+        power_drivers.check_keys(bmc, {'command'})
         if not _words(bmc):
             raise errors.ConfigurationError(
                 f'Host {bmc.host}: "command" is missing. Write a program and '

@@ -9,6 +9,8 @@ import abc
 import dataclasses
 import typing as ty
 
+from blazar_core.common import errors
+
 
 @dataclasses.dataclass(frozen=True)
 class Bmc:
@@ -24,6 +26,18 @@ class Bmc:
     settings: ty.Mapping[str, str]
     timeout: int
     password: ty.Callable[[], str] = dataclasses.field(repr=False)
+
+
+def check_keys(bmc: Bmc, known: ty.AbstractSet[str]) -> None:
+    """Check that a driver knows all settings of a BMC.
+
+    :raises ConfigurationError: if it does not; names those that it knows
+    """
+    unknown = sorted(bmc.settings.keys() - known)
+    if unknown:
+        raise errors.ConfigurationError(
+            f'Host {bmc.host}: unknown key "{unknown[0]}". Write one of '
+            f'{", ".join(sorted(known))}.')
 
 
 class PowerDriver(abc.ABC):

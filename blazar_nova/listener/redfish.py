@@ -13,7 +13,7 @@ import urllib.parse
 from blazar_core.common import errors
 from blazar_nova.listener import power_drivers
 
-_KEYS = frozenset({'address', 'system', 'username', 'auth', 'ca_file'})
+_KEYS = {'address', 'system', 'username', 'auth', 'ca_file'}
 _AUTH = ('session', 'basic')
 #: Seconds in which a BMC has to accept a connection.
 _CONNECT = 10
@@ -25,7 +25,7 @@ class Redfish(power_drivers.PowerDriver):
     """
 
     def check(self, bmc: power_drivers.Bmc) -> None:
-        _check_keys(bmc, _KEYS)
+        power_drivers.check_keys(bmc, _KEYS)
         url = urllib.parse.urlsplit(bmc.settings.get('address', ''))
         if url.scheme not in ('https', 'http') or not url.hostname or (
                 url.username or url.password):
@@ -119,11 +119,3 @@ def _chosen(bmc: power_drivers.Bmc, root: ty.Any) -> ty.Any:
             f'Host {bmc.host}: its BMC has {len(paths)} systems. Write which '
             'one it is, for example: system = /redfish/v1/Systems/1')
     return root.get_system(paths[0])
-
-
-def _check_keys(bmc: power_drivers.Bmc, known: ty.Collection[str]) -> None:
-    unknown = sorted(bmc.settings.keys() - set(known))
-    if unknown:
-        raise errors.ConfigurationError(
-            f'Host {bmc.host}: unknown key "{unknown[0]}". Write one of '
-            f'{", ".join(sorted(known))}.')

@@ -59,13 +59,9 @@ class LeaseController:
         query, fields = lease_schema.query(
             web_requests.query(request), self._parts.clock.now(),
             self._parts.conf.blazar.list_ended)
-        if not self._policy.allows(
-                context, 'blazar:leases:get_all_projects'):
-            if query.project_id not in (None, context.project_id):
-                raise errors.Forbidden(
-                    'The leases of other projects are for admins. Leave '
-                    '"project_id" out.')
-            query = dataclasses.replace(query, project_id=context.project_id)
+        query = self._policy.limited(
+            context, 'blazar:leases:get_all_projects', query,
+            'The leases of other projects are for admins.')
         if query.marker is not None and not query.occurrences:
             query = dataclasses.replace(
                 query, marker=self._parts.leases.series.current(

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Lease API for past and planned usage."""
 
-import dataclasses
 import typing as ty
 
 import webob
@@ -32,13 +31,9 @@ class UsageController:
         rates = self._rates(context, inputs.boolean(
             values.pop('costs', 'false'), 'costs'))
         query, limit = usage_schema.query(values, now)
-        if not self._policy.allows(
-                context, 'blazar:usage:get_all_projects'):
-            if query.project_id not in (None, context.project_id):
-                raise errors.Forbidden(
-                    'The usage of other projects is for admins. Leave '
-                    '"project_id" out.')
-            query = dataclasses.replace(query, project_id=context.project_id)
+        query = self._policy.limited(
+            context, 'blazar:usage:get_all_projects', query,
+            'The usage of other projects is for admins.')
         with self._parts.database.connection() as connection:
             found = accounting.totals(connection, query, now, limit + 1)
             rows = usage_schema.rows(connection, query, found[:limit])

@@ -7,6 +7,7 @@ Roles have Nova's meaning, under names of our own, so that an operator may
 change our rules and Nova's independently.
 """
 
+import dataclasses
 import typing as ty
 
 from oslo_config import cfg
@@ -14,8 +15,12 @@ from oslo_log import log as logging
 from oslo_policy import policy
 
 from blazar_core.common import errors
+from blazar_core.leases import accounting
+from blazar_core.leases import views
 
 LOG = logging.getLogger(__name__)
+
+_Query = ty.TypeVar('_Query', accounting.Query, views.Query)
 
 ADMIN = 'rule:blazar_admin'
 PROJECT_MEMBER_OR_ADMIN = 'rule:blazar_project_member_or_admin'
@@ -99,8 +104,11 @@ _RULES = [
           'List the interruptible servers of a project, or show one.',
           f'GET {_INTERRUPTIBLE}', f'GET {_INTERRUPTIBLE}/{{server_id}}'),
     _rule('interruptible:get_all_projects', ADMIN,
-          'List the interruptible servers of all projects.',
-          f'GET {_INTERRUPTIBLE}'),
+          'List the interruptible servers of all projects. Also show one of '
+          'another project, or make it an ordinary one, as far as '
+          'interruptible:get and interruptible:delete allow.',
+          f'GET {_INTERRUPTIBLE}', f'GET {_INTERRUPTIBLE}/{{server_id}}',
+          f'DELETE {_INTERRUPTIBLE}/{{server_id}}'),
     _rule('interruptible:put', PROJECT_MEMBER_OR_ADMIN,
           'Make a server interruptible, at its creation or later.',
           f'PUT {_INTERRUPTIBLE}/{{server_id}}', 'POST /servers'),
@@ -296,6 +304,22 @@ class Policy:
         if not self.allows(context, rule, target):
             raise errors.Forbidden(
                 f'The policy does not allow this ({rule}).')
+
+    def limited(self, context: ty.Any, rule: str, query: _Query, why: str,
+                ) -> _Query:
+        """Return a query for a list, limited to the project of a user who may
+        not list the objects of others.
+
+        :param rule: the action of listing those of all projects
+        :param why: the beginning of the message
+        :raises Forbidden: if the query is for another project, and the user
+            may not list its objects
+        """
+        if self.allows(context, rule):
+            return query
+        if query.project_id not in (None, context.project_id):
+            raise errors.Forbidden(f'{why} Leave "project_id" out.')
+        return dataclasses.replace(query, project_id=context.project_id)
 
     def allows(self, context: ty.Any, rule: str,
                target: ty.Mapping[str, ty.Any] | None = None) -> bool:

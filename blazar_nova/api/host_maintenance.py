@@ -28,17 +28,16 @@ class HostMaintenance:
 
     def __init__(self, parts: wiring.Parts) -> None:
         self._authorize = parts.policy.authorizer('blazar:maintenance')
-        self._database = parts.database
-        self._clock = parts.clock
+        self._parts = parts
         self._hosts = parts.maintenance
 
     def index(self, request: webob.Request) -> web_requests.Answer:
         self._authorize(web_requests.context(request), 'get')
-        now = self._clock.now()
+        now = self._parts.clock.now()
         return 200, {'maintenance': [
             _described(one.name, maintenance.Planned(
                 model.Window(one.began_at, one.until), one.reason))
-            for one in host_status.away(self._database)
+            for one in host_status.away(self._parts.database)
             if one.kind == outages.MAINTENANCE and one.until > now and
             one.began_at is not None]}
 
@@ -100,7 +99,7 @@ class HostMaintenance:
         return maintenance.Planned(dates.outage(
             None if start is None else inputs.text(start, 'start_date'),
             inputs.text(inputs.needed(values, 'end_date'), 'end_date'),
-            known and known.window, self._clock.now()), reason), force
+            known and known.window, self._parts.clock.now()), reason), force
 
     def _whole(self, name: str, planned: maintenance.Planned,
                judged: bool = True) -> dict[str, ty.Any]:

@@ -58,7 +58,6 @@ class LeaseMiddleware:
     def __init__(self, app: ty.Any, parts: wiring.Parts) -> None:
         self._app = app
         self._parts = parts
-        self._follow = parts.follow
         self._guards = guards.Guards(parts)
         self._defaults = hint_params.defaults(parts.conf)
         self._actions: ty.Sequence[str] = parts.conf.blazar.eviction_actions
@@ -66,7 +65,7 @@ class LeaseMiddleware:
 
     def __call__(self, environ: Environ, start_response: ty.Any) -> ty.Any:
         # WSGI servers have forked by now.
-        self._follow()
+        self._parts.follow()
         action = nova_router.action(environ)
         if action is None:
             return self._app(environ, start_response)

@@ -10,7 +10,6 @@ import re
 import typing as ty
 
 from oslo_log import log as logging
-from oslo_serialization import jsonutils
 import webob
 import webob.dec
 
@@ -87,23 +86,21 @@ class Application:
     def __init__(self, parts: wiring.Parts) -> None:
         self._controllers: dict[type, object] = {
             of: of(parts) for of in {route.controller for route in ROUTES}}
-        self._follow = parts.follow
-        self._database = parts.database
-        self._clock = parts.clock
+        self._parts = parts
 
     @webob.dec.wsgify  # type: ignore[untyped-decorator]
     def __call__(self, request: webob.Request) -> webob.Response:
         # WSGI servers have forked by now.
-        self._follow()
+        self._parts.follow()
         try:
             response = self._respond(request)
         except Exception as exc:
             response = error_answers.answer(
                 error_answers.unless_skewed(
-                    exc, self._database,
+                    exc, self._parts.database,
                     getattr(request.environ.get('nova.context'),
                             'project_id', '') or '',
-                    self._clock.now()))
+                    self._parts.clock.now()))
             if response.status_int == 500:
                 LOG.exception('%s %s failed', request.method,
                               request.environ['PATH_INFO'])
@@ -112,13 +109,7 @@ class Application:
 
     def _respond(self, request: webob.Request) -> webob.Response:
         handler, named = self._handler(request)
-        code, body = handler(request, **named)
-        if body is None:
-            # Clients parse JSON in every answer with a content type.
-            return webob.Response(status=code, content_type=None)
-        return webob.Response(
-            status=code, content_type='application/json', charset='UTF-8',
-            body=jsonutils.dump_as_bytes(body))
+        return web_requests.response(*handler(request, **named))
 
     def _handler(self, request: webob.Request,
                  ) -> tuple[web_requests.Handler, dict[str, str]]:
@@ -136,9 +127,10 @@ class Application:
                     f'{", ".join(methods)}.', Allow=', '.join(methods))
             handler = getattr(self._controllers[of], methods[method])
             return handler, match.groupdict()
+        url = request.application_url.rstrip('/')
         raise error_answers.Fault(
-            'URL_NOT_FOUND', 'There is nothing at this URL. '
-            'Leases are at /v1/leases, hosts at /v1/os-hosts.')
+            'URL_NOT_FOUND', f'There is nothing at this URL. Leases are at '
+            f'{url}/leases, hosts at {url}/os-hosts.')
 
 
 def _path(request: webob.Request) -> str:
@@ -164,18 +156,17 @@ def versions(global_config: ty.Any, **local_config: ty.Any) -> ty.Any:
     """
     @webob.dec.wsgify  # type: ignore[untyped-decorator]
     def tell(request: webob.Request) -> webob.Response:
+        url = f'{request.application_url.rstrip("/")}/v1'
         if request.environ['PATH_INFO'].rstrip('/') not in (
                 '', '/versions'):
             return error_answers.answer(error_answers.Fault(
                 'URL_NOT_FOUND', 'There is nothing at this URL. The lease '
-                'API is at /v1.'))
-        url = request.application_url.rstrip('/')
-        return webob.Response(
-            status=300, content_type='application/json', charset='UTF-8',
-            headers={'OpenStack-API-Version': _VERSION},
-            body=jsonutils.dump_as_bytes({'versions': [{
-                'id': 'v1.0', 'status': 'CURRENT',
-                'min_version': '1.0', 'max_version': '1.0',
-                'links': [{'rel': 'self', 'href': f'{url}/v1'}]}]}))
+                f'API is at {url}.'))
+        response = web_requests.response(300, {'versions': [{
+            'id': 'v1.0', 'status': 'CURRENT',
+            'min_version': '1.0', 'max_version': '1.0',
+            'links': [{'rel': 'self', 'href': url}]}]})
+        response.headers['OpenStack-API-Version'] = _VERSION
+        return response
 
     return tell

@@ -6,7 +6,6 @@ Programs may rely on ``error_name``; ``error_message`` is for people.
 
 import typing as ty
 
-from oslo_serialization import jsonutils
 import webob
 
 from blazar_core.common import clocks
@@ -14,6 +13,7 @@ from blazar_core.common import errors
 from blazar_core.common import refusals
 from blazar_core.db import api
 from blazar_nova.schemas import refused_demands
+from blazar_nova.schemas import web_requests
 
 
 class Fault(Exception):
@@ -106,9 +106,7 @@ def answer(exc: Exception) -> webob.Response:
     if isinstance(exc, errors.Refused):
         body |= {'error_message': sentence(exc.refusal),
                  **refusal_of(exc.refusal)}
-    response = webob.Response(
-        status=code, content_type='application/json', charset='UTF-8',
-        body=jsonutils.dump_as_bytes(body))
+    response = web_requests.response(code, body)
     if isinstance(exc, Fault):
         response.headers.update(exc.headers)
     return response

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Access to a request: its context, its body and its query."""
+"""Access to a request (its context, its body and its query), and its answer.
+"""
 
 import copy
 import typing as ty
@@ -83,6 +84,17 @@ def flag(request: webob.Request, name: str) -> bool:
     values = query(request)
     inputs.check_keys(values, {name: 'true'}, 'the query')
     return inputs.boolean(values.get(name, 'false'), name)
+
+
+def response(code: int, content: ty.Mapping[str, ty.Any] | None,
+             ) -> webob.Response:
+    """Return an answer in JSON; None: it has no body."""
+    if content is None:
+        # Clients parse JSON in every answer with a content type.
+        return webob.Response(status=code, content_type=None)
+    return webob.Response(
+        status=code, content_type='application/json', charset='UTF-8',
+        body=jsonutils.dump_as_bytes(content))
 
 
 def next_page(request: webob.Request, marker: str, **fixed: str,

@@ -91,6 +91,17 @@ class TestAnswers(api_base.ApiTestCase):
             self.assertEqual((code, name), (answer['error_code'],
                                             answer['error_name']))
 
+    def test_answers_to_unknown_paths_name_urls_that_exist(self):
+        url = self.alice.base_url.rsplit('/v2', 1)[0] + '/reservation'
+        answer = requests.get(f'{url}/nothing')
+        self.assertEqual(404, answer.status_code)
+        url = url.replace(':80/', '/')
+        self.assertIn(f'The lease API is at {url}/v1.',
+                      answer.json()['error_message'])
+        self.assertIn(f'Leases are at {url}/v1/leases, hosts at '
+                      f'{url}/v1/os-hosts.', self.ask(
+                          'GET', '/nothing', code=404)['error_message'])
+
     def test_head_answers_status_of_get(self):
         lease = self.make(start_in=HOUR)
         for path, code in ((f'/leases/{lease["id"]}', 200), ('/leases', 200),

@@ -35,6 +35,10 @@ from blazar_nova.services import wiring
 
 LOG = logging.getLogger(__name__)
 
+#: Logged if it is not known whether a lease is reserved.
+_EXPIRES = ('It is not known whether a lease has the trust that was created '
+            'for it; if none has, the trust expires by itself')
+
 
 def entrust(parts: wiring.Parts, context: ty.Any, lease: dict[str, ty.Any],
             ) -> None:
@@ -99,9 +103,14 @@ def prepared(parts: wiring.Parts, context: ty.Any, new: new_leases.NewLease,
                 ready.append(one)
                 continue
             assert one.params is not None
-            spec = {**(one.spec or {}), **kind.prepare(context, one.params)}
+            made = kind.prepare(context, one.params)
+            spec = {**(one.spec or {}), **made}
             undone.enter_context(_unless_reserved(functools.partial(
-                _withdraw, kind, context, one.params, spec)))
+                _withdraw, kind, context, one.params, spec), (
+                f'Project {context.project_id}: it is not known whether a '
+                f'lease has what was created for its {one.resource_type}, '
+                f'{dict(made)}. If none has, delete that, as it does not '
+                'expire')))
             ready.append(dataclasses.replace(one, spec=spec))
         yield dataclasses.replace(new, reservations=tuple(ready))
 
@@ -239,7 +248,8 @@ def meanwhile(parts: wiring.Parts, make: ty.Callable[[], str | None],
         if made.exception() is None:
             take_back(parts, made.result())
 
-    with _unless_reserved(functools.partial(parts.background.later, undo)):
+    with _unless_reserved(functools.partial(parts.background.later, undo),
+                          _EXPIRES):
         yield made.result
 
 
@@ -266,17 +276,22 @@ def unless_reserved(parts: wiring.Parts, trust: str | None,
 
     A trust is kept if a lease may have it, which could not start otherwise.
     """
-    with _unless_reserved(functools.partial(take_back, parts, trust)):
+    with _unless_reserved(functools.partial(take_back, parts, trust),
+                          _EXPIRES):
         yield
 
 
 @contextlib.contextmanager
-def _unless_reserved(undo: ty.Callable[[], None]) -> ty.Iterator[None]:
+def _unless_reserved(undo: ty.Callable[[], None], doubt: str,
+                     ) -> ty.Iterator[None]:
+    """Undo something if the block fails to reserve the lease that needs it.
+
+    :param doubt: logged if it is not known whether the lease is reserved
+    """
     try:
         yield
     except errors.OutcomeUnknown:
-        LOG.warning('It is not known whether a lease has the trust that was '
-                    'made for it; if none has, it expires by itself')
+        LOG.warning('%s', doubt)
         raise
     except Exception:
         with excutils.save_and_reraise_exception():

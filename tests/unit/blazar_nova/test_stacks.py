@@ -9,6 +9,7 @@ from unittest import mock
 
 import fixtures
 from keystoneauth1 import exceptions
+import testtools
 import yaml
 
 from blazar_core.common import errors
@@ -16,6 +17,7 @@ from blazar_core.common import model
 from blazar_core.db import api
 from blazar_core.db import encryption
 from blazar_core.leases import credentials
+from blazar_core.leases import new_leases
 from blazar_core.leases import views
 from blazar_core.plugins import end_policies
 from blazar_core.plugins import resource_types
@@ -25,6 +27,7 @@ from blazar_nova.listener import host_sync
 from blazar_nova.resource_types import reservation_requests
 from blazar_nova.resource_types import stack_templates
 from blazar_nova.resource_types import stacks
+from blazar_nova.services import lease_trusts
 from tests import databases
 from tests import driven
 from tests.unit import base
@@ -683,6 +686,23 @@ class TestFailures(StackTestCase):
             self.heat.stacks.clear()
             self.run_for(300, 2)
             self.assertTrue(self.ended())
+
+    def test_stack_is_kept_only_if_a_lease_may_have_it(self):
+        parts = types.SimpleNamespace(types=self.types)
+        new = new_leases.NewLease('project', 'user', self.request(0, 1000),
+                                  tuple(self.wanted()))
+        for exc, kept in ((errors.OutcomeUnknown(), True),
+                          (errors.Conflict('no'), False)):
+            log = self.useFixture(fixtures.FakeLogger())
+            with testtools.ExpectedException(type(exc)), (
+                    lease_trusts.prepared(parts, self.context, new)):
+                raise exc
+            (path, stack), = self.heat.stacks.items()
+            self.assertEqual(kept, stack.status == 'CREATE_COMPLETE')
+            self.assertEqual(
+                kept, path.partition('/')[2] in log.output, log.output)
+            self.assertNotIn('trust', log.output)
+            self.heat.stacks.clear()
 
     def test_stack_updated_by_user_is_not_changed(self):
         lease = self.stack(50)

@@ -18,7 +18,12 @@ DATABASE_GROUP = cfg.OptGroup(
     help='Database that stores leases and bookings. It is separate from '
          'Nova\'s databases. Only ``connection`` is required.')
 
+#: Every process reads the same nova.conf. The comments say which of them use
+#: the options of a group; blazar-nova-manage uses those of nova-api and
+#: blazar-listener. The scheduler is nova-scheduler with our filter.
 OPTS: list[cfg.Opt] = [
+    # nova-api: leases whose requests leave values out. blazar-listener uses
+    # default_reservation as well.
     cfg.StrOpt(
         'reservation_start_date', default='now',
         help='Start of a lease if the request does not set one: ``now``, or a '
@@ -96,6 +101,7 @@ OPTS: list[cfg.Opt] = [
              'leased whole hosts: their servers keep running for as long as '
              'their owners want, and no other lease gets the hosts until '
              'then; all other servers are deleted.'),
+    # nova-api and blazar-listener.
     cfg.IntOpt(
         'end_timeout', default=3600, min=0,
         help='Seconds after the end and the grace period of a lease, and '
@@ -106,6 +112,7 @@ OPTS: list[cfg.Opt] = [
              'half of ``start_timeout`` is the limit, unless the policy is in '
              'progress or a service does not answer.',
     ),
+    # blazar-listener.
     cfg.ListOpt(
         'preflight', item_type=types.Integer(min=1), default=[1440, 60],
         help='Minutes before the start of a lease at which a preflight check '
@@ -116,6 +123,7 @@ OPTS: list[cfg.Opt] = [
              'and checked again every ten minutes. A lease created after the '
              'last of these times is checked within a minute. An empty list '
              'disables the check.'),
+    # nova-api: what a request may ask for.
     cfg.StrOpt(
         'uncounted', default='warn', choices=(
             ('warn', 'Accept it, with a warning in the lease and before its '
@@ -139,6 +147,7 @@ OPTS: list[cfg.Opt] = [
         help='Maximum number of servers or whole hosts in one request, over '
              'all reservations and occurrences of its lease. It limits how '
              'long one request delays others.'),
+    # blazar-listener: leases without an owner, or that are not used.
     cfg.StrOpt(
         'orphaned_leases', default='report', choices=(
             ('report', 'Report the lease: in the notification '
@@ -184,6 +193,7 @@ OPTS: list[cfg.Opt] = [
         'low_use_period', default=86400, min=60,
         help='Seconds over which low_use_share is measured. A lease is not '
              'checked before it has lasted so long.'),
+    # nova-api: leases whose requests leave values out.
     cfg.IntOpt(
         'grace_period', default=0, min=0, max=2592000,
         help='Seconds for which the servers of a lease keep running after its '
@@ -203,6 +213,7 @@ OPTS: list[cfg.Opt] = [
         help='Seconds for which servers are migrated to free capacity for a '
              'lease of the type ``best_effort``, if the request does not say. '
              'After that, the lease is TIMEDOUT.'),
+    # blazar-listener: migrations for best-effort leases.
     cfg.IntOpt(
         'best_effort_moves', default=20, min=0,
         help='Maximum number of servers, of any project, that are '
@@ -223,6 +234,8 @@ OPTS: list[cfg.Opt] = [
         'Maximum number of servers that are migrated within an hour for all '
         'best effort leases of a project. Defaults to twice '
         '``best_effort_moves``.')),
+    # nova-api, the scheduler and blazar-listener: interruptible servers, and
+    # enrolled hosts that serve others.
     cfg.IntOpt(
         'interruptible_notice', default=300, min=0,
         help='Seconds between the notification that an interruptible server '
@@ -265,6 +278,7 @@ OPTS: list[cfg.Opt] = [
              'lease, use enrolled hosts that no lease of hosts has, if they '
              'find no other host. Set it to the same value in nova.conf of '
              'nova-scheduler, nova-api and blazar-listener.'),
+    # nova-api and blazar-listener: hosts between two leases.
     cfg.IntOpt(
         'cleaning_time', default=0, min=0, max=10080,
         help='Minutes for which a leased whole host stays unassigned after '
@@ -289,6 +303,7 @@ OPTS: list[cfg.Opt] = [
              'a failure. A command that takes longer should run in the '
              'background and exit with 75 meanwhile, as one of the workers of '
              'blazar-listener waits for it.'),
+    # nova-api and blazar-listener.
     cfg.ListOpt(
         'encryption_keys', default=[], secret=True,
         help='Fernet keys that encrypt the data of deferred builds, which the '
@@ -298,6 +313,7 @@ OPTS: list[cfg.Opt] = [
              'run ``blazar-nova-manage key rotate``, then remove the old key. '
              '``blazar-nova-manage key create`` prints a new key. The '
              'services do not start without a key.'),
+    # nova-api: the lease API.
     cfg.IntOpt(
         'list_ended', default=86400, min=0,
         help='Seconds after its end for which a lease is still listed by '
@@ -315,17 +331,20 @@ OPTS: list[cfg.Opt] = [
              'and choose one. Do not list hypervisor_hostname, nor memory_mb '
              'and local_gb if nearly every host has its own value. A change '
              'does not affect existing reservations.'),
+    # All processes.
     cfg.BoolOpt(
         'allow_untested_nova', default=False,
         help='Start the services on a release of Nova that this version was '
              'not tested with, if the checks at their start find no '
              'difference.'),
+    # blazar-listener.
     cfg.StrOpt(
         'notification_topic', default='blazar_notifications',
         help='Topic on which blazar-listener gets Nova\'s versioned '
              'notifications. It must be one of [notifications] '
              'versioned_notifications_topics, and no other service may '
              'consume it.'),
+    # nova-api and blazar-listener.
     cfg.StrOpt(
         'notification_format', default='unversioned',
         choices=[
@@ -335,6 +354,7 @@ OPTS: list[cfg.Opt] = [
             ('both', 'Both.')],
         help='Form of the notifications about leases, hosts and servers. Set '
              'it alike for every nova-api and blazar-listener.'),
+    # nova-api.
     cfg.ListOpt(
         'allowed_hints', default=[],
         help='Scheduler hints that your own filters use, although they '
@@ -342,6 +362,7 @@ OPTS: list[cfg.Opt] = [
              '``reservation``. A boot with a similar hint that is not listed '
              'here is refused, as it would create a server without a lease '
              'and without an end.'),
+    # blazar-listener: failed hosts.
     cfg.BoolOpt(
         'enable_polling_monitor', default=True,
         help='Have blazar-listener check every polling_interval seconds which '
@@ -382,6 +403,7 @@ OPTS: list[cfg.Opt] = [
              'nova-compute is forced down or a monitor has fenced it. Enable '
              'this only if it is certain that no server still runs on such a '
              'host: a server that does would run twice.'),
+    # blazar-listener: its threads.
     cfg.IntOpt(
         'sync_interval', default=300, min=1,
         help='Seconds between two periodic syncs, each a full reconciliation '
@@ -409,6 +431,7 @@ OPTS: list[cfg.Opt] = [
              'it is older than twice this time. A blazar-listener that is '
              'started with another value than the previous one logs an '
              'error.'),
+    # nova-api and blazar-listener.
     cfg.IntOpt(
         'start_timeout', default=300, min=0,
         help='Seconds that the start of a lease waits for servers of an ended '
@@ -428,6 +451,7 @@ OPTS: list[cfg.Opt] = [
              'long_rpc_timeout plus one minute. Nova\'s services and '
              'blazar-listener must have the same long_rpc_timeout. Checked at '
              'every periodic sync.'),
+    # blazar-listener.
     cfg.IntOpt(
         'metrics_port', default=0, min=0, max=65535,
         help='Port at which each blazar-listener serves metrics for '
@@ -444,10 +468,12 @@ OPTS: list[cfg.Opt] = [
         help='Also serve what leases of each project reserve and use now, for '
              'CloudKitty. At most 1,000 projects are served, those with the '
              'first IDs.'),
+    # nova-api.
     cfg.StrOpt(
         'rates_file', default='',
         help='TOML file with the prices of reserved and used capacity, for '
              'the costs in answers about usage. Empty: there are none.'),
+    # blazar-listener.
     cfg.IntOpt(
         'event_max_retries', default=10, min=0,
         help='How often a failed event is retried, with growing pauses, '
@@ -455,12 +481,14 @@ OPTS: list[cfg.Opt] = [
              'indefinitely. The start of a lease is retried until its end '
              'while keystone, placement, nova-conductor, nova-scheduler or '
              'the message bus is unavailable.'),
+    # nova-api and blazar-listener.
     cfg.BoolOpt(
         'randomize_host_selection', default=False,
         help='Select hosts at random among those that have capacity and '
              'existing reservations or, if there are none, among all hosts '
              'with capacity. By default, leases that end together are packed '
              'on the same hosts, so that whole hosts become free.'),
+    # The scheduler.
     cfg.StrOpt(
         'on_database_failure', default='allow', choices=(
             ('allow', 'Check the server against the last known state of the '
@@ -471,6 +499,7 @@ OPTS: list[cfg.Opt] = [
              'leases is unavailable, so that the capacity reserved by leases '
              'is unknown. Servers with the flavor of a reservation are not '
              'placed in either case.'),
+    # All processes.
     cfg.IntOpt(
         'max_clock_skew', default=5, min=1, max=60,
         help='Maximum seconds by which the clock of a process may differ from '
@@ -491,6 +520,8 @@ _UNUSED = frozenset({
     'db_inc_retry_interval', 'db_max_retries', 'db_max_retry_interval',
     'db_retry_interval', 'max_retries', 'retry_interval', 'slave_connection',
     'synchronous_reader', 'use_db_reconnect'})
+
+#: All processes.
 DATABASE_OPTS: list[cfg.Opt] = [
     opt for opt in db_options.database_opts if opt.name not in _UNUSED]
 
@@ -499,6 +530,7 @@ LIMIT_GROUP = cfg.OptGroup(
     help='Limits of leases, and an external service that checks each lease. '
          '-1 means unlimited. Leases also count against Nova\'s quota.')
 
+#: nova-api; and blazar-listener, which extends leases and admits waiting ones.
 LIMIT_OPTS: list[cfg.Opt] = [
     cfg.IntOpt(
         'max_lease_duration', default=365 * 86400, min=-1,
@@ -658,6 +690,7 @@ POWER_GROUP = cfg.OptGroup(
          'before one starts. blazar-listener reads these options; nova-api '
          'reads enabled only, to show the power of hosts.')
 
+#: blazar-listener; nova-api uses enabled only.
 POWER_OPTS: list[cfg.Opt] = [
     cfg.BoolOpt(
         'enabled', default=False,

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Process many things, a few at a time and spread over time."""
+"""Look at many hosts, a few at a time and spread over time."""
 
 from concurrent import futures
 import threading
@@ -18,7 +18,7 @@ T = ty.TypeVar('T')
 #: Returns whether a long operation is to continue.
 GoOn: ty.TypeAlias = ty.Callable[[], bool]
 
-#: How many things in a row without an answer of the cloud end a walk.
+#: How many hosts in a row without an answer of the cloud end a walk.
 SILENT = 3
 
 #: The number of threads of a walk.
@@ -49,13 +49,13 @@ class _Walk(ty.Generic[T]):
         self.silent = False
         self.over = threading.Event()
 
-    def visit(self, thing: T) -> None:
-        """Look at one thing, unless the walk is over."""
+    def visit(self, host: T) -> None:
+        """Look at one host, unless the walk is over."""
         if self.over.is_set() or not self._go_on():
             self.over.set()
             return
         try:
-            answers = self._look(thing)
+            answers = self._look(host)
         except BaseException:
             self.over.set()
             raise
@@ -67,11 +67,10 @@ class _Walk(ty.Generic[T]):
                 self.over.set()
 
 
-def walk(clock: clocks.Clock, what: str, things: ty.Sequence[T],
+def walk(clock: clocks.Clock, hosts: ty.Sequence[T],
          look: ty.Callable[[T], bool], go_on: GoOn, spread: int) -> None:
-    """Look at many things.
+    """Look at many hosts.
 
-    :param what: they are, for the log
     :param look: looks at one of them; returns whether the cloud answered. An
         exception of it ends the walk
     :param go_on: whether to continue; asked before each of them
@@ -80,22 +79,22 @@ def walk(clock: clocks.Clock, what: str, things: ty.Sequence[T],
     :raises CloudUnavailable: when several of them in a row had no answer
     """
     size = _PER_SECOND if not spread else max(
-        _PER_SECOND, -(-len(things) // spread))
+        _PER_SECOND, -(-len(hosts) // spread))
     began, one = clock.elapsed(), _Walk(look, go_on)
     with futures.ThreadPoolExecutor(
-            _THREADS, thread_name_prefix='comparison') as pool:
-        for number, first in enumerate(range(0, len(things), size)):
+            _THREADS, thread_name_prefix='periodic_sync') as pool:
+        for number, first in enumerate(range(0, len(hosts), size)):
             while spread and go_on() and clock.elapsed() < began + number:
                 clock.wait(one.over, clock.now() + 1)
             if one.over.is_set() or not go_on():
                 break
-            last = min(first + size, len(things))
+            last = min(first + size, len(hosts))
             # Raises what one of them has raised.
-            for _visited in pool.map(one.visit, things[first:last]):
+            for _visited in pool.map(one.visit, hosts[first:last]):
                 pass
             if last // _STEP > first // _STEP and not one.over.is_set():
-                LOG.debug('Compared %s of %s %s', last, len(things), what)
+                LOG.debug('Compared %s of %s hosts', last, len(hosts))
     if one.silent:
         raise errors.CloudUnavailable(
-            f'{SILENT} {what} in a row could not be checked; the others are '
+            f'{SILENT} hosts in a row could not be checked; the others are '
             'checked next time.')

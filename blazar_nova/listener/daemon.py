@@ -78,6 +78,22 @@ _TICK = 3
 _TRIM = 60
 
 
+class _Task(ty.NamedTuple):
+    """A function that a thread runs periodically.
+
+    :ivar name: of the thread, and of the task in the metrics
+    :ivar seconds: between two runs; 0: it never runs
+    :ivar what: it looks for, for the log
+    :ivar news: see :func:`.periodic.run_periodically`
+    """
+
+    name: str
+    seconds: int
+    what: str
+    look: ty.Callable[[], object]
+    news: threading.Event | None = None
+
+
 class Listener:
     """The daemon.
 
@@ -96,7 +112,8 @@ class Listener:
         self.engine = engine.Engine(
             conf, self.parts.database, self.parts.clock,
             self.parts.lifecycle, name)
-        self.mirror = server_sync.ServerSync(self.parts, self.engine.trigger)
+        self.server_sync = server_sync.ServerSync(
+            self.parts, self.engine.trigger)
         self.overbooking = overbooking.OverbookingCheck(
             self.parts.database, self.parts.clock, self.parts.admission,
             self.parts.leases.reassignment, self.parts.lifecycle.demands,
@@ -117,85 +134,84 @@ class Listener:
         self.power = power.of_parts(
             self.parts) if conf.blazar_power.enabled else None
         self._enrolling = host_enrollment.HostEnrollment(self.parts)
-        self._interval = conf.blazar.sync_interval
         self._messages = process.notification_listener(
             conf.blazar.notification_topic, self.handle)
         self._stopping = threading.Event()
-        self.comparison = self._comparison(conf, name)
+        self._leader = functools.partial(
+            leader_election.Leader, self.parts.database, self.parts.clock,
+            worker=name, worker_timeout=conf.blazar.worker_timeout)
+        self.periodic_sync = periodic_sync.PeriodicSync(
+            self.parts.clock, self._leader(
+                periodic_sync.NAME, interval=conf.blazar.sync_interval),
+            conf.blazar.sync_interval, conf.blazar.worker_timeout,
+            self.server_sync, self._stopping, self._with_sync())
         self._threads: list[threading.Thread] = []
         self.metrics = metrics.Metrics(
             self.parts, name, self._threads, self.power)
         self._threads += [
-            self._thread('mirror', self.mirror.run),
-            self._thread('comparison', self.comparison.run),
+            self._thread('server_sync', self.server_sync.run),
+            self._thread('periodic_sync', self.periodic_sync.run),
             self._thread('engine', self.engine.run),
             self._thread('monitors', self.monitors.run, self._stopping),
-            self._thread('overbooking', periodic.run_periodically,
-                         self.parts.clock, self._stopping, overbooking.PAUSE,
-                         'Overbooked hosts', self.metrics.watched(
-                             'overbooking', overbooking.PAUSE,
-                             self.overbooking.look),
-                         self.parts.host_status.news),
-            *(self._thread(name, periodic.run_periodically, self.parts.clock,
-                           self._stopping, seconds, what,
-                           self.metrics.watched(name, seconds, look))
-              for name, seconds, what, look in self._periodic(conf, name)
-              if seconds)]
+            *(self._thread(
+                task.name, periodic.run_periodically, self.parts.clock,
+                self._stopping, task.seconds, task.what,
+                self.metrics.watched(task.name, task.seconds, task.look),
+                task.news)
+              for task in self._periodic(conf) if task.seconds)]
 
-    def _periodic(self, conf: ty.Any, worker: str) -> ty.Iterable[
-            tuple[str, int, str, ty.Callable[[], object]]]:
-        """Return what runs periodically: its name, the seconds between two
-        runs (0: never), what it looks for, and the function.
-        """
+    # -- what runs periodically ----------------------------------------------
+
+    def _periodic(self, conf: ty.Any) -> ty.Sequence[_Task]:
+        """Return what runs in threads of its own."""
         certain = self.monitors.certain if conf.blazar.evacuate else None
         return (
-            ('recheck', _TICK, 'Hosts to check again', self.mirror.recheck),
-            ('evacuation', evacuation.PAUSE,
-             'Servers to move off unavailable hosts',
-             functools.partial(self.parts.evacuation.look, certain)),
-            ('admission', admission_queue.PAUSE,
-             'Waiting leases with capacity',
-             self.parts.lifecycle.admission_queue.look),
-            ('slots', lost_builds.PAUSE,
-             'Builds not sent by the requests that took slots',
-             self.slots.send_left),
-            ('preflight', preflight.PAUSE, 'Preflight checks',
-             functools.partial(self.parts.preflight.look,
-                               self._stopping.is_set)),
-            ('eviction', eviction.PAUSE, 'Interruptible servers to evict',
-             functools.partial(self.evictions.look, leader_election.Leader(
-                 self.parts.database, self.parts.clock, eviction.LEADER,
-                 worker, eviction.PAUSE,
-                 conf.blazar.worker_timeout))),
-            ('power', power.PAUSE if self.power else 0, 'Hosts to switch',
-             functools.partial(self._look_at_power, leader_election.Leader(
-                 self.parts.database, self.parts.clock, power.LEADER, worker,
-                 power.PAUSE, conf.blazar.worker_timeout))),
-            ('trimming', _TRIM, 'Leftovers', self.mirror.trim),
-            ('counters', counters.SECONDS, 'Counters',
-             self.parts.database.counters.flush),
-            ('metrics', metrics.PAUSE if conf.blazar.metrics_port else 0,
-             'Metrics', self.metrics.refresh),
-            ('orphans', 3600 * conf.blazar.orphan_interval,
-             'Leases without owner', self.find_orphans))
+            _Task('overbooking', overbooking.PAUSE, 'Overbooked hosts',
+                  self.overbooking.look, self.parts.host_status.news),
+            _Task('recheck', _TICK, 'Hosts to check again',
+                  self.server_sync.recheck),
+            _Task('evacuation', evacuation.PAUSE,
+                  'Servers to move off unavailable hosts',
+                  functools.partial(self.parts.evacuation.look, certain)),
+            _Task('admission', admission_queue.PAUSE,
+                  'Waiting leases with capacity',
+                  self.parts.lifecycle.admission_queue.look),
+            _Task('slots', lost_builds.PAUSE,
+                  'Builds not sent by the requests that took slots',
+                  self.slots.send_left),
+            _Task('preflight', preflight.PAUSE, 'Preflight checks',
+                  functools.partial(self.parts.preflight.look,
+                                    self._stopping.is_set)),
+            _Task('eviction', eviction.PAUSE, 'Interruptible servers to evict',
+                  functools.partial(self.evictions.look, self._leader(
+                      eviction.LEADER, interval=eviction.PAUSE))),
+            *([] if self.power is None else [_Task(
+                'power', power.PAUSE, 'Hosts to switch', functools.partial(
+                    self.power.look, self._leader(
+                        power.LEADER, interval=power.PAUSE)))]),
+            _Task('trimming', _TRIM, 'Leftovers', self.server_sync.trim),
+            _Task('counters', counters.SECONDS, 'Counters',
+                  self.parts.database.counters.flush),
+            _Task('metrics', metrics.PAUSE if conf.blazar.metrics_port else 0,
+                  'Metrics', self.metrics.refresh),
+            _Task('orphans', 3600 * conf.blazar.orphan_interval,
+                  'Leases without owner', self.find_orphans))
 
-    def _look_at_power(self, leader: leader_election.Leader) -> None:
-        if self.power is not None:
-            self.power.look(leader)
+    def _with_sync(self) -> ty.Sequence[periodic_sync.Task]:
+        """Return what runs after each periodic sync, by the same listener."""
+        life = self.parts.lifecycle
+        return (
+            ('Unfinished leases', life.reconciliation.settle_left),
+            ('Builds without progress', life.lost_builds.send),
+            ('Trusts of ended leases', life.lease_close.revoke_over),
+            ('Open reservations of ended leases',
+             life.lease_close.close_left),
+            ('Unused leases', life.no_shows.look),
+            ('Ends of announced leases', self.announce),
+            ('Unfinished removals of hosts', self._enrolling.remove_left),
+            ('Due events', self.engine.wake))
 
-    def _comparison(self, conf: ty.Any,
-                    name: str) -> periodic_sync.PeriodicSync:
-        parts, life = self.parts, self.parts.lifecycle
-        worker_timeout: int = conf.blazar.worker_timeout
-        return periodic_sync.PeriodicSync(
-            parts.clock, leader_election.Leader(
-                parts.database, parts.clock, periodic_sync.NAME, name,
-                self._interval, worker_timeout),
-            self._interval, worker_timeout, self.mirror, self._stopping,
-            life.reconciliation.settle_left, life.lost_builds.send,
-            life.lease_close.revoke_over, life.lease_close.close_left,
-            life.no_shows.look, self.announce, self._enrolling.remove_left,
-            self.engine.wake)
+    # -- threads -------------------------------------------------------------
 
     def _thread(self, name: str, target: ty.Callable[..., None],
                 *args: ty.Any) -> threading.Thread:
@@ -220,7 +236,7 @@ class Listener:
         self._messages.stop()
         self.monitors.suspected.set()
         self.parts.host_status.news.set()
-        self.mirror.stop()
+        self.server_sync.stop()
         self.engine.stop()
 
     def wait(self) -> None:
@@ -244,16 +260,16 @@ class Listener:
             self.monitors.tell(event_type)
             told = process.told(event_type, payload)
             if told is not None:
-                self.mirror.hints.add_told(told)
+                self.server_sync.hints.add_told(told)
                 return
             data = payload.get('nova_object.data', {})
             kind = 'usage' if event_type.startswith('instance.') else 'host'
-            self.mirror.hints.add(
+            self.server_sync.hints.add(
                 data.get('uuid') or data.get('instance_uuid'),
                 **{kind: data.get('host')})
             if event_type.startswith(_MOVES):
                 # 'nova-compute:' and its host
-                self.mirror.hints.add_move(
+                self.server_sync.hints.add_move(
                     data.get('host'), publisher_id.partition(':')[2])
 
     def announce(self) -> None:

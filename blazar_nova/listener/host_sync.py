@@ -73,7 +73,7 @@ class HostSync:
         before = self._before_all()
         found, complete = compute_hosts.all_hosts()
         batches.walk(
-            self._parts.clock, 'hosts', found,
+            self._parts.clock, found,
             lambda host: apart(f'Host {host.name}', self.compare, host,
                                before), go_on, spread)
         if complete and go_on():
@@ -147,6 +147,7 @@ class HostSync:
         with self._database.writer() as session:
             inventory.report(session, now, host, {}, seen)
 
+    @api.retried
     def retain(self, uuids: set[str], asked: int | None = None,
                pool: str = model.COMPUTE) -> None:
         """Remove the capacity of all hosts of a pool but these, and those that
@@ -154,17 +155,12 @@ class HostSync:
 
         :param asked: when the cloud was asked for them; None: now
         """
-        gone = self._database.retried(
-            self._retain, uuids, asked, pool)
+        with self._database.writer() as session:
+            gone = inventory.retain(
+                session, uuids, self._parts.clock.now(), pool, asked)
         if gone:
             LOG.warning('Hosts that no longer exist (%s): %s', pool,
                         ', '.join(gone))
-
-    def _retain(self, uuids: set[str], asked: int | None, pool: str,
-                ) -> list[str]:
-        with self._database.writer() as session:
-            return inventory.retain(
-                session, uuids, self._parts.clock.now(), pool, asked)
 
     def compare_service_host(self, service_host: str) -> None:
         """Sync all hosts of a nova-compute."""
@@ -293,6 +289,7 @@ class HostSync:
             return set(connection.scalars(sa.select(
                 models.Host.service_host).where(pending.is_due(now))))
 
+    @api.retried
     def looked_at(self, now: int, service_hosts: set[str],
                   again: int | None) -> None:
         """Record that the hosts that were due at ``now`` were looked at.
@@ -300,10 +297,5 @@ class HostSync:
         :param again: when they are due again; ``None``: not
         """
         if service_hosts:
-            self._database.retried(
-                self._looked_at, now, service_hosts, again)
-
-    def _looked_at(self, now: int, service_hosts: set[str],
-                   again: int | None) -> None:
-        with self._database.begin() as connection:
-            inventory.recheck(connection, now, service_hosts, again)
+            with self._database.begin() as connection:
+                inventory.recheck(connection, now, service_hosts, again)

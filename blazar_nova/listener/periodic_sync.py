@@ -31,20 +31,23 @@ _PAUSE = 10
 #: Seconds without progress after which another listener may take over.
 _STUCK = 600
 
+#: What it is, for the log, and the function.
+Task: ty.TypeAlias = tuple[str, ty.Callable[[], object]]
+
 
 class PeriodicSync:
     """Runs the sync while this listener is the leader.
 
     :param interval: seconds from one sync to the next
     :param worker_timeout: seconds after which a listener counts as dead
-    :param stopping: set when this is to end, and then ``mirror.missed``
-    :param parts: what else runs with each sync
+    :param stopping: set when this is to end, and then ``sync.missed``
+    :param tasks: what else runs with each sync, in this order
     """
 
     def __init__(self, clock: clocks.Clock, leader: leader_election.Leader,
                  interval: int, worker_timeout: int,
-                 mirror: server_sync.ServerSync, stopping: threading.Event,
-                 *parts: ty.Callable[[], object]) -> None:
+                 sync: server_sync.ServerSync, stopping: threading.Event,
+                 tasks: ty.Sequence[Task]) -> None:
         self._clock = clock
         self._leader = leader
         self._pause = min(_PAUSE, interval)
@@ -53,10 +56,10 @@ class PeriodicSync:
         self._spread = interval // 2
         #: The leadership is extended in good time.
         self._beat = max(1, worker_timeout // 3)
-        self._mirror = mirror
-        self._missed = mirror.missed
+        self._sync = sync
+        self._missed = sync.missed
         self._stopping = stopping
-        self._parts = parts
+        self._tasks = tasks
         #: Until when other listeners may become the leader first, and when a
         #: sync last made progress; as of :meth:`clocks.Clock.elapsed`.
         self._others_first = self._further = float('-inf')
@@ -130,19 +133,19 @@ class PeriodicSync:
             return not lost.is_set() and not self._stopping.is_set()
 
         def compare() -> None:
-            seen.append(self._mirror.compare_all(go_on, self._spread))
+            seen.append(self._sync.compare_all(go_on, self._spread))
 
-        for part in (compare, *self._parts):
+        for what, work in (('Hosts and servers', compare), *self._tasks):
             if not go_on():
                 return False
             try:
-                part()
+                work()
             except errors.DatabaseUnavailable:
                 # Changes during that time have to be found soon after.
                 self._missed.set()
                 return False
             except Exception:
-                LOG.exception('Periodic sync failed')
+                LOG.exception('Periodic sync: %s: failed', what)
         return go_on()
 
     @contextlib.contextmanager

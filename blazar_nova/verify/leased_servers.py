@@ -44,10 +44,10 @@ class LeasedServers:
     :param say: called with lines of progress
     """
 
-    def __init__(self, parts: wiring.Parts, mirror: server_sync.ServerSync,
+    def __init__(self, parts: wiring.Parts, sync: server_sync.ServerSync,
                  gaps: gaps.Gaps, say: ty.Callable[[str], None]) -> None:
         self._parts = parts
-        self._mirror = mirror
+        self._sync = sync
         self._gaps = gaps
         self._say = say
 
@@ -107,7 +107,7 @@ class LeasedServers:
         if verdict is not None:
             text, remedy = verdict
             mend = None if remedy is not None else functools.partial(
-                self._mirror.compare_server, row.server_id)
+                self._sync.compare_server, row.server_id)
             yield Difference(
                 ('server', row.server_id, row.status, seen.state, seen.host),
                 f'{findings.named(row.lease_id, row.name)} is {row.status}: '
@@ -196,7 +196,7 @@ class LeasedServers:
                 ('orphan', server_id, its.reserved),
                 f'Server {server_id} {is_what}, but no lease has it: '
                 f'{_NOBODY}.', '--fix deletes it',
-                functools.partial(self._mirror.delete_orphan, server_id),
+                functools.partial(self._sync.delete_orphan, server_id),
                 its.since + ADMISSION)
 
     def _endless(self, nova: bulk_state.BulkState) -> ty.Iterator[Difference]:

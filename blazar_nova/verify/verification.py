@@ -86,17 +86,17 @@ class Verifier:
         self._pause = pause
         self._say = say
         self._grace = grace
-        self._mirror = server_sync.ServerSync(parts, lambda *_lease: None)
+        self._sync = server_sync.ServerSync(parts, lambda *_lease: None)
         self._audit = auditor(parts)
         self._gaps = gaps.Gaps()
-        of_servers = leased_servers.LeasedServers(parts, self._mirror,
+        of_servers = leased_servers.LeasedServers(parts, self._sync,
                                                   self._gaps, say)
         of_trusts = owner_trusts.OwnerTrusts(
             parts, self._audit.encrypted, trusts_are_ours)
         # Hosts first: a booking can only follow its server to a known host.
         self._sections: dict[str, ty.Callable[[
             set[ty.Hashable] | None], ty.Iterable[Difference]]] = {
-                'hosts': host_capacity.HostCapacity(parts, self._mirror.hosts,
+                'hosts': host_capacity.HostCapacity(parts, self._sync.hosts,
                                                     self._gaps,
                                                     say).differences,
                 'servers': lambda _only: of_servers.differences(),
@@ -145,7 +145,7 @@ class Verifier:
                 problems.append(f'Fix failed, {gaps.why(exc)}: '
                                 f'{difference.text}')
         # Fixes may have left hints about other hosts.
-        self._mirror.catch_up()
+        self._sync.catch_up()
         return problems
 
     # -- looking -------------------------------------------------------------

@@ -22,7 +22,7 @@ class LeasedTestCase(base.FunctionalTestCase):
     """A Nova with a filled reservation database, and time that tests drive.
 
     ``listener`` is created and not started: ``listener.engine.run_due()``
-    carries out due events, ``listener.mirror.compare_all()`` compares the
+    carries out due events, ``listener.server_sync.compare_all()`` compares the
     reservation database with Nova. Its ``clock`` starts at ``began``, the
     machine's time at setUp(), and moves only by ``clock.advance()``. The API
     has the machine's clock, as always.
@@ -46,7 +46,7 @@ class LeasedTestCase(base.FunctionalTestCase):
 
     def fill_books(self) -> None:
         """Record hosts, usage and leased servers in the database by a sync."""
-        self.listener.mirror.compare_all()
+        self.listener.server_sync.compare_all()
 
     def assert_verified(self) -> None:
         """Assert that ``verify`` finds nothing in the database and in Nova."""

@@ -50,14 +50,14 @@ class TestLeases(api_base.ApiTestCase):
              flavor.is_public, flavor.projects))
         first = self.boot_active('one', flavor=reservation['flavor_id'])
         self.boot_active('two', flavor=reservation['id'])
-        self.listener.mirror.compare_all()
+        self.listener.server_sync.compare_all()
         message = self.refused(409, self.boot, 'three',
                                flavor=reservation['id'])
         self.assertIn('All 2 slots of reservation', message)
         # A free slot can be taken again.
         self.alice.delete_server(first['id'])
         self.wait_until_gone(first['id'])
-        self.listener.mirror.compare_all()
+        self.listener.server_sync.compare_all()
         self.assertEqual('ACTIVE', self.get(lease)['status'])
         self.boot_active('three', flavor=reservation['id'])
         servers = self.get(lease)['reservations'][0]['servers']
@@ -500,7 +500,7 @@ class TestChanges(api_base.ApiTestCase):
         self.assertEqual(2, changed['reservations'][0]['amount'])
         for name in ('one', 'two'):
             self.boot_active(name, flavor=reservation_id)
-        self.listener.mirror.compare_all()
+        self.listener.server_sync.compare_all()
         for body, words in (
                 ({'start_date': self.at(HOUR)}, 'has started'),
                 ({'reservations': [{'id': reservation_id, 'amount': 1}]},

@@ -38,7 +38,7 @@ class SteadyTest(leased.LeasedTestCase):
         """Sync and advance the clock; return the requests to placement."""
         with mock.patch('blazar_nova.compat.compute_hosts.ask_placement',
                         side_effect=compute_hosts.ask_placement) as ask:
-            (listener or self.listener).mirror.compare_all()
+            (listener or self.listener).server_sync.compare_all()
         self.clock.advance(1)
         return sorted(call.args[0] for call in ask.call_args_list)
 
@@ -126,7 +126,7 @@ class SteadyTest(leased.LeasedTestCase):
             return found
 
         with mock.patch('blazar_nova.compat.compute_hosts.trees', late):
-            self.listener.mirror.compare_all()
+            self.listener.server_sync.compare_all()
         facts = compute_hosts.facts(self.uuid)
         assert facts is not None
         self.assertEqual(facts.capacity, self.host().capacity)
@@ -181,13 +181,13 @@ class SteadyTest(leased.LeasedTestCase):
         def late() -> dict[str, compute_hosts.Tree]:
             found = trees()
             self.set_inventory(self.uuid, VCPU=17)
-            other.mirror.hosts.compare_service_host('host1')
+            other.server_sync.hosts.compare_service_host('host1')
             self.seen = self.host().capacity
             return found
 
         before = self.host().capacity
         with mock.patch('blazar_nova.compat.compute_hosts.trees', late):
-            self.listener.mirror.compare_all()
+            self.listener.server_sync.compare_all()
         self.assertNotEqual(before, self.seen)
         self.assertEqual(self.seen, self.host().capacity)
 
@@ -228,7 +228,7 @@ class SteadyTest(leased.LeasedTestCase):
 
         with mock.patch('blazar_nova.compat.compute_hosts.ask_placement',
                         of_one):
-            self.listener.mirror.compare_all()
+            self.listener.server_sync.compare_all()
         self.assertEqual({'VCPU': 1}, self.host().usage)
 
     def test_only_one_of_two_listeners_syncs(self) -> None:
@@ -236,10 +236,10 @@ class SteadyTest(leased.LeasedTestCase):
         found: list[str] = []
         for listener in listeners:
             self.useFixture(fixtures.MockPatchObject(
-                listener.mirror.hosts, 'compare_all',
+                listener.server_sync.hosts, 'compare_all',
                 lambda *_args, name=str(len(found)): found.append(name)))
         for number in range(1, 4):
             for listener in listeners:
-                listener.comparison.look()
+                listener.periodic_sync.look()
             self.assertEqual(number, len(found))
             self.clock.advance(300)

@@ -463,7 +463,7 @@ class NothingLeftTest(DeletionTestCase):
         """nova-api died before it recorded the lease."""
         server_id = self.hold('vm1')['id']
         driven.withdraw(self.listener.parts.leases, self.lease('vm1')['id'])
-        self.listener.mirror.delete_orphan(server_id)
+        self.listener.server_sync.delete_orphan(server_id)
         self.assertEqual({}, self.records())
 
     def test_verify_removes_leftover_nova_records(self):

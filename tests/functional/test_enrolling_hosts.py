@@ -441,7 +441,7 @@ class TestVerify(whole_hosts_base.HostsTestCase):
         lease, reservation_id = self.lease_hosts()
         self.wait_for_status(
             self.within('in', reservation_id)['id'], 'ACTIVE')
-        self.listener.mirror.compare_all()
+        self.listener.server_sync.compare_all()
         self.assertEqual([], self.texts())
         self.ask('DELETE', f'/leases/{lease["id"]}', code=204)
         self.assertEqual('DELETING', self.get(lease)['status'])

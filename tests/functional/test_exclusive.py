@@ -55,7 +55,7 @@ class ExclusiveTest(test_joining.JoiningTestCase):
 
     def test_server_with_reserved_port_cannot_be_added_to_lease(self):
         other = self.boot_active('other')
-        self.listener.mirror.compare_all()
+        self.listener.server_sync.compare_all()
         self.hold(networks=self.mine)
         self.attach(self.server)
         lease = self.adopt(other['id'], name='ours',

@@ -715,13 +715,13 @@ class TestFuzz(leased.LeasedTestCase):
             ).get_response(self.app)
             self.assertEqual(204, response.status_int, response.text)
         del self.known['lease'][LEASES:]
-        self.listener.mirror.compare_all()
+        self.listener.server_sync.compare_all()
         self.clock.advance(max(0, int(time.time()) - self.clock.now()))
         self.run_due()
         for server_id in self.running:
             self.wait_for(lambda: self.is_done(server_id),
                           what='what was due')
-        self.listener.mirror.compare_all()
+        self.listener.server_sync.compare_all()
 
     # -- from drawn values to requests --------------------------------------
 

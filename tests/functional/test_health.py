@@ -61,7 +61,7 @@ class Failing:
             'OS-EXT-SRV-ATTR:host'] != server['OS-EXT-SRV-ATTR:host'],
             what='it is elsewhere')
         self.wait_for_status(server['id'], 'ACTIVE')
-        self.listener.mirror.compare_all()
+        self.listener.server_sync.compare_all()
 
     def back(self, host):
         """Bring a host up, and let it be up for long enough."""

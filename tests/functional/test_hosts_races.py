@@ -135,7 +135,7 @@ class TestAlternates(AlternatesTestCase):
         self.wait_for_status(server['id'], 'ACTIVE')
         host = self.host_of(server)
         self.assertIn(host, self.aggregates()[self.reservation_id])
-        self.listener.mirror.compare_all()
+        self.listener.server_sync.compare_all()
         self.assertEqual([
             f'Host {host} is assigned to reservation {self.reservation_id}, '
             f'but has servers that do not belong to it: {server["id"]}.'],

@@ -243,7 +243,7 @@ class TestActive(ImportTestCase):
             'blazar_pool': ['host1', 'host2']}, self.aggregates())
 
     def assert_nothing_differs(self):
-        self.listener.mirror.compare_all()
+        self.listener.server_sync.compare_all()
         self.assertEqual([], [
             one.text for one in verification.Verifier(
                 self.listener.parts, lambda _seconds: None,

@@ -176,7 +176,7 @@ class TestActiveServers(ServersTestCase):
             'ON hosts.id = bookings.host_id ORDER BY server_id IS NULL')
 
     def nothing_differs(self):
-        self.listener.mirror.compare_all()
+        self.listener.server_sync.compare_all()
         self.verified()
 
     def verified(self):

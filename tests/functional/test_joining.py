@@ -25,7 +25,7 @@ class JoiningTestCase(api_base.ApiTestCase):
     def setUp(self):
         super().setUp()
         self.server = self.boot_active('plain', flavor='3')['id']
-        self.listener.mirror.compare_all()
+        self.listener.server_sync.compare_all()
 
     def adopt(self, *servers, code=201, client=None, **more):
         """Create a lease of running servers."""
@@ -57,19 +57,19 @@ class TestAdopting(JoiningTestCase):
         self.assertIn(self.server, self.bookings())
         self.assertEqual(0, self.used())
         # A sync of running servers changes nothing.
-        self.listener.mirror.compare_all()
+        self.listener.server_sync.compare_all()
         self.assertEqual(0, self.used())
         self.assertEqual('ACTIVE', self.get(lease)['status'])
         self.run_until(self.began + HOUR + 60)
         self.wait_until_gone(self.server)
-        self.listener.mirror.compare_all()
+        self.listener.server_sync.compare_all()
         self.assertEqual('TERMINATED', self.get(lease)['status'])
         self.assertEqual(0, self.used())
 
     def test_capacity_after_lease_of_running_servers_can_be_reserved(self):
         others = [self.boot_active(f'vm{i}', flavor='3')['id']
                   for i in range(3)]
-        self.listener.mirror.compare_all()
+        self.listener.server_sync.compare_all()
         later = {'name': 'later', 'start_date': self.at(2 * HOUR),
                  'end_date': self.at(3 * HOUR), 'reservations': [
                      self.reservation(vcpus=4, memory_mb=1024, amount=2)]}
@@ -79,7 +79,7 @@ class TestAdopting(JoiningTestCase):
 
     def test_servers_of_two_sizes_are_two_reservations(self):
         other = self.boot_active('small', flavor='1')['id']
-        self.listener.mirror.compare_all()
+        self.listener.server_sync.compare_all()
         lease = self.adopt(self.server, other)
         self.assertEqual([1, 1], [
             one['amount'] for one in lease['reservations']])
@@ -87,7 +87,7 @@ class TestAdopting(JoiningTestCase):
     def test_servers_are_added_and_removed(self):
         lease = self.adopt(self.server)
         other = self.boot_active('other', flavor='3')['id']
-        self.listener.mirror.compare_all()
+        self.listener.server_sync.compare_all()
         changed = self.put(lease, add_servers=[other])['lease']
         self.assertEqual([2], [
             one['amount'] for one in changed['reservations']])
@@ -96,7 +96,7 @@ class TestAdopting(JoiningTestCase):
         self.assertEqual(2, self.used())
         self.put(lease, remove_servers=[other])
         self.assertEqual('TERMINATED', self.get(lease)['status'])
-        self.listener.mirror.compare_all()
+        self.listener.server_sync.compare_all()
         self.assertEqual(4, self.used())
         self.run_until(self.began + HOUR + 60)
         for server in (self.server, other):
@@ -106,7 +106,7 @@ class TestAdopting(JoiningTestCase):
     def test_server_booted_with_lease_can_be_removed(self):
         hints = self.lease_hints('mine', length=HOUR)
         server = self.boot_active('vm', hints=hints)['id']
-        self.listener.mirror.compare_all()
+        self.listener.server_sync.compare_all()
         self.put(self.lease('mine'), remove_servers=[server])
         self.run_until(self.began + HOUR + 60)
         self.assertEqual('ACTIVE', self.admin.get_server(server)['status'])
@@ -115,7 +115,7 @@ class TestAdopting(JoiningTestCase):
     def test_server_on_capacity_of_later_lease_cannot_be_removed(self):
         more = [self.boot_active(f'vm{i}', flavor='3')['id']
                 for i in range(3)]
-        self.listener.mirror.compare_all()
+        self.listener.server_sync.compare_all()
         lease = self.adopt(self.server, *more)
         self.ask('POST', '/leases', {
             'name': 'later', 'start_date': self.at(2 * HOUR),
@@ -163,7 +163,7 @@ class TestResized(JoiningTestCase):
             self.assertIn('Confirm or revert', str(answer))
         self.alice.post_server_action(self.server, {'confirmResize': None})
         self.wait_for_status(self.server, 'ACTIVE')
-        self.listener.mirror.compare_all()
+        self.listener.server_sync.compare_all()
         added = self.put(lease, add_servers=[self.server])['lease']
         self.assertEqual([1, 2], sorted(
             one['resources']['VCPU'] for one in added['reservations']))
@@ -285,7 +285,7 @@ class TestLimits(JoiningTestCase):
     def test_added_server_counts_towards_limit(self):
         lease = self.adopt(self.server)
         other = self.boot_active('other', flavor='3')['id']
-        self.listener.mirror.compare_all()
+        self.listener.server_sync.compare_all()
         self.put(lease, code=403, add_servers=[other])
         self.adopt(other, code=403)
         self.put(lease, remove_servers=[self.server])
@@ -303,7 +303,7 @@ class TestLimits(JoiningTestCase):
         """Flavor 1 has one CPU, 3 has two, and 4 has four."""
         self.flags(allow_resize_to_same_host=True)
         server = self.boot_active('small', flavor='1')['id']
-        self.listener.mirror.compare_all()
+        self.listener.server_sync.compare_all()
         lease = self.adopt(server)
         self.assertIn('max_reserved_vcpus_per_project', self.resize(
             server, '4', 403))
@@ -322,14 +322,14 @@ class TestLimits(JoiningTestCase):
         self.flags(allow_resize_to_same_host=True)
         first, other = (self.boot_active(name, flavor='3')['id']
                         for name in ('first', 'other'))
-        self.listener.mirror.compare_all()
+        self.listener.server_sync.compare_all()
         self.adopt(first)
         self.admin.post_flavor({'flavor': {
             'id': 'half', 'name': 'half', 'vcpus': 1, 'ram': 4096,
             'disk': 40}})
         self.resize(first, 'half')
         self.wait_for_status(first, 'VERIFY_RESIZE')
-        self.listener.mirror.compare_all()
+        self.listener.server_sync.compare_all()
         self.fill_books()
         lease = self.adopt(other)
         revert = {'revertResize': None}
@@ -348,12 +348,12 @@ class TestLimits(JoiningTestCase):
             'id': 'half', 'name': 'half', 'vcpus': 1, 'ram': 4096,
             'disk': 40}})
         servers = [self.server, self.boot_active('second', flavor='3')['id']]
-        self.listener.mirror.compare_all()
+        self.listener.server_sync.compare_all()
         lease = self.adopt(servers[0])
         for server in servers:
             self.resize(server, 'half')
             self.wait_for_status(server, 'VERIFY_RESIZE')
-            self.listener.mirror.compare_all()
+            self.listener.server_sync.compare_all()
             self.fill_books()
             if server == servers[0]:
                 self.put(lease, add_servers=[servers[1]])
@@ -362,7 +362,7 @@ class TestLimits(JoiningTestCase):
         self.assertIn('max_reserved_vcpus_per_project', self.refused(
             403, self.alice.post_server_action, servers[1], revert))
         self.wait_for_status(servers[0], 'ACTIVE')
-        self.listener.mirror.compare_all()
+        self.listener.server_sync.compare_all()
         self.fill_books()
         self.assertEqual([1, 2], sorted(
             json.loads(one)['VCPU'] for one, in self.books(
@@ -371,7 +371,7 @@ class TestLimits(JoiningTestCase):
     def test_scheduler_also_applies_limit_to_resize(self):
         self.flags(allow_resize_to_same_host=True)
         server = self.boot_active('small', flavor='1')['id']
-        self.listener.mirror.compare_all()
+        self.listener.server_sync.compare_all()
         self.adopt(server)
         self.useFixture(fixtures.MockPatchObject(
             guards.Guards, '_beyond_limits', return_value=None))
@@ -403,13 +403,13 @@ class TestLimits(JoiningTestCase):
         """Lease two small servers; return the lease and one server's id."""
         servers = [self.boot_active(f'small{i}', flavor='1')['id']
                    for i in range(2)]
-        self.listener.mirror.compare_all()
+        self.listener.server_sync.compare_all()
         return self.adopt(*servers), servers[0]
 
     def delete(self, server):
         self.alice.delete_server(server)
         self.wait_until_gone(server)
-        self.listener.mirror.compare_all()
+        self.listener.server_sync.compare_all()
 
     def test_deleted_server_does_not_count_when_servers_are_added(self):
         lease, gone = self.small()
@@ -433,7 +433,7 @@ class TestQuota(JoiningTestCase):
 
     def test_added_servers_do_not_count_twice_towards_quota(self):
         other = self.boot_active('other', flavor='3')['id']
-        self.listener.mirror.compare_all()
+        self.listener.server_sync.compare_all()
         lease = self.adopt(self.server)
         self.put(lease, add_servers=[other])
         self.make(start_in=60, length=60, code=403)

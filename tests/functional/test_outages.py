@@ -60,10 +60,10 @@ class BooksAwayTest(AwayFixture, leased.LeasedTestCase):
         first = self.boot_active('first')
         self.wait_for(lambda: known(first))
         # The sync at the start is done, and the next one is not due yet.
-        self.wait_for(lambda: not listener.mirror.missed.is_set())
-        look_into, found_out = listener.mirror._look_into, []
+        self.wait_for(lambda: not listener.server_sync.missed.is_set())
+        look_into, found_out = listener.server_sync._look_into, []
         self.useFixture(fixtures.MockPatchObject(
-            listener.mirror, '_look_into',
+            listener.server_sync, '_look_into',
             lambda *args: found_out.append(look_into(*args))))
         with self.away():
             second = self.boot_active('second', flavor='4')
@@ -114,7 +114,7 @@ class BooksAwayTest(AwayFixture, leased.LeasedTestCase):
             self.stop_scheduler_filter()
             self.boot_active('vm', flavor='5')
         self.assertEqual(0, driven.run_due(listener.engine))
-        listener.mirror.compare_all()
+        listener.server_sync.compare_all()
         self.boot_active('vm2')
 
     def stop_scheduler_filter(self):

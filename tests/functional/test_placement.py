@@ -406,13 +406,13 @@ class MovedTest(base.FunctionalTestCase):
 
     def test_usage_of_source_host_is_freed_soon_after_migration(self):
         self.listener = self.start_listener()
-        self.wait_for(lambda: len(self.listener.mirror.hosts._facts) == 2,
+        self.wait_for(lambda: len(self.listener.server_sync.hosts._facts) == 2,
                       what='the books know the hosts')
         server = self.boot_active('plain')
         before = server['OS-EXT-SRV-ATTR:host']
         self.wait_for(lambda: self.usage(before), what='it counts')
         # No full sync after this.
-        with mock.patch.object(self.listener.mirror, 'compare_all'):
+        with mock.patch.object(self.listener.server_sync, 'compare_all'):
             self.admin.post_server_action(server['id'], {'os-migrateLive': {
                 'host': None, 'block_migration': 'auto'}})
             self.wait_for(lambda: self.admin.get_server(server['id'])[
@@ -458,7 +458,7 @@ class NewsTest(leased.LeasedTestCase):
         with mock.patch('blazar_nova.compat.compute_hosts.ask_placement',
                         side_effect=compute_hosts.ask_placement) as get:
             self.listener.handle(event_type, {'nova_object.data': news})
-            self.listener.mirror.catch_up()
+            self.listener.server_sync.catch_up()
         return get.call_count
 
     def flavor(self, extra_specs: dict[str, str] | None = None) -> str:
@@ -486,7 +486,7 @@ class NewsTest(leased.LeasedTestCase):
     def test_usage_of_deletion_is_known_without_placement(self):
         for _twice in range(2):
             server = self.boot_active('plain')
-            self.listener.mirror.compare_all()
+            self.listener.server_sync.compare_all()
             host = server['OS-EXT-SRV-ATTR:host']
             self.assertIn('VCPU', self.usage(host))
             self.alice.delete_server(server['id'])

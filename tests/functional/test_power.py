@@ -323,7 +323,7 @@ class ListenerTest(whole_hosts_base.HostsTestCase):
 
         def is_off():
             self.clock.advance(power.PAUSE)
-            listener._look_at_power(leader)
+            listener.power.look(leader)
             for one in threading.enumerate():
                 if one.name == 'power':
                     one.join(20)

@@ -133,7 +133,7 @@ class TestPoliciesOfAnEnd(test_ends.EndsTestCase, SoftDeleteTestCase):
             self.wait_until_gone(server['id'])
             self.assertEqual({}, self.images())
             # A server in deletion while it was released is checked again.
-            self.wait_for(lambda: self.listener.mirror.recheck() or (
+            self.wait_for(lambda: self.listener.server_sync.recheck() or (
                 not self.compared().left), what='it is known to be gone')
             self.assert_verified()
 

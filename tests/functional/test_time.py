@@ -127,7 +127,7 @@ class LifeTest(leased.LeasedTestCase):
         recorder.wait('instance.delete.end')
         self.listener.handle('instance.delete.end', {
             'nova_object.data': {'uuid': server_id, 'host': 'host1'}})
-        self.listener.mirror.catch_up()
+        self.listener.server_sync.catch_up()
         self.assertEqual('TERMINATED', self.lease('vm1')['status'])
 
     def test_sync_finds_deletion_without_notification(self):

@@ -190,7 +190,7 @@ class HostsTest(VerifyTestCase):
                 models.Host, models.Host.name == 'host1', usage={'VCPU': 1},
                 consumers={server_id: (
                     {'VCPU': 1}, self.clock.now() + left)})
-            self.listener.mirror.compare_all()
+            self.listener.server_sync.compare_all()
             self.assert_verified()
 
     def test_wrong_or_missing_allocation_is_reported(self):
@@ -372,10 +372,10 @@ class ServersTest(VerifyTestCase):
         server_id = self.hold('waits')['id']
         self.hold('other')
         driven.withdraw(self.listener.parts.leases, self.lease('waits')['id'])
-        self.listener.mirror.compare_all()
+        self.listener.server_sync.compare_all()
         self.assertTrue(self.exists(server_id))
         self.clock.advance(660)
-        self.listener.mirror.compare_all()
+        self.listener.server_sync.compare_all()
         self.assertFalse(self.exists(server_id))
 
     def test_sync_does_not_delete_many_servers_without_lease(self):
@@ -390,14 +390,14 @@ class ServersTest(VerifyTestCase):
                     self.listener.parts.leases, self.lease(name)['id'])
             self.clock.advance(660)
             with self.assertLogs('blazar_nova.listener', 'ERROR') as logged:
-                self.listener.mirror.compare_all()
+                self.listener.server_sync.compare_all()
             # It would delete all but one if there were any leases.
             driven.withdraw(
                 self.listener.parts.leases, self.lease('other')['id'])
             self.alice.delete_server(waiting.pop())
             self.alice.delete_server(waiting.pop())
             with self.assertLogs('blazar_nova.listener', 'ERROR') as again:
-                self.listener.mirror.compare_all()
+                self.listener.server_sync.compare_all()
         self.assertIn('3 servers are RESERVED without a lease',
                       logged.output[0])
         self.assertIn('blazar-nova-manage verify --fix', logged.output[0])
@@ -416,24 +416,24 @@ class ServersTest(VerifyTestCase):
             look(server_id) if server_id != ids[1] else 1 / 0)
         with mock.patch('blazar_nova.compat.compute_hosts.facts',
                         side_effect=RuntimeError('no such host')):
-            self.listener.mirror.compare_all()
+            self.listener.server_sync.compare_all()
         self.assertEqual(['PENDING', 'TERMINATED', 'TERMINATED'], sorted(
             lease['status'] for lease in self.leases()))
 
     def test_sync_checks_only_servers_that_differ(self):
         self.hold('held')
         other = self.boot_active('runs', hints=self.lease_hints('runs'))
-        self.listener.mirror.compare_all()
+        self.listener.server_sync.compare_all()
         check, looked = self.listener.parts.lifecycle.reconciliation.check, []
         self.stub_out(
             'blazar_core.lifecycle.reconciliation.Reconciliation.check',
             lambda _self, server_id: looked.append(
                 server_id) or check(server_id))
-        self.listener.mirror.compare_all()
+        self.listener.server_sync.compare_all()
         self.assertEqual([], looked)
         self.alice.delete_server(other['id'])
         self.wait_until_gone(other['id'])
-        self.listener.mirror.compare_all()
+        self.listener.server_sync.compare_all()
         self.assertEqual({other['id']}, set(looked))
 
     def test_fix_waits_before_deleting_server_without_lease(self):
@@ -658,7 +658,7 @@ class MomentsTest(VerifyTestCase):
 
         def meanwhile(seconds: int) -> None:
             looked.append(seconds)
-            self.listener.mirror.compare_server(server_id)
+            self.listener.server_sync.compare_server(server_id)
 
         with mock.patch.object(self, 'pause', meanwhile):
             report = self.compare()
@@ -862,7 +862,7 @@ class FlavorsTest(VerifyTestCase, api_base.ApiTestCase):
         lease = self.make_active(reservations=[self.reservation(amount=2)])
         self.boot_active(
             'one', flavor=lease['reservations'][0]['flavor_id'])
-        self.listener.mirror.compare_all()
+        self.listener.server_sync.compare_all()
         self.assert_nothing(fix=True)
         self.ask('DELETE', f'/leases/{lease["id"]}', code=204)
         self.make(start_in=HOUR, offer_seconds=600)

@@ -55,7 +55,7 @@ class TestLife(whole_hosts_base.HostsTestCase):
         for server in servers:
             self.wait_for_status(server['id'], 'ACTIVE')
             self.assertEqual(mine, self.host_of(server))
-        self.listener.mirror.compare_all()
+        self.listener.server_sync.compare_all()
         self.assertEqual([], self.books(
             f"SELECT usage FROM hosts WHERE name = '{mine}' "
             "AND usage != '{}'"))
@@ -73,7 +73,7 @@ class TestLife(whole_hosts_base.HostsTestCase):
         self.assertEqual({'CUSTOM_BLAZAR_POOL'}, self.traits(mine))
         self.assertEqual([], compute_hosts.ask_placement(
             f'/traits?name=in:{self.trait_of(reservation_id)}')['traits'])
-        self.listener.mirror.compare_all()
+        self.listener.server_sync.compare_all()
         self.assertEqual([(None,)] * 3, self.books(
             'SELECT assigned_to FROM hosts'))
 
@@ -216,7 +216,7 @@ class TestLeasesWithin(whole_hosts_base.HostsTestCase):
         self.wait_for_status(server['id'], 'ACTIVE')
         self.assertEqual(mine, self.host_of(server))
         self.look()
-        self.listener.mirror.compare_all()
+        self.listener.server_sync.compare_all()
         self.assertEqual(([], []), self.verified())
         self.assertEqual([('{}',)], self.books(
             'SELECT resources FROM bookings WHERE server_id IS NOT NULL'))
@@ -307,7 +307,7 @@ class TestParts(whole_hosts_base.PartsTestCase):
         self.assertIn('1 of 2', answer['error_message'])
         _lease, reservation_id = self.lease_hosts()
         self.assertNotEqual([hosts[0]], self.aggregates()[reservation_id])
-        self.listener.mirror.compare_all()
+        self.listener.server_sync.compare_all()
         report = verification.Verifier(
             self.listener.parts, lambda _seconds: None, lambda _text: None,
             0).run(False)

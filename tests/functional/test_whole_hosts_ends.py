@@ -100,13 +100,13 @@ class TestEnds(whole_hosts_base.HostsTestCase):
         # No sync since the host was freed.
         driven.run_due(self.listener.engine)
         self.assertEqual([(None,)], self.assigned_to())
-        self.listener.mirror.compare_all()
+        self.listener.server_sync.compare_all()
         self.run_until(self.clock.now() + 60)
         self.assertEqual([(None,)], self.assigned_to())
         self.assertIn('not free yet', self.get(
             lease, client=self.bob)['status_reason'])
         compute_hosts.tell_placement('delete', f'/allocations/{uuids.stray}')
-        self.listener.mirror.compare_all()
+        self.listener.server_sync.compare_all()
         self.run_until(self.clock.now() + 60)
         self.assertEqual('ACTIVE', self.get(
             lease, client=self.bob)['status'])

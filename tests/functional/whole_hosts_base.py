@@ -38,7 +38,7 @@ class HostsTestCase(api_base.ApiTestCase):
         """Sync the usage of hosts: the next lease waits for that."""
         self.clock.advance(max(
             0, clocks.SystemClock().now() - self.clock.now()))
-        self.listener.mirror.compare_all()
+        self.listener.server_sync.compare_all()
 
     def hosts_wanted(self, least=1, most=1, **params):
         return {'resource_type': 'physical:host', 'min': least, 'max': most,

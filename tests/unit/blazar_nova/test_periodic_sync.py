@@ -17,7 +17,7 @@ from tests.unit import base
 load_tests = databases.load_tests
 
 
-class Mirror:
+class Sync:
     """Counts syncs; ``during`` is called in the next one."""
 
     def __init__(self):
@@ -42,18 +42,18 @@ class PeriodicSyncTest(base.DatabaseTestCase):
     def setUp(self):
         super().setUp()
         self.stopping = threading.Event()
-        self.mirrors = [Mirror(), Mirror()]
+        self.syncs = [Sync(), Sync()]
         self.more = []
         self.one, self.other = [periodic_sync.PeriodicSync(
             self.clock, leader_election.Leader(
                 self.database, self.clock, 'comparison', str(number), 300,
                 60),
-            300, 60, mirror, self.stopping,
-            functools.partial(self.more.append, number))
-            for number, mirror in enumerate(self.mirrors)]
+            300, 60, sync, self.stopping,
+            [('More', functools.partial(self.more.append, number))])
+            for number, sync in enumerate(self.syncs)]
 
     def compared(self):
-        return [one.compared for one in self.mirrors]
+        return [one.compared for one in self.syncs]
 
     def look(self):
         self.one.look()
@@ -69,19 +69,19 @@ class PeriodicSyncTest(base.DatabaseTestCase):
 
     def test_missed_notification_of_another_listener_triggers_sync(self):
         self.look()
-        self.mirrors[1].missed.set()
+        self.syncs[1].missed.set()
         self.other.look()
-        self.assertFalse(self.mirrors[1].missed.is_set())
+        self.assertFalse(self.syncs[1].missed.is_set())
         self.one.look()
         self.one.look()
         self.assertEqual([2, 0], self.compared())
 
     def test_notification_missed_during_sync_triggers_another_sync(self):
         def miss(_go_on):
-            self.mirrors[1].missed.set()
+            self.syncs[1].missed.set()
             self.other.look()
 
-        self.mirrors[0].during = miss
+        self.syncs[0].during = miss
         for _time in range(3):
             self.one.look()
         self.assertEqual([2, 0], self.compared())
@@ -90,10 +90,10 @@ class PeriodicSyncTest(base.DatabaseTestCase):
         def away(_go_on):
             raise errors.DatabaseUnavailable
 
-        self.mirrors[0].during = away
+        self.syncs[0].during = away
         self.one.look()
         self.assertEqual(([0, 0], []), (self.compared(), self.more))
-        self.assertTrue(self.mirrors[0].missed.is_set())
+        self.assertTrue(self.syncs[0].missed.is_set())
         self.one.look()
         self.assertEqual([1, 0], self.compared())
 
@@ -110,7 +110,7 @@ class PeriodicSyncTest(base.DatabaseTestCase):
 
         # As if its thread had been frozen, too.
         keep, self.one._beat = self.one._beat, 61
-        self.mirrors[0].during = freeze
+        self.syncs[0].during = freeze
         self.one.look()
         self.one._beat = keep
         self.assertEqual(([False], [1], [0, 1]),
@@ -127,27 +127,27 @@ class PeriodicSyncTest(base.DatabaseTestCase):
                 self.wait_for(lambda: self.turn_until() > at)
                 self.other.look()
 
-        self.mirrors[0].during = slow
+        self.syncs[0].during = slow
         self.one.look()
         self.assertEqual([1, 0], self.compared())
 
     def test_listener_that_cannot_reach_cloud_yields_leadership(self):
-        self.mirrors[0].reaches = False
+        self.syncs[0].reaches = False
         for _time in range(3):
             self.look()
             self.clock.advance(300)
         self.assertEqual([0, 2], self.compared())
         # A listener that is alone tries again.
-        self.mirrors[0].reaches = True
+        self.syncs[0].reaches = True
         self.clock.advance(3600)
         self.one.look()
         self.assertEqual([1, 2], self.compared())
 
     def test_lone_listener_syncs_again_after_missed_notification(self):
-        self.mirrors[0].reaches = False
+        self.syncs[0].reaches = False
         self.one.look()
-        self.mirrors[0].reaches = True
-        self.mirrors[0].missed.set()
+        self.syncs[0].reaches = True
+        self.syncs[0].missed.set()
         self.one.look()
         self.clock.advance(60)
         self.one.look()
@@ -156,7 +156,7 @@ class PeriodicSyncTest(base.DatabaseTestCase):
     def test_hanging_listener_loses_leadership(self):
         def hang(_go_on):
             until = self.clock.now() + 3600
-            while not self.mirrors[1].compared:
+            while not self.syncs[1].compared:
                 self.assertLess(self.clock.now(), until)
                 at = self.turn_until()
                 self.clock.advance(20)
@@ -165,13 +165,13 @@ class PeriodicSyncTest(base.DatabaseTestCase):
                 if self.turn_until() == at:
                     self.other.look()
 
-        self.mirrors[0].during = hang
+        self.syncs[0].during = hang
         self.one.look()
         self.assertEqual([0, 1], self.compared())
 
     def test_missed_notification_survives_database_outage(self):
         self.look()
-        self.mirrors[0].missed.set()
+        self.syncs[0].missed.set()
 
         def away():
             raise errors.DatabaseUnavailable
@@ -195,7 +195,7 @@ class PeriodicSyncTest(base.DatabaseTestCase):
             waits.wait(0.01)
 
     def test_stopped_listener_yields_leadership(self):
-        self.mirrors[0].during = lambda _go_on: self.stopping.set()
+        self.syncs[0].during = lambda _go_on: self.stopping.set()
         self.one.run()
         self.stopping.clear()
         self.other.look()
@@ -223,7 +223,7 @@ class WalkTest(base.TestCase):
         clock, seen = WaitedClock(), []
         began = clock.now()
         batches.walk(
-            clock, 'things', range(1000),
+            clock, range(1000),
             lambda one: seen.append((one, clock.now())) or True,
             batches.always, 10)
         self.assertEqual(list(range(1000)), sorted(one for one, _at in seen))
@@ -258,6 +258,6 @@ class WalkTest(base.TestCase):
             raise errors.DatabaseUnavailable
 
         self.assertRaises(errors.DatabaseUnavailable, batches.walk,
-                          driven.ManualClock(), 'things', range(40), look,
+                          driven.ManualClock(), range(40), look,
                           batches.always, 0)
         self.assertLess(len(seen), 9)

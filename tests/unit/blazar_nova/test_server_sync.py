@@ -124,14 +124,14 @@ class TestCompare(base.DatabaseTestCase):
                               ('facts', self.facts), ('trees', dict)):
             self.useFixture(fixtures.MonkeyPatch(
                 f'blazar_nova.compat.compute_hosts.{name}', instead))
-        self.mirror = server_sync.ServerSync(
+        self.server_sync = server_sync.ServerSync(
             types.SimpleNamespace(
                 database=self.database, clock=self.clock,
                 types=resource_types.ResourceTypes({}, base.FakeType())),
             lambda *_args: None)
         self.compared = []
-        self.mirror._compare_servers = lambda _go_on: self.compared.append(
-            len(self.asked))
+        self.server_sync._compare_servers = (
+            lambda _go_on: self.compared.append(len(self.asked)))
 
     def facts(self, uuid, _tree=None, _known=None):
         self.asked.append(uuid)
@@ -142,32 +142,32 @@ class TestCompare(base.DatabaseTestCase):
     def test_sync_does_not_wait_for_every_silent_host(self):
         uuids = [one.uuid for one in self.hosts]
         self.silent = uuids
-        self.mirror.compare_all()
+        self.server_sync.compare_all()
         # Some were requested concurrently.
         self.assertIn(len(self.asked), range(3, 7))
         self.assertEqual([len(self.asked)], self.compared)
         # A host without an answer does not affect others.
         del self.asked[:]
         self.silent = uuids[::10]
-        self.mirror.compare_all()
+        self.server_sync.compare_all()
         self.assertEqual(sorted(uuids), sorted(self.asked))
         self.assertEqual(54, self.count_rows()['hosts'])
 
     def test_sync_stops_soon_on_request(self):
-        self.mirror.compare_all(lambda: len(self.asked) < 20)
+        self.server_sync.compare_all(lambda: len(self.asked) < 20)
         self.assertIn(len(self.asked), range(20, 24))
         self.assertEqual([], self.compared)
 
     def test_missing_hosts_are_removed_only_after_complete_sync(self):
-        self.mirror.compare_all()
+        self.server_sync.compare_all()
         self.clock.advance(1)
         del self.hosts[5:], self.asked[:]
-        self.mirror.compare_all(lambda: len(self.asked) < 5)
+        self.server_sync.compare_all(lambda: len(self.asked) < 5)
         self.assertEqual([], self.scalars(
             models.Host.id, models.Host.capacity == {}))
-        self.mirror.compare_all()
+        self.server_sync.compare_all()
         self.assertEqual(55, [*self.scalars(models.Host.capacity)].count({}))
-        self.assertEqual(5, len(self.mirror.hosts._facts))
+        self.assertEqual(5, len(self.server_sync.hosts._facts))
 
     def test_host_added_during_sync_is_kept(self):
         all_hosts = compute_hosts.all_hosts
@@ -184,7 +184,7 @@ class TestCompare(base.DatabaseTestCase):
 
         self.useFixture(fixtures.MonkeyPatch(
             'blazar_nova.compat.compute_hosts.all_hosts', late))
-        self.mirror.compare_all()
+        self.server_sync.compare_all()
         self.assertEqual([{'VCPU': 1}], self.scalars(
             models.Host.capacity, models.Host.name == 'new'))
 

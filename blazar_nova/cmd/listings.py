@@ -78,6 +78,17 @@ def dump(found: ty.Any) -> None:
     print(jsonutils.dumps(found, indent=2))
 
 
+def tell(text: str) -> None:
+    """Print a message on standard error, at once."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def progress(parsed: argparse.Namespace, text: str) -> None:
+    """Print a message about progress, on a terminal or with --verbose."""
+    if parsed.verbose or sys.stderr.isatty():
+        tell(text)
+
+
 def _inert(value: ty.Any) -> ty.Any:
     """Return a value for CSV: text that looks like a formula is quoted, as
     spreadsheets would evaluate it.

@@ -3,7 +3,6 @@
 """``blazar-nova-manage host maintain``: schedules host maintenance."""
 
 import argparse
-import sys
 import typing as ty
 
 import prettytable
@@ -129,6 +128,6 @@ def _empty(hosts: maintenance.Maintenance, name: str,
             said = waiting
             print(said, flush=True)
         pause()
-    print(f'Host {name} is no longer in maintenance, and leases use it.',
-          file=sys.stderr)
+    listings.tell(
+        f'Host {name} is no longer in maintenance, and leases use it.')
     return 1

@@ -64,7 +64,7 @@ def _run(parsed: argparse.Namespace) -> int:
     try:
         return parsed.action(parsed) or 0
     except errors.BlazarError as exc:
-        print(exc, file=sys.stderr)
+        listings.tell(str(exc))
         return 1
 
 
@@ -318,7 +318,7 @@ def _host_add(parsed: argparse.Namespace) -> None:
     try:
         host = hosts.add(*asked, pause=host_enrollment.patient(
             float('inf'), functools.partial(print, flush=True)),
-            say=functools.partial(_say, parsed))
+            say=functools.partial(listings.progress, parsed))
     except KeyboardInterrupt:
         raise errors.Conflict(
             f'Host {parsed.name} accepts no new servers until it is enrolled '
@@ -332,8 +332,9 @@ def _host_remove(parsed: argparse.Namespace) -> None:
     host_id = hosts.id_of(parsed.host)
     if parsed.wait:
         hosts.retire(host_id)
-    _say(parsed, f'Making host {parsed.host} available to servers of all '
-                 'projects ...')
+    listings.progress(
+        parsed, f'Making host {parsed.host} available to servers of all '
+        'projects ...')
     said = ''
     while True:
         try:
@@ -383,15 +384,9 @@ def _enrollment(parsed: argparse.Namespace) -> 'HostEnrollment':
     return host_enrollment.HostEnrollment(parts)
 
 
-def _say(parsed: argparse.Namespace, text: str) -> None:
-    """Print progress, on a terminal or with --verbose."""
-    if parsed.verbose or sys.stderr.isatty():
-        print(text, file=sys.stderr, flush=True)
-
-
 def _parts(parsed: argparse.Namespace) -> ty.Any:
     """Load Nova and assemble the process, for commands that need it."""
-    _say(parsed, 'Loading Nova ...')
+    listings.progress(parsed, 'Loading Nova ...')
     from blazar_nova.compat import threads  # noqa: F401  (the first of all)
 
     from blazar_nova.compat import process
@@ -415,13 +410,12 @@ def _verify(parsed: argparse.Namespace) -> int:
         from blazar_nova.verify import verification
 
         verifier = verification.Verifier(
-            parts, _pause,
-            lambda text: print(text, file=sys.stderr, flush=True),
+            parts, _pause, functools.partial(listings.progress, parsed),
             parsed.grace, parsed.revoke_trusts)
-        report = verifier.run(parsed.fix)
         sizes = verifier.size()
+        report = verifier.run(parsed.fix)
     except Exception as exc:
-        print(f'Nothing could be compared: {exc}', file=sys.stderr)
+        listings.tell(f'Nothing could be compared: {exc}')
         return 2
     return _tell(report, sizes, parsed.format)
 
@@ -461,10 +455,10 @@ def _import(parsed: argparse.Namespace) -> int:
 
         importer = blazar_import.Importer(
             parts, blazar_source.read(blazar_source.url_of(parsed.source)),
-            lambda text: print(text, file=sys.stderr, flush=True))
+            functools.partial(listings.progress, parsed))
         plan = importer.run(parsed.apply)
     except Exception as exc:
-        print(f'Nothing was imported: {exc}', file=sys.stderr)
+        listings.tell(f'Nothing was imported: {exc}')
         return 2
     return _tell_import(plan, parsed.apply, parsed.format)
 

@@ -3,7 +3,7 @@
 """``blazar-nova-manage db purge``: deletes leases that ended before a date."""
 
 import argparse
-import sys
+import functools
 import typing as ty
 
 from oslo_config import cfg
@@ -54,8 +54,9 @@ def run(conf: cfg.ConfigOpts, parsed: argparse.Namespace) -> None:
         parsed.usage_before, clock.now())
     try:
         purged = lease_purge.LeasePurge(
-            api.Database(conf), clock, _tell).purge(
-                before, parsed.dry_run, usage_before)
+            api.Database(conf), clock, functools.partial(
+                listings.progress, parsed)).purge(
+                    before, parsed.dry_run, usage_before)
     except KeyboardInterrupt:
         raise errors.Conflict(
             'The purge is incomplete; repeat the command to continue.',
@@ -75,9 +76,6 @@ def say_since(database: api.Database) -> None:
     """Print to stderr before which date leases were purged."""
     before = lease_purge.purged_before(database)
     if before is not None:
-        _tell(f'Leases that ended before {clocks.minute(before)} UTC were '
-              'purged: the list is incomplete for that time.')
-
-
-def _tell(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
+        listings.tell(
+            f'Leases that ended before {clocks.minute(before)} UTC were '
+            'purged: the list is incomplete for that time.')

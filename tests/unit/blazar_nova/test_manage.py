@@ -36,6 +36,7 @@ from blazar_core.lifecycle import orphans
 from blazar_core.plugins import cloud_api
 from blazar_core.plugins import resource_types
 from blazar_nova.cmd import forecast
+from blazar_nova.cmd import listings
 from blazar_nova.cmd import maintenance as maintain
 from blazar_nova.cmd import manage
 from blazar_nova.cmd import purge
@@ -375,12 +376,17 @@ class ManageTest(base.TestCase):
         # Output that scripts read is on stdout.
         self.assertNotIn('purged', self.manage('lease', 'list', '--ended')[1])
         before = '2027-01-14 08:00'
-        for words, said in ((['--dry-run'], 'Would delete'), ([], 'Deleted'),):
+        for words, said in (
+                (['--dry-run'], 'Would delete'),
+                (['--dry-run', '--verbose'], 'Would delete'),
+                ([], 'Deleted')):
             code, text = self.purge('--before', before, *words)
             self.assertEqual((0, (
                 f'{said} 1 lease that ended before {before} UTC.'
                 f'\n')), (code, text.partition('\n')[0] + '\n'))
-            self.assertIn('1 lease; leases that ended until 1970', text)
+            self.assertEqual(
+                '--verbose' in words,
+                '1 lease; leases that ended until 1970' in text)
         code, text = self.purge('--before', before, '--format', 'json')
         self.assertEqual({'deleted': 0, 'kept': 0, 'dry_run': False},
                          json.loads(text))
@@ -533,9 +539,30 @@ class ManageTest(base.TestCase):
                 (io.StringIO(), True, 'Loading ...\n'),
                 (io.StringIO(), False, '')):
             with contextlib.redirect_stderr(error):
-                manage._say(types.SimpleNamespace(verbose=verbose),
-                            'Loading ...')
+                listings.progress(types.SimpleNamespace(verbose=verbose),
+                                  'Loading ...')
             self.assertEqual(expected, error.getvalue())
+
+    def test_verify_counts_records_before_it_fixes_anything(self):
+        fixed = []
+
+        class Verifier:
+            def __init__(self, *_args):
+                pass
+
+            def run(self, fix):
+                fixed.append(fix)
+
+            def size(self):
+                raise errors.DatabaseUnavailable
+
+        with (fixtures.MonkeyPatch('blazar_nova.cmd.manage._parts',
+                                   lambda _parsed: None),
+              fixtures.MonkeyPatch(
+                  'blazar_nova.verify.verification.Verifier', Verifier)):
+            code, text = self.manage('verify', '--fix')
+        self.assertEqual((2, []), (code, fixed))
+        self.assertIn('Nothing could be compared', text)
 
     def test_configuration_error_is_reported_with_exit_code(self):
         self.url = ''

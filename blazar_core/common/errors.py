@@ -73,6 +73,10 @@ class Conflict(BlazarError):
     """The request is valid, but the state of the object does not allow it."""
 
 
+class JustChanged(Conflict):
+    """Another process has changed the lease since the cloud was asked."""
+
+
 class ServerOnTwoHosts(Conflict):
     """A server is migrated or resized, or that is not confirmed."""
 

@@ -295,7 +295,7 @@ class LeaseUpdates:
         lease = api.found(session, lease_id)
         if change.generation is not None and (
                 api.changed_since(lease, change.generation)):
-            raise errors.Conflict(
+            raise errors.JustChanged(
                 f'Lease {lease_id} has just changed: one of its servers was '
                 'started, moved or deleted. Try again.')
         window = new_window(lease, change, self._clock.now())

@@ -29,6 +29,9 @@ from blazar_nova.services import limit_requests
 from blazar_nova.services import notifications
 from blazar_nova.services import wiring
 
+#: The most attempts to update a lease whose servers are started, moved or
+#: deleted meanwhile.
+_TRIES = 5
 #: A lease, its change, and whether that resizes it.
 _Wanted: ty.TypeAlias = tuple[views.Lease, updates.LeaseChange, bool]
 
@@ -69,14 +72,21 @@ class LeaseChanges:
                 lease_trusts.meanwhile(self._parts, make))
                 for lease, one in asked
                 if (make := self._trust(context, lease, one.change))}
-            changes = self._granted([
-                (lease, *self._asked(asks, one, lease))
-                for lease, one in asked])
+            resolved = [(lease, *self._asked(asks, one, lease))
+                        for lease, one in asked]
+            changes = self._granted(resolved)
             given = {lease_id: trust for lease_id, made in coming.items()
                      if (trust := made()) is not None}
             keeping = lease_trusts.Keeping(self._parts, given, also)
-            changed = self._parts.leases.updates.update_all(
-                changes, keeping.write)
+            for left in reversed(range(_TRIES)):
+                try:
+                    changed = self._parts.leases.updates.update_all(
+                        changes, keeping.write)
+                    break
+                except errors.JustChanged:
+                    if not left:
+                        raise
+                    changes = self._granted(resolved)
         keeping.take_back()
         for (before, _one), lease in zip(asked, changed, strict=True):
             self._parts.notify('lease.update', notifications.diff(

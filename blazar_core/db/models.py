@@ -18,6 +18,9 @@ from blazar_core.common import states
 
 #: SQLite autoincrements only a column whose type is INTEGER.
 _Serial = sa.BigInteger().with_variant(sa.Integer(), 'sqlite')
+_ID = sa.String(36)
+#: None is NULL, and not JSON's null.
+_JSON = sa.JSON(none_as_null=True)
 #: MariaDB's TEXT ends at 64 KiB; a deferred build with injected files may not.
 Long = sa.Text().with_variant(mysql.MEDIUMTEXT(), 'mysql', 'mariadb')
 
@@ -41,6 +44,7 @@ class Base(orm.DeclarativeBase):
     """
 
     __table__: ty.ClassVar[sa.Table]
+    type_annotation_map = {int: sa.BigInteger}
 
 
 class Stateful:
@@ -50,7 +54,7 @@ class Stateful:
 
     machine: ty.ClassVar[states.Machine]
     status: orm.Mapped[str]
-    updated_at: orm.Mapped[ty.Any]
+    updated_at: orm.Mapped[int]
 
     def enter(self, status: str, now: int) -> None:
         """Change the state; do nothing if the row has this state already.
@@ -98,40 +102,37 @@ class Lease(Stateful, Base):
         sa.Index('leases_recurrence_idx', 'recurrence_id', 'start_date'),
     )
 
-    id: orm.Mapped[str] = orm.mapped_column(sa.String(36), primary_key=True)
+    id: orm.Mapped[str] = orm.mapped_column(_ID, primary_key=True)
     name: orm.Mapped[str] = orm.mapped_column(sa.String(255))
     project_id: orm.Mapped[str] = orm.mapped_column(sa.String(255))
     user_id: orm.Mapped[str] = orm.mapped_column(sa.String(255))
-    start_date: orm.Mapped[int] = orm.mapped_column(sa.BigInteger)
-    end_date: orm.Mapped[int] = orm.mapped_column(sa.BigInteger)
-    before_end_date: orm.Mapped[int | None] = orm.mapped_column(sa.BigInteger)
+    start_date: orm.Mapped[int]
+    end_date: orm.Mapped[int]
+    before_end_date: orm.Mapped[int | None]
     on_end: orm.Mapped[str] = orm.mapped_column(sa.String(64))
     status: orm.Mapped[str] = orm.mapped_column(sa.String(16))
-    conditions: orm.Mapped[_Conditions | None] = orm.mapped_column(
-        sa.JSON(none_as_null=True))
-    created_at: orm.Mapped[int] = orm.mapped_column(sa.BigInteger)
-    updated_at: orm.Mapped[int] = orm.mapped_column(sa.BigInteger)
-    deleted_at: orm.Mapped[int | None] = orm.mapped_column(sa.BigInteger)
-    ending_at: orm.Mapped[int | None] = orm.mapped_column(sa.BigInteger)
-    permit: orm.Mapped[str | None] = orm.mapped_column(sa.String(36))
-    generation: orm.Mapped[int] = orm.mapped_column(sa.BigInteger, default=0)
+    conditions: orm.Mapped[_Conditions | None] = orm.mapped_column(_JSON)
+    created_at: orm.Mapped[int]
+    updated_at: orm.Mapped[int] = orm.mapped_column()
+    deleted_at: orm.Mapped[int | None]
+    ending_at: orm.Mapped[int | None]
+    permit: orm.Mapped[str | None] = orm.mapped_column(_ID)
+    generation: orm.Mapped[int] = orm.mapped_column(default=0)
     grace_period: orm.Mapped[int] = orm.mapped_column(sa.Integer, default=0)
     cleaning_time: orm.Mapped[int] = orm.mapped_column(sa.Integer, default=0)
     lease_type: orm.Mapped[str] = orm.mapped_column(sa.String(16))
     retry_interval: orm.Mapped[int | None] = orm.mapped_column(sa.Integer)
-    retry_until: orm.Mapped[int | None] = orm.mapped_column(sa.BigInteger)
-    duration: orm.Mapped[int | None] = orm.mapped_column(sa.BigInteger)
-    admitted_at: orm.Mapped[int | None] = orm.mapped_column(sa.BigInteger)
+    retry_until: orm.Mapped[int | None]
+    duration: orm.Mapped[int | None]
+    admitted_at: orm.Mapped[int | None]
     auto_extend: orm.Mapped[int] = orm.mapped_column(sa.Integer, default=0)
-    used_at: orm.Mapped[int | None] = orm.mapped_column(sa.BigInteger)
-    no_show_at: orm.Mapped[int | None] = orm.mapped_column(sa.BigInteger)
-    recurrence_id: orm.Mapped[str | None] = orm.mapped_column(sa.String(36))
-    warnings: orm.Mapped[list[str] | None] = orm.mapped_column(
-        sa.JSON(none_as_null=True))
-    preflight_at: orm.Mapped[int | None] = orm.mapped_column(sa.BigInteger)
+    used_at: orm.Mapped[int | None]
+    no_show_at: orm.Mapped[int | None]
+    recurrence_id: orm.Mapped[str | None] = orm.mapped_column(_ID)
+    warnings: orm.Mapped[list[str] | None] = orm.mapped_column(_JSON)
+    preflight_at: orm.Mapped[int | None]
     description: orm.Mapped[str | None] = orm.mapped_column(sa.String(255))
-    tags: orm.Mapped[list[str] | None] = orm.mapped_column(
-        sa.JSON(none_as_null=True))
+    tags: orm.Mapped[list[str] | None] = orm.mapped_column(_JSON)
 
     reservations: orm.Mapped[list['Reservation']] = orm.relationship(
         back_populates='lease', order_by='Reservation.id')
@@ -178,19 +179,17 @@ class Reservation(Stateful, Base):
     machine = states.RESERVATION
     __table_args__ = (sa.Index('reservations_lease_idx', 'lease_id'),)
 
-    id: orm.Mapped[str] = orm.mapped_column(sa.String(36), primary_key=True)
+    id: orm.Mapped[str] = orm.mapped_column(_ID, primary_key=True)
     lease_id: orm.Mapped[str] = orm.mapped_column(sa.ForeignKey('leases.id'))
     resource_type: orm.Mapped[str] = orm.mapped_column(sa.String(66))
     amount: orm.Mapped[int] = orm.mapped_column(sa.Integer)
     resources: orm.Mapped[dict[str, int]] = orm.mapped_column(sa.JSON)
-    params: orm.Mapped[dict[str, ty.Any] | None] = orm.mapped_column(
-        sa.JSON(none_as_null=True))
-    spec: orm.Mapped[dict[str, ty.Any] | None] = orm.mapped_column(
-        sa.JSON(none_as_null=True))
+    params: orm.Mapped[dict[str, ty.Any] | None] = orm.mapped_column(_JSON)
+    spec: orm.Mapped[dict[str, ty.Any] | None] = orm.mapped_column(_JSON)
     status: orm.Mapped[str] = orm.mapped_column(sa.String(16))
-    moved_at: orm.Mapped[int | None] = orm.mapped_column(sa.BigInteger)
-    created_at: orm.Mapped[int] = orm.mapped_column(sa.BigInteger)
-    updated_at: orm.Mapped[int] = orm.mapped_column(sa.BigInteger)
+    moved_at: orm.Mapped[int | None]
+    created_at: orm.Mapped[int]
+    updated_at: orm.Mapped[int] = orm.mapped_column()
 
     lease: orm.Mapped[Lease] = orm.relationship(back_populates='reservations')
     bookings: orm.Mapped[list['Booking']] = orm.relationship(
@@ -226,19 +225,18 @@ class Event(Stateful, Base):
         sa.Index('events_type_idx', 'status', 'event_type', 'run_at'),
     )
 
-    id: orm.Mapped[str] = orm.mapped_column(sa.String(36), primary_key=True)
+    id: orm.Mapped[str] = orm.mapped_column(_ID, primary_key=True)
     lease_id: orm.Mapped[str] = orm.mapped_column(sa.ForeignKey('leases.id'))
     event_type: orm.Mapped[str] = orm.mapped_column(sa.String(66))
-    time: orm.Mapped[int] = orm.mapped_column(sa.BigInteger)
+    time: orm.Mapped[int]
     status: orm.Mapped[str] = orm.mapped_column(sa.String(16))
-    run_at: orm.Mapped[int] = orm.mapped_column(sa.BigInteger)
+    run_at: orm.Mapped[int]
     attempts: orm.Mapped[int] = orm.mapped_column(sa.Integer, default=0)
     deferrals: orm.Mapped[int] = orm.mapped_column(sa.Integer, default=0)
     claimed_by: orm.Mapped[str | None] = orm.mapped_column(sa.String(255))
-    claimed_until: orm.Mapped[int] = orm.mapped_column(
-        sa.BigInteger, default=0)
-    created_at: orm.Mapped[int] = orm.mapped_column(sa.BigInteger)
-    updated_at: orm.Mapped[int] = orm.mapped_column(sa.BigInteger)
+    claimed_until: orm.Mapped[int] = orm.mapped_column(default=0)
+    created_at: orm.Mapped[int]
+    updated_at: orm.Mapped[int] = orm.mapped_column()
     action: orm.Mapped[str | None] = orm.mapped_column(sa.String(16))
 
     lease: orm.Mapped[Lease] = orm.relationship(back_populates='events')
@@ -287,51 +285,44 @@ class Host(Base):
     __tablename__ = 'hosts'
 
     id: orm.Mapped[int] = orm.mapped_column(_Serial, primary_key=True)
-    uuid: orm.Mapped[str] = orm.mapped_column(sa.String(36), unique=True)
+    uuid: orm.Mapped[str] = orm.mapped_column(_ID, unique=True)
     name: orm.Mapped[str] = orm.mapped_column(sa.String(255))
     service_host: orm.Mapped[str] = orm.mapped_column(
         sa.String(255), index=True)
     pool: orm.Mapped[str] = orm.mapped_column(
         sa.String(66), default=model.COMPUTE)
     capacity: orm.Mapped[dict[str, int]] = orm.mapped_column(sa.JSON)
-    units: orm.Mapped[dict[str, ty.Any] | None] = orm.mapped_column(
-        sa.JSON(none_as_null=True))
+    units: orm.Mapped[dict[str, ty.Any] | None] = orm.mapped_column(_JSON)
     usage: orm.Mapped[dict[str, int]] = orm.mapped_column(sa.JSON)
     consumers: orm.Mapped[dict[str, Consumer] | None] = orm.mapped_column(
-        sa.JSON(none_as_null=True), deferred=True)
+        _JSON, deferred=True)
     interruptible: orm.Mapped[dict[str, Interruptible] | None] = (
-        orm.mapped_column(sa.JSON(none_as_null=True)))
+        orm.mapped_column(_JSON))
     properties: orm.Mapped[dict[str, ty.Any]] = orm.mapped_column(
         sa.JSON, default=dict)
     enrollment: orm.Mapped[str | None] = orm.mapped_column(
         sa.String(16), index=True)
-    enrolled_generation: orm.Mapped[int | None] = orm.mapped_column(
-        sa.BigInteger)
-    reservable: orm.Mapped[bool | None] = orm.mapped_column(sa.Boolean)
-    extra: orm.Mapped[dict[str, str] | None] = orm.mapped_column(
-        sa.JSON(none_as_null=True))
-    enrolled_at: orm.Mapped[int | None] = orm.mapped_column(sa.BigInteger)
-    assigned_to: orm.Mapped[str | None] = orm.mapped_column(
-        sa.String(36), index=True)
-    vacated_at: orm.Mapped[int | None] = orm.mapped_column(sa.BigInteger)
-    cleaning_until: orm.Mapped[int | None] = orm.mapped_column(sa.BigInteger)
-    cleaned_at: orm.Mapped[int | None] = orm.mapped_column(sa.BigInteger)
-    overdue_at: orm.Mapped[int | None] = orm.mapped_column(sa.BigInteger)
-    lent_at: orm.Mapped[int | None] = orm.mapped_column(sa.BigInteger)
+    enrolled_generation: orm.Mapped[int | None]
+    reservable: orm.Mapped[bool | None]
+    extra: orm.Mapped[dict[str, str] | None] = orm.mapped_column(_JSON)
+    enrolled_at: orm.Mapped[int | None]
+    assigned_to: orm.Mapped[str | None] = orm.mapped_column(_ID, index=True)
+    vacated_at: orm.Mapped[int | None]
+    cleaning_until: orm.Mapped[int | None]
+    cleaned_at: orm.Mapped[int | None]
+    overdue_at: orm.Mapped[int | None]
+    lent_at: orm.Mapped[int | None]
     power_state: orm.Mapped[str | None] = orm.mapped_column(
         sa.String(16), index=True)
-    power_at: orm.Mapped[int | None] = orm.mapped_column(sa.BigInteger)
-    power_until: orm.Mapped[int | None] = orm.mapped_column(sa.BigInteger)
-    power_lead: orm.Mapped[int | None] = orm.mapped_column(sa.BigInteger)
+    power_at: orm.Mapped[int | None]
+    power_until: orm.Mapped[int | None]
+    power_lead: orm.Mapped[int | None]
     power_error: orm.Mapped[str | None] = orm.mapped_column(sa.Text)
-    power_claimed_until: orm.Mapped[int | None] = orm.mapped_column(
-        sa.BigInteger)
-    boot_times: orm.Mapped[list[int] | None] = orm.mapped_column(
-        sa.JSON(none_as_null=True))
-    generation: orm.Mapped[int] = orm.mapped_column(sa.BigInteger, default=0)
-    recheck_at: orm.Mapped[int | None] = orm.mapped_column(
-        sa.BigInteger, index=True)
-    updated_at: orm.Mapped[int] = orm.mapped_column(sa.BigInteger)
+    power_claimed_until: orm.Mapped[int | None]
+    boot_times: orm.Mapped[list[int] | None] = orm.mapped_column(_JSON)
+    generation: orm.Mapped[int] = orm.mapped_column(default=0)
+    recheck_at: orm.Mapped[int | None] = orm.mapped_column(index=True)
+    updated_at: orm.Mapped[int]
 
 
 class Booking(Base):
@@ -368,18 +359,17 @@ class Booking(Base):
     host_id: orm.Mapped[int | None] = orm.mapped_column(
         sa.ForeignKey('hosts.id'))
     outage: orm.Mapped[str | None] = orm.mapped_column(sa.String(16))
-    server_id: orm.Mapped[str | None] = orm.mapped_column(
-        sa.String(36), unique=True)
-    start_date: orm.Mapped[int] = orm.mapped_column(sa.BigInteger)
-    end_date: orm.Mapped[int] = orm.mapped_column(sa.BigInteger)
+    server_id: orm.Mapped[str | None] = orm.mapped_column(_ID, unique=True)
+    start_date: orm.Mapped[int]
+    end_date: orm.Mapped[int]
     resources: orm.Mapped[dict[str, int]] = orm.mapped_column(sa.JSON)
-    dispatched_at: orm.Mapped[int | None] = orm.mapped_column(sa.BigInteger)
-    failed_at: orm.Mapped[int | None] = orm.mapped_column(sa.BigInteger)
-    claimed_at: orm.Mapped[int | None] = orm.mapped_column(sa.BigInteger)
-    running: orm.Mapped[bool] = orm.mapped_column(sa.Boolean, default=False)
-    migrating_to: orm.Mapped[int | None] = orm.mapped_column(sa.BigInteger)
-    host_failed_at: orm.Mapped[int | None] = orm.mapped_column(sa.BigInteger)
-    recorded_at: orm.Mapped[int | None] = orm.mapped_column(sa.BigInteger)
+    dispatched_at: orm.Mapped[int | None]
+    failed_at: orm.Mapped[int | None]
+    claimed_at: orm.Mapped[int | None]
+    running: orm.Mapped[bool] = orm.mapped_column(default=False)
+    migrating_to: orm.Mapped[int | None]
+    host_failed_at: orm.Mapped[int | None]
+    recorded_at: orm.Mapped[int | None]
 
     reservation: orm.Mapped[Reservation] = orm.relationship(
         back_populates='bookings')
@@ -417,23 +407,22 @@ class InterruptibleServer(Base):
         sa.Index('interruptible_resume_idx', 'resume_at'),
     )
 
-    server_id: orm.Mapped[str] = orm.mapped_column(
-        sa.String(36), primary_key=True)
+    server_id: orm.Mapped[str] = orm.mapped_column(_ID, primary_key=True)
     project_id: orm.Mapped[str] = orm.mapped_column(sa.String(255))
     user_id: orm.Mapped[str] = orm.mapped_column(sa.String(255))
     lead_time: orm.Mapped[int] = orm.mapped_column(sa.Integer)
     notice: orm.Mapped[int] = orm.mapped_column(sa.Integer)
     cleaning_time: orm.Mapped[int] = orm.mapped_column(sa.Integer, default=0)
-    credential_id: orm.Mapped[str | None] = orm.mapped_column(sa.String(36))
+    credential_id: orm.Mapped[str | None] = orm.mapped_column(_ID)
     safe_for: orm.Mapped[int] = orm.mapped_column(sa.Integer, default=0)
-    safe_by: orm.Mapped[int] = orm.mapped_column(sa.BigInteger)
+    safe_by: orm.Mapped[int]
     on_evict: orm.Mapped[str] = orm.mapped_column(sa.String(16))
-    resume: orm.Mapped[bool] = orm.mapped_column(sa.Boolean, default=False)
-    safe_until: orm.Mapped[int | None] = orm.mapped_column(sa.BigInteger)
-    created_at: orm.Mapped[int] = orm.mapped_column(sa.BigInteger)
-    checked_at: orm.Mapped[int] = orm.mapped_column(sa.BigInteger)
-    evicted_at: orm.Mapped[int | None] = orm.mapped_column(sa.BigInteger)
-    resume_at: orm.Mapped[int | None] = orm.mapped_column(sa.BigInteger)
+    resume: orm.Mapped[bool] = orm.mapped_column(default=False)
+    safe_until: orm.Mapped[int | None]
+    created_at: orm.Mapped[int]
+    checked_at: orm.Mapped[int]
+    evicted_at: orm.Mapped[int | None]
+    resume_at: orm.Mapped[int | None]
 
 
 class ServerMove(Stateful, Base):
@@ -458,20 +447,20 @@ class ServerMove(Stateful, Base):
 
     id: orm.Mapped[int] = orm.mapped_column(_Serial, primary_key=True)
     # No foreign key: the lease may be purged first.
-    lease_id: orm.Mapped[str] = orm.mapped_column(sa.String(36), index=True)
+    lease_id: orm.Mapped[str] = orm.mapped_column(_ID, index=True)
     project_id: orm.Mapped[str] = orm.mapped_column(sa.String(255))
-    server_id: orm.Mapped[str] = orm.mapped_column(sa.String(36))
+    server_id: orm.Mapped[str] = orm.mapped_column(_ID)
     reason: orm.Mapped[str] = orm.mapped_column(sa.String(16))
     status: orm.Mapped[str] = orm.mapped_column(
         sa.String(16), default=states.Move.PLANNED)
-    source: orm.Mapped[int] = orm.mapped_column(sa.BigInteger)
-    target: orm.Mapped[int | None] = orm.mapped_column(sa.BigInteger)
+    source: orm.Mapped[int]
+    target: orm.Mapped[int | None]
     resources: orm.Mapped[dict[str, int]] = orm.mapped_column(
         sa.JSON, default=dict)
     attempts: orm.Mapped[int] = orm.mapped_column(sa.Integer, default=0)
-    next_at: orm.Mapped[int] = orm.mapped_column(sa.BigInteger, default=0)
-    requested_at: orm.Mapped[int | None] = orm.mapped_column(sa.BigInteger)
-    updated_at: orm.Mapped[int] = orm.mapped_column(sa.BigInteger, index=True)
+    next_at: orm.Mapped[int] = orm.mapped_column(default=0)
+    requested_at: orm.Mapped[int | None]
+    updated_at: orm.Mapped[int] = orm.mapped_column(index=True)
 
 
 class Change(Base):
@@ -489,14 +478,14 @@ class Change(Base):
         sa.Index('changes_host_idx', 'host_id', 'generation'),)
 
     id: orm.Mapped[int] = orm.mapped_column(_Serial, primary_key=True)
-    host_id: orm.Mapped[int] = orm.mapped_column(sa.BigInteger)
-    generation: orm.Mapped[int] = orm.mapped_column(sa.BigInteger)
+    host_id: orm.Mapped[int]
+    generation: orm.Mapped[int]
     change_count: orm.Mapped[int] = orm.mapped_column(sa.Integer)
-    start_date: orm.Mapped[int | None] = orm.mapped_column(sa.BigInteger)
-    end_date: orm.Mapped[int | None] = orm.mapped_column(sa.BigInteger)
+    start_date: orm.Mapped[int | None]
+    end_date: orm.Mapped[int | None]
     resources: orm.Mapped[dict[str, int] | None] = orm.mapped_column(sa.JSON)
     sign: orm.Mapped[int] = orm.mapped_column(sa.SmallInteger)
-    created_at: orm.Mapped[int] = orm.mapped_column(sa.BigInteger)
+    created_at: orm.Mapped[int]
 
 
 class DeferredBuild(Base):
@@ -514,7 +503,7 @@ class DeferredBuild(Base):
         sa.ForeignKey('leases.id'), primary_key=True)
     encrypted: orm.Mapped[str] = orm.mapped_column(Long)
     only_if_lost: orm.Mapped[bool] = orm.mapped_column(default=False)
-    created_at: orm.Mapped[int] = orm.mapped_column(sa.BigInteger)
+    created_at: orm.Mapped[int]
 
 
 class Counter(Base):
@@ -525,11 +514,10 @@ class Counter(Base):
 
     __tablename__ = 'counters'
 
-    name: orm.Mapped[str] = orm.mapped_column(
-        sa.String(64), primary_key=True)
+    name: orm.Mapped[str] = orm.mapped_column(sa.String(64), primary_key=True)
     labels: orm.Mapped[str] = orm.mapped_column(
         sa.String(190), primary_key=True)
-    value: orm.Mapped[int] = orm.mapped_column(sa.BigInteger)
+    value: orm.Mapped[int]
 
 
 class Credential(Base):
@@ -542,12 +530,11 @@ class Credential(Base):
     __tablename__ = 'credentials'
 
     # No foreign key: the lease may be purged first.
-    lease_id: orm.Mapped[str] = orm.mapped_column(
-        sa.String(36), primary_key=True)
+    lease_id: orm.Mapped[str] = orm.mapped_column(_ID, primary_key=True)
     encrypted: orm.Mapped[str] = orm.mapped_column(sa.Text)
     #: Replaced credentials, which may still be in use.
     replaced: orm.Mapped[list[str] | None] = orm.mapped_column(sa.JSON)
-    created_at: orm.Mapped[int] = orm.mapped_column(sa.BigInteger)
+    created_at: orm.Mapped[int]
 
 
 class Project(Base):
@@ -560,7 +547,7 @@ class Project(Base):
     __tablename__ = 'projects'
 
     id: orm.Mapped[str] = orm.mapped_column(sa.String(255), primary_key=True)
-    generation: orm.Mapped[int] = orm.mapped_column(sa.BigInteger)
+    generation: orm.Mapped[int]
 
 
 class RequestKey(Base):
@@ -581,8 +568,8 @@ class RequestKey(Base):
         sa.String(64), primary_key=True)
     asked: orm.Mapped[str] = orm.mapped_column(sa.String(64))
     # No foreign key: the key may be kept for longer than the lease.
-    lease_id: orm.Mapped[str] = orm.mapped_column(sa.String(36))
-    created_at: orm.Mapped[int] = orm.mapped_column(sa.BigInteger)
+    lease_id: orm.Mapped[str] = orm.mapped_column(_ID)
+    created_at: orm.Mapped[int]
 
 
 class Setting(Base):
@@ -593,10 +580,9 @@ class Setting(Base):
 
     __tablename__ = 'settings'
 
-    name: orm.Mapped[str] = orm.mapped_column(
-        sa.String(255), primary_key=True)
+    name: orm.Mapped[str] = orm.mapped_column(sa.String(255), primary_key=True)
     value: orm.Mapped[dict[str, ty.Any]] = orm.mapped_column(sa.JSON)
-    updated_at: orm.Mapped[int] = orm.mapped_column(sa.BigInteger)
+    updated_at: orm.Mapped[int]
 
 
 class UsageRecord(Base):
@@ -617,17 +603,17 @@ class UsageRecord(Base):
 
     id: orm.Mapped[int] = orm.mapped_column(_Serial, primary_key=True)
     # No foreign keys: the lease may be purged first.
-    reservation_id: orm.Mapped[str] = orm.mapped_column(sa.String(36))
-    lease_id: orm.Mapped[str] = orm.mapped_column(sa.String(36))
+    reservation_id: orm.Mapped[str] = orm.mapped_column(_ID)
+    lease_id: orm.Mapped[str] = orm.mapped_column(_ID)
     project_id: orm.Mapped[str] = orm.mapped_column(sa.String(255))
     resource_type: orm.Mapped[str] = orm.mapped_column(sa.String(66))
     kind: orm.Mapped[str] = orm.mapped_column(sa.String(16))
     sign: orm.Mapped[int] = orm.mapped_column(sa.SmallInteger)
-    start_date: orm.Mapped[int] = orm.mapped_column(sa.BigInteger)
-    end_date: orm.Mapped[int] = orm.mapped_column(sa.BigInteger)
+    start_date: orm.Mapped[int]
+    end_date: orm.Mapped[int]
     resources: orm.Mapped[dict[str, int]] = orm.mapped_column(sa.JSON)
     hosts: orm.Mapped[list[int]] = orm.mapped_column(sa.JSON)
-    recorded_at: orm.Mapped[int] = orm.mapped_column(sa.BigInteger)
+    recorded_at: orm.Mapped[int]
 
 
 class WouldEnd(Base):
@@ -641,14 +627,13 @@ class WouldEnd(Base):
     __tablename__ = 'would_end'
     __table_args__ = (sa.Index('would_end_end_idx', 'end_date'),)
 
-    server_id: orm.Mapped[str] = orm.mapped_column(
-        sa.String(36), primary_key=True)
+    server_id: orm.Mapped[str] = orm.mapped_column(_ID, primary_key=True)
     project_id: orm.Mapped[str] = orm.mapped_column(sa.String(255))
     user_id: orm.Mapped[str] = orm.mapped_column(sa.String(255))
-    created_at: orm.Mapped[int] = orm.mapped_column(sa.BigInteger)
-    end_date: orm.Mapped[int] = orm.mapped_column(sa.BigInteger)
-    claimed_until: orm.Mapped[int] = orm.mapped_column(sa.BigInteger)
-    notified_at: orm.Mapped[int | None] = orm.mapped_column(sa.BigInteger)
+    created_at: orm.Mapped[int]
+    end_date: orm.Mapped[int]
+    claimed_until: orm.Mapped[int]
+    notified_at: orm.Mapped[int | None]
 
 
 class Recurrence(Base):
@@ -665,7 +650,7 @@ class Recurrence(Base):
 
     __tablename__ = 'recurrences'
 
-    id: orm.Mapped[str] = orm.mapped_column(sa.String(36), primary_key=True)
+    id: orm.Mapped[str] = orm.mapped_column(_ID, primary_key=True)
     rule: orm.Mapped[str] = orm.mapped_column(sa.String(320))
     timezone: orm.Mapped[str] = orm.mapped_column(sa.String(128))
     # The word itself is one of SQL's.
@@ -675,7 +660,7 @@ class Recurrence(Base):
     left_out: orm.Mapped[list[dict[str, ty.Any]]] = orm.mapped_column(sa.JSON)
     shifted: orm.Mapped[list[dict[str, ty.Any]] | None] = orm.mapped_column(
         sa.JSON)
-    created_at: orm.Mapped[int] = orm.mapped_column(sa.BigInteger)
+    created_at: orm.Mapped[int]
 
 
 class Outage(Base):
@@ -697,13 +682,12 @@ class Outage(Base):
 
     host_id: orm.Mapped[int] = orm.mapped_column(
         sa.ForeignKey('hosts.id'), primary_key=True, autoincrement=False)
-    kind: orm.Mapped[str] = orm.mapped_column(
-        sa.String(16), primary_key=True)
+    kind: orm.Mapped[str] = orm.mapped_column(sa.String(16), primary_key=True)
     reason: orm.Mapped[str] = orm.mapped_column(sa.Text)
-    seen_at: orm.Mapped[int] = orm.mapped_column(sa.BigInteger)
-    began_at: orm.Mapped[int | None] = orm.mapped_column(sa.BigInteger)
-    back_at: orm.Mapped[int | None] = orm.mapped_column(sa.BigInteger)
-    fenced_at: orm.Mapped[int | None] = orm.mapped_column(sa.BigInteger)
+    seen_at: orm.Mapped[int]
+    began_at: orm.Mapped[int | None]
+    back_at: orm.Mapped[int | None]
+    fenced_at: orm.Mapped[int | None]
 
 
 class HostProperty(Base):
@@ -714,9 +698,8 @@ class HostProperty(Base):
 
     __tablename__ = 'host_properties'
 
-    name: orm.Mapped[str] = orm.mapped_column(
-        sa.String(64), primary_key=True)
-    private: orm.Mapped[bool] = orm.mapped_column(sa.Boolean)
+    name: orm.Mapped[str] = orm.mapped_column(sa.String(64), primary_key=True)
+    private: orm.Mapped[bool]
 
 
 class TaskLeader(Base):
@@ -732,11 +715,10 @@ class TaskLeader(Base):
 
     __tablename__ = 'leaders'
 
-    name: orm.Mapped[str] = orm.mapped_column(
-        sa.String(64), primary_key=True)
+    name: orm.Mapped[str] = orm.mapped_column(sa.String(64), primary_key=True)
     worker: orm.Mapped[str | None] = orm.mapped_column(sa.String(255))
-    claimed_until: orm.Mapped[int] = orm.mapped_column(sa.BigInteger)
-    due_at: orm.Mapped[int] = orm.mapped_column(sa.BigInteger)
+    claimed_until: orm.Mapped[int]
+    due_at: orm.Mapped[int]
 
 
 class SlotBuild(Base):
@@ -750,8 +732,7 @@ class SlotBuild(Base):
 
     __tablename__ = 'slot_builds'
 
-    server_id: orm.Mapped[str] = orm.mapped_column(
-        sa.String(36), primary_key=True)
-    apart: orm.Mapped[bool] = orm.mapped_column(sa.Boolean)
+    server_id: orm.Mapped[str] = orm.mapped_column(_ID, primary_key=True)
+    apart: orm.Mapped[bool]
     encrypted: orm.Mapped[str] = orm.mapped_column(Long)
-    created_at: orm.Mapped[int] = orm.mapped_column(sa.BigInteger)
+    created_at: orm.Mapped[int]

@@ -20,6 +20,7 @@ from benchmarks import servers
 from benchmarks import world as worlds
 from blazar_core.capacity import booking_index
 from tests import driven
+from tests import timeline_size
 
 HOSTS, BOOKINGS, LEASES = 10_000, 1_000_000, 10_000
 
@@ -59,7 +60,7 @@ def load(url: str) -> dict[str, float]:
         return {'seconds': seconds,
                 'cpu_seconds': time.process_time() - cpu,
                 'MiB': now - before, 'most_MiB': most - before,
-                'index_MiB': timeline.nbytes / 2 ** 20}
+                'index_MiB': timeline_size.nbytes(timeline) / 2 ** 20}
 
 
 def main(arguments: ty.Sequence[str]) -> None:

@@ -15,6 +15,7 @@ from benchmarks import records
 from benchmarks import servers
 from benchmarks import world as worlds
 from blazar_core.common import model
+from tests import timeline_size
 
 SIZES = ((1_000, 10_000), (1_000, 100_000), (10_000, 100_000),
          (10_000, 1_000_000), (100_000, 1_000_000), (10_000, 10_000_000))
@@ -25,7 +26,8 @@ def run(quick: bool) -> ty.Iterator[records.Record]:
         world = worlds.whole(hosts, bookings)
         index = world.timeline()
         name = f'growth.h{hosts}.b{bookings}'
-        yield records.Record(name, 'MiB', index.nbytes / 2 ** 20)
+        yield records.Record(
+            name, 'MiB', timeline_size.nbytes(index) / 2 ** 20)
         with servers.place('sqlite') as place:
             filled.fill(place.url, world, hosts)
             yield from coldload.measured(f'{name}.load', place.url)

@@ -12,6 +12,7 @@ import typing as ty
 
 from benchmarks import records
 from benchmarks import world as worlds
+from tests import timeline_size
 
 HOSTS, BOOKINGS = 10_000, 1_000_000
 
@@ -25,7 +26,7 @@ def run(quick: bool) -> ty.Iterator[records.Record]:
         yield records.Record(f'upkeep.load.{kind}', 'seconds',
                              time.perf_counter() - start)
         yield records.Record(f'upkeep.memory.{kind}', 'MiB',
-                             index.nbytes / 2 ** 20)
+                             timeline_size.nbytes(index) / 2 ** 20)
         bookings = [world.booking(number) for number in range(
             min(50_000, BOOKINGS // size // 4))]
         changes = [(*one, sign) for one in bookings for sign in (-1, 1)]
@@ -34,7 +35,7 @@ def run(quick: bool) -> ty.Iterator[records.Record]:
         yield from records.times(
             f'upkeep.change.{kind}', lambda one: index.apply(*one), changes, 1)
         yield records.Record(f'upkeep.memory.{kind}.later', 'MiB',
-                             index.nbytes / 2 ** 20)
+                             timeline_size.nbytes(index) / 2 ** 20)
         start = time.perf_counter()
         index.forget(worlds.NOW + worlds.YEAR // 10)
         yield records.Record(f'upkeep.forget.{kind}', 'seconds',

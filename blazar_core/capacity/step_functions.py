@@ -175,10 +175,6 @@ class Marks:
             first, done = behind, until
         self._marks: list[int] = marks.tolist()
 
-    @property
-    def nbytes(self) -> int:
-        return self._until.nbytes
-
     def grow(self, more: int) -> None:
         """Add places for more rows."""
         self._until = np.concatenate([
@@ -285,17 +281,6 @@ class Layout:
     def _arrays(self) -> list[Levels]:
         """Return the arrays that have one value for each place."""
         return [self.time, self.size, *self.levels]
-
-    @property
-    def total(self) -> int:
-        """The number of steps of all rows."""
-        return int(self.length.sum())
-
-    @property
-    def nbytes(self) -> int:
-        """The memory of the arrays, in bytes."""
-        return self._marks.nbytes + sum(array.nbytes for array in (
-            *self._arrays(), self._start, self._length, self._width))
 
     def in_place(self) -> Ints:
         """Return the numbers of the rows in the order of their places."""

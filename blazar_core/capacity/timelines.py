@@ -87,23 +87,6 @@ class Calendar:
         """The ids of the hosts, in the order of all results. Not a copy."""
         return self._ids
 
-    @property
-    def classes(self) -> tuple[str, ...]:
-        """The resource classes that a host has reported or had booked."""
-        return tuple(self._classes)
-
-    @property
-    def steps(self) -> int:
-        """S, the number of steps of all hosts. Costs O(H)."""
-        return self._rows.total
-
-    @property
-    def nbytes(self) -> int:
-        """The memory of its arrays, in bytes."""
-        return self._rows.nbytes + sum(
-            one.capacity.nbytes + one.usage.nbytes + one.free.nbytes
-            for one in self._classes.values())
-
     def index(self, host_id: int) -> int:
         """Return the position of a host in the results.
 

@@ -282,7 +282,7 @@ def picture(search: admissions.Admission, instants: ty.Sequence[int],
                      host.generation, dict(host.properties)],
             'booked': [{
                 rc: amounts[place] for rc, amounts in zip(
-                    timeline.classes, peaks) if amounts[place]}
+                    timeline.capacity, peaks) if amounts[place]}
                 for peaks in booked],
         } for host in search.index.hosts.values()
             for place in (timeline.index(host.id),)}

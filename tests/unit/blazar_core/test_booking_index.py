@@ -25,6 +25,7 @@ from blazar_core.common import errors
 from blazar_core.common import model
 from blazar_core.db import models
 from tests import databases
+from tests import timeline_size
 from tests.unit import base
 
 
@@ -216,7 +217,7 @@ class IndexUpdatesTest(IndexTestCase):
             self.amend(self.new(self.host_ids[0], start, start + 9))
             self.clock.advance(booking_index.KEEP // 3)
             with self.index.fresh() as timeline:
-                steps = timeline.steps
+                steps = timeline_size.steps(timeline)
         # One for each host, two for each booking of the last two hours.
         self.assertLessEqual(steps, len(self.host_ids) + 2 * 7)
         start = 13 * booking_index.KEEP // 3

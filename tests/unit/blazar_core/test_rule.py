@@ -104,7 +104,7 @@ class TestTimeline(base.BaseTestCase):
             self.assertEqual(peak, {
                 rc: found for rc, found in line.peak(number, window).items()
                 if rc in peak} | dict.fromkeys(
-                    peak.keys() - set(line.classes), 0))
+                    peak.keys() - set(line.capacity), 0))
         self.assertEqual(
             [number for number, ((capacity, usage), booked) in enumerate(told)
              if rule.lacking(capacity, usage, rule.peaks((), booked))],

@@ -18,6 +18,7 @@ from blazar_core.capacity import step_functions
 from blazar_core.capacity import timelines
 from blazar_core.common import model
 from tests import examples
+from tests import timeline_size
 
 CLASSES = ('VCPU', 'MEMORY_MB', 'DISK_GB', 'CUSTOM_GPU', 'CUSTOM_HOST')
 #: Bookings end before this second, or never: later ones are equal to it.
@@ -430,7 +431,7 @@ class TimelineTest(base.BaseTestCase):
             for host in story.timeline.ids:
                 peak = story.timeline.peak(
                     host, story.window(one.start, end))
-                self.assertEqual(set(story.timeline.classes), set(peak))
+                self.assertEqual(set(story.timeline.capacity), set(peak))
                 for rc in CLASSES:
                     self.assertEqual(
                         max(story.calendar.level(host, rc, second)
@@ -508,8 +509,8 @@ class TimelineTest(base.BaseTestCase):
                 _plain(story.levels().get(host, [])),
                 _plain(other.levels()[host]))
         self.assertEqual(
-            story.timeline.steps - len(story.timeline),
-            other.timeline.steps - len(other.timeline))
+            timeline_size.steps(story.timeline) - len(story.timeline),
+            timeline_size.steps(other.timeline) - len(other.timeline))
 
     @CASES
     @hypothesis.given(st.lists(bookings, max_size=40), shapes, st.randoms())
@@ -520,7 +521,8 @@ class TimelineTest(base.BaseTestCase):
         chance.shuffle(single)
         for one, sign in single:
             story._apply(one, sign)
-        self.assertEqual(len(story.timeline), story.timeline.steps)
+        self.assertEqual(
+            len(story.timeline), timeline_size.steps(story.timeline))
 
     def _run(self, changes, shape, ask):
         story = self._story(shape)
@@ -728,7 +730,7 @@ class ContractTest(base.BaseTestCase):
             self.assertRaises(ValueError, wrong)
         self.assertRaises(KeyError, self.timeline.index, 8)
         self.assertRaises(KeyError, self.timeline.peak, 8, self.window)
-        self.assertEqual(2, self.timeline.steps)
+        self.assertEqual(2, timeline_size.steps(self.timeline))
 
     def test_repeated_add_and_remove_does_not_widen_levels(self):
         self.timeline.set_host(1, {'DISK_GB': 4000}, {})
@@ -831,8 +833,8 @@ class ContractTest(base.BaseTestCase):
         self.timeline.load([timelines.Block(
             np.full(len(starts), 7), starts, starts + 5,
             {'VCPU': np.ones(len(starts))})])
-        before = self.timeline.nbytes
+        before = timeline_size.nbytes(self.timeline)
         self.timeline.forget(90_000)
-        self.assertLess(self.timeline.nbytes, before / 4)
+        self.assertLess(timeline_size.nbytes(self.timeline), before / 4)
         self.assertEqual(3, self.timeline.fits(
             model.Demand({'VCPU': 1}, 9), model.Window(90_005, 90_009))[0])

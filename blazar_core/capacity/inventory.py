@@ -80,29 +80,26 @@ _OF_UUID = sa.select(models.Host, sa.exists().where(
     models.Booking.failed_at.is_not(None)),
 ).options(orm.undefer(models.Host.consumers)).where(
     models.Host.uuid == sa.bindparam('uuid'))
+_BOOKED = sa.select(models.Booking).options(
+    orm.joinedload(models.Booking.reservation))
 #: Bookings of servers on a host, and of servers that could not be built and
 #: are on no host, as far as is recorded.
-_LEASED = sa.select(models.Booking).where(
+_LEASED = _BOOKED.where(
     models.Booking.server_id.in_(sa.bindparam('servers', expanding=True)),
     sa.or_(models.Booking.host_id == sa.bindparam('host'),
            sa.and_(models.Booking.host_id.is_(None),
-                   models.Booking.failed_at.is_not(None))),
-).options(orm.joinedload(models.Booking.reservation))
+                   models.Booking.failed_at.is_not(None))))
+_ON_HOST = _BOOKED.where(models.Booking.host_id == sa.bindparam('host'))
 #: The booking of the reservation that has the whole host.
-_WHOLE = sa.select(models.Booking).where(
-    models.Booking.host_id == sa.bindparam('host'),
-    models.Booking.reservation_id == sa.bindparam('reservation'),
-).options(orm.joinedload(models.Booking.reservation))
+_WHOLE = _ON_HOST.where(
+    models.Booking.reservation_id == sa.bindparam('reservation'))
 _LEAD_TIMES = sa.select(
     _INTERRUPTIBLE.c.server_id, _INTERRUPTIBLE.c.lead_time,
     _INTERRUPTIBLE.c.cleaning_time, _INTERRUPTIBLE.c.created_at,
 ).where(_INTERRUPTIBLE.c.server_id.in_(
     sa.bindparam('servers', expanding=True)))
 #: Bookings of a host whose servers could not be built.
-_FAILED = sa.select(models.Booking).where(
-    models.Booking.host_id == sa.bindparam('host'),
-    models.Booking.failed_at.is_not(None),
-).options(orm.joinedload(models.Booking.reservation))
+_FAILED = _ON_HOST.where(models.Booking.failed_at.is_not(None))
 
 
 def generations(connection: orm.Session | sa.Connection,
@@ -522,15 +519,6 @@ def _amounts(consumers: ty.Mapping[str, models.Consumer],
     return {consumer: entry[0] for consumer, entry in consumers.items()}
 
 
-def usage_of(consumers: ty.Mapping[str, models.Consumer]) -> dict[str, int]:
-    """Return the open-ended usage: the sum of all consumers."""
-    total: dict[str, int] = collections.defaultdict(int)
-    for amounts, _told in consumers.values():
-        for rc, amount in amounts.items():
-            total[rc] += amount
-    return dict(total)
-
-
 #: By interruptible server, its lead time and since when it is interruptible.
 _Leads: ty.TypeAlias = dict[str, tuple[int, int]]
 
@@ -549,8 +537,10 @@ def counted(consumers: ty.Mapping[str, models.Consumer],
 
     :returns: the values of these columns
     """
-    return {'usage': usage_of({
-        one: entry for one, entry in consumers.items() if one not in leads}),
+    return {
+        'usage': model.summed(
+            amounts for one, (amounts, _told) in consumers.items()
+            if one not in leads),
         'interruptible': {
             one: (amounts, *leads[one])
             for one, (amounts, _told) in consumers.items()
@@ -614,9 +604,7 @@ def grown(session: orm.Session, row: models.Host,
     if not capacity or capacity == row.capacity:
         return []
     return [ledger.Edit(booking, ledger.new_of(booking, resources=capacity))
-            for booking in session.scalars(sa.select(models.Booking).where(
-                models.Booking.host_id == row.id).options(
-                    orm.joinedload(models.Booking.reservation)))
+            for booking in session.scalars(_ON_HOST, {'host': row.id})
             if booking.whole]
 
 
@@ -644,9 +632,7 @@ def _of_new_kinds(session: orm.Session, row: models.Host,
         if rc not in was:
             added[rc] = next(iter(kinds))
     edits = []
-    for booking in session.scalars(sa.select(models.Booking).where(
-            models.Booking.host_id == row.id).options(
-                orm.joinedload(models.Booking.reservation))):
+    for booking in session.scalars(_ON_HOST, {'host': row.id}):
         amounts = {renamed.get(rc, rc): amount
                    for rc, amount in booking.resources.items()} | {
             name: booking.resources[rc] for rc, name in added.items()

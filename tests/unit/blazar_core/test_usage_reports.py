@@ -279,17 +279,17 @@ class TestConcurrentReports(ReportTestCase):
 
     def meanwhile(self, interference):
         """Call something between the read and the write of a report."""
-        total = inventory.usage_of
+        counted = inventory.counted
 
         pending = [interference]
 
-        def late(consumers):
+        def late(*args):
             if pending:
                 pending.pop()()
-            return total(consumers)
+            return counted(*args)
 
         self.useFixture(fixtures.MonkeyPatch(
-            'blazar_core.capacity.inventory.usage_of', late))
+            'blazar_core.capacity.inventory.counted', late))
 
     def elsewhere(self, work, *args):
         """Do something in a transaction of another process."""

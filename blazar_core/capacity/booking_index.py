@@ -69,15 +69,15 @@ _EVICTED = (0, 1, 2, 3, 4, 6, 8, 12, 16, 32, 64)
 _Entry: ty.TypeAlias = tuple[int, model.Window, model.Resources]
 
 
-class _Kept(ty.NamedTuple):
+class BookingRow(ty.NamedTuple):
     """A row with the columns of a booking that :meth:`Index.excluding` reads.
     """
 
     host_id: int
     start_date: int
     end_date: int
-    claimed_at: None
     resources: model.Resources
+    claimed_at: None = None
 
 
 class DedicatedHosts(ty.NamedTuple):
@@ -314,7 +314,7 @@ class Index:
         evicted before an instant.
         """
         with self.excluding((), [
-                _Kept(host_id, window.end, until, None, amounts)
+                BookingRow(host_id, window.end, until, amounts)
                 for host_id, window, amounts in self._lent
                 if window.end < until]):
             yield
@@ -350,7 +350,7 @@ class Index:
         """Return the amounts of interruptible servers as bookings, as last
         read; for :meth:`excluding`.
         """
-        return [_Kept(host_id, window.start, window.end, None, amounts)
+        return [BookingRow(host_id, window.start, window.end, amounts)
                 for host_id, window, amounts in self._lent]
 
     @contextlib.contextmanager
@@ -361,7 +361,7 @@ class Index:
         """
         amounts, lead_time, _since = host.interruptible[server_id]
         with self.excluding([
-                _Kept(one, window.start, window.end, None, amounts)
+                BookingRow(one, window.start, window.end, amounts)
                 for one, window, _amounts in self._lent
                 if one == host.id and window.end - window.start == (
                     lead_time + _MINUTE)][:1]):

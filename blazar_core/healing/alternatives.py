@@ -11,6 +11,7 @@ import sqlalchemy as sa
 from sqlalchemy import orm
 
 from blazar_core.capacity import admissions
+from blazar_core.capacity import booking_index
 from blazar_core.common import errors
 from blazar_core.common import model
 from blazar_core.common import refusals
@@ -38,16 +39,6 @@ class Case(ty.NamedTuple):
     staying: list[models.Booking]
 
 
-class Coming(ty.NamedTuple):
-    """The future state of a booking that is reassigned."""
-
-    host_id: int
-    start_date: int
-    end_date: int
-    resources: model.Resources
-    claimed_at: None = None
-
-
 class Together(ty.NamedTuple):
     """Reassignments that are decided in one transaction, not written yet.
 
@@ -55,7 +46,7 @@ class Together(ty.NamedTuple):
     :ivar leaving: their rows, as they are now
     """
 
-    coming: list[Coming]
+    coming: list[booking_index.BookingRow]
     leaving: list[models.Booking]
 
 
@@ -151,7 +142,7 @@ class Alternatives:
             together.leaving.append(row)
             host = self._admission.index.hosts.get(move.hosts[row.id] or 0)
             if host is not None:
-                together.coming.append(Coming(
+                together.coming.append(booking_index.BookingRow(
                     host.id, row.start_date, row.end_date,
                     host.capacity if case.reservation.whole
                     else self._taken(row.resources, move.groups)))

@@ -49,8 +49,7 @@ class OwnerLookup(ty.NamedTuple):
 
     described: dict[str, ty.Any]
     generation: int
-    hosts: list[tuple[resource_types.BaseResourceType,
-                      resource_types.ReservationContext]]
+    hosts: list[resource_types.Reserved]
     build: bool
 
     @property

@@ -53,11 +53,6 @@ _OVER = sa.select(
             models.Credential.lease_id))
 
 
-#: The reservations of a lease, each with its resource type.
-Reserved: ty.TypeAlias = ty.Sequence[tuple[
-    resource_types.BaseResourceType, resource_types.ReservationContext]]
-
-
 class Closed(ty.NamedTuple):
     """The obstacles to closing a lease.
 
@@ -122,7 +117,8 @@ class LeaseClose:
         self._notify = notify
 
     def reserved(self, session: orm.Session, lease: models.Lease,
-                 on_end: str | None = None, forced: bool = False) -> Reserved:
+                 on_end: str | None = None, forced: bool = False,
+                 ) -> list[resource_types.Reserved]:
         """Return the reservations of a lease, for :meth:`close`.
 
         :param on_end: the end policy that applies; None: that of the lease
@@ -134,8 +130,8 @@ class LeaseClose:
             for kind, one in self._types.reserved(session, lease)]
 
     def close(self, lease_id: str, has_servers: bool = False,
-              over: Reserved | None = None, on_end: str | None = None,
-              forced: bool = False) -> Closed:
+              over: ty.Sequence[resource_types.Reserved] | None = None,
+              on_end: str | None = None, forced: bool = False) -> Closed:
         """Close the reservations of a lease.
 
         A reservation that cannot be closed yet does not keep others open.
@@ -278,9 +274,7 @@ class LeaseClose:
                 self._free_returned, empty, kind.hosts_leave)
         return min(again, key=lambda one: one.seconds) if again else None
 
-    def _returned(self, lease_id: str) -> list[tuple[
-            resource_types.BaseResourceType,
-            resource_types.ReservationContext]]:
+    def _returned(self, lease_id: str) -> list[resource_types.Reserved]:
         """Return the reservations of a lease in use, each with only those
         hosts that it has returned and that are not free yet.
         """
@@ -315,10 +309,10 @@ class LeaseClose:
                     enrollment.remove(session, now, host_id, booked=True)
             assignments.unassign(session, now, [reserved.id], clean)
 
-    def left_open(self, kinds: ty.Iterable[
-            resource_types.ResourceType] | None = None) -> list[tuple[
-                resource_types.BaseResourceType,
-                resource_types.ReservationContext]]:
+    def left_open(
+            self,
+            kinds: ty.Iterable[resource_types.ResourceType] | None = None,
+    ) -> list[resource_types.Reserved]:
         """Return the reservations that can be used in the cloud though their
         lease has not started, or is over and has freed its hosts. Includes
         those that the reservation database does not know.

@@ -33,6 +33,7 @@ from blazar_core.lifecycle import retries
 from blazar_core.lifecycle import server_removal
 from blazar_core.plugins import cloud_api
 from blazar_core.plugins import end_policies
+from blazar_core.plugins import resource_types
 
 LOG = logging.getLogger(__name__)
 
@@ -256,7 +257,7 @@ class _Begun(ty.NamedTuple):
     project_id: str = ''
     grace: int = 0
     awaited: ty.Collection[tuple[str | None, str]] = ()
-    reserved: lease_close.Reserved | None = None
+    reserved: ty.Sequence[resource_types.Reserved] | None = None
     said: ty.Sequence[conditions.Row] | None = None
 
 

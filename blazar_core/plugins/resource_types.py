@@ -416,20 +416,14 @@ class _MissingType(BaseResourceType):
                      'Install the package that provides it, until no lease '
                      'has a reservation of it.')
 
-    def demand(self, reserved: ReservationContext) -> model.Demand:
+    def _refuse(self, reserved: ReservationContext) -> ty.NoReturn:
         raise errors.CloudUnavailable(self._why)
 
-    def start(self, reserved: ReservationContext) -> None:
-        raise errors.CloudUnavailable(self._why)
+    demand = start = end = bookings_changed = transferred = _refuse
 
-    def end(self, reserved: ReservationContext) -> None:
-        raise errors.CloudUnavailable(self._why)
 
-    def bookings_changed(self, reserved: ReservationContext) -> None:
-        raise errors.CloudUnavailable(self._why)
-
-    def transferred(self, reserved: ReservationContext) -> None:
-        raise errors.CloudUnavailable(self._why)
+#: A reservation, with its resource type.
+Reserved: ty.TypeAlias = tuple[BaseResourceType, ReservationContext]
 
 
 class ResourceTypes:
@@ -477,8 +471,8 @@ class ResourceTypes:
             self.of(name, booted).events(window).items()}
 
     def reserved(self, session: orm.Session, lease: models.Lease,
-                 ) -> list[tuple[BaseResourceType, ReservationContext]]:
-        """Return the reservations of a lease, each with its type."""
+                 ) -> list[Reserved]:
+        """Return the reservations of a lease."""
         together = tuple(one.id for one in lease.reservations)
         return [(self.of_row(one), self.context(session, one, together))
                 for one in lease.reservations]

@@ -764,14 +764,9 @@ POWER_OPTS: list[cfg.Opt] = [
 def register_opts(conf: cfg.ConfigOpts) -> None:
     """Register the options in a configuration. Idempotent."""
     # oslo.config stores values in the group: each configuration gets a copy.
-    conf.register_group(copy.deepcopy(GROUP))
-    conf.register_opts(OPTS, group=GROUP)
-    conf.register_group(copy.deepcopy(LIMIT_GROUP))
-    conf.register_opts(LIMIT_OPTS, group=LIMIT_GROUP)
-    conf.register_group(copy.deepcopy(POWER_GROUP))
-    conf.register_opts(POWER_OPTS, group=POWER_GROUP)
-    conf.register_group(copy.deepcopy(DATABASE_GROUP))
-    conf.register_opts(DATABASE_OPTS, group=DATABASE_GROUP)
+    for group, options in list_opts():
+        conf.register_group(copy.deepcopy(group))
+        conf.register_opts(options, group=group)
 
 
 def list_opts() -> list[tuple[cfg.OptGroup, ty.Sequence[cfg.Opt]]]:

@@ -36,14 +36,6 @@ _LASTING = sa.and_(models.Lease.deleted_at.is_(None),
                    models.Lease.status.in_(states.GOING_ON))
 
 
-class _Owned(ty.NamedTuple):
-    """A lease, and its owner when that was looked up."""
-
-    id: str
-    project_id: str
-    user_id: str
-
-
 class Known(ty.NamedTuple):
     """An orphan.
 
@@ -107,21 +99,21 @@ class Orphans:
                     ended.append(lease.id)
         return ended
 
-    def _concerned(self, absent: cloud_api.MissingOwners) -> list[_Owned]:
-        """Return the leases whose owners are gone, or were before."""
+    def _concerned(self, absent: cloud_api.MissingOwners) -> list[ty.Any]:
+        """Return the leases whose owners are gone, or were before: each with
+        its owner when that was looked up.
+        """
         gone = absent.projects | absent.users
         with self._database.connection() as connection:
             # Filtered here: no statement takes any number of ids.
-            return [
-                _Owned(row.id, row.project_id, row.user_id)
-                for row in connection.execute(sa.select(
-                    models.Lease.id, models.Lease.project_id,
-                    models.Lease.user_id, models.Lease.conditions,
-                ).where(_LASTING).order_by(models.Lease.id))
+            return [row for row in connection.execute(sa.select(
+                models.Lease.id, models.Lease.project_id,
+                models.Lease.user_id, models.Lease.conditions,
+            ).where(_LASTING).order_by(models.Lease.id))
                 if _found(row.conditions) or not gone.isdisjoint(
                     (row.project_id, row.user_id))]
 
-    def _see_to(self, lease: _Owned, absent: cloud_api.MissingOwners,
+    def _see_to(self, lease: ty.Any, absent: cloud_api.MissingOwners,
                 asked: int, ends: bool) -> bool:
         """Record whether the owner of a lease exists; return whether the lease
         is ended.
@@ -145,7 +137,7 @@ class Orphans:
         self._delete(lease.id, lease.project_id)
         return True
 
-    def _note(self, seen: _Owned, missing: str | None, asked: int) -> bool:
+    def _note(self, seen: ty.Any, missing: str | None, asked: int) -> bool:
         """Record an answer; return whether an owner is gone for long enough.
         """
         with self._database.writer() as session:

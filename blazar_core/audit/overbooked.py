@@ -10,6 +10,7 @@ import sqlalchemy as sa
 from blazar_core.audit.findings import Difference
 from blazar_core.audit.findings import when
 from blazar_core.capacity import inventory
+from blazar_core.capacity import ledger
 from blazar_core.capacity import rule
 from blazar_core.common import clocks
 from blazar_core.common import model
@@ -36,8 +37,7 @@ def overbooked(database: api.Database, clock: clocks.Clock,
             .where(models.Booking.host_id.is_not(None),
                    # Its bookings only keep other leases off.
                    models.Lease.status != states.Lease.IN_PROGRESS,
-                   sa.or_(models.Booking.end_date > now,
-                          models.Booking.claimed_at.is_not(None)))
+                   ledger.is_held(now))
             .order_by(models.Booking.host_id),
             execution_options={'yield_per': 10_000})
         for host_id, bookings in itertools.groupby(

@@ -210,5 +210,4 @@ _THERE = sa.select(
     _BOOKINGS.c.host_id.in_(sa.bindparam('hosts', expanding=True)),
     _BOOKINGS.c.id.not_in(sa.bindparam('own', expanding=True)),
     _BOOKINGS.c.start_date < sa.bindparam('end'),
-    sa.or_(_BOOKINGS.c.end_date > sa.bindparam('now'),
-           _BOOKINGS.c.claimed_at.is_not(None))).group_by(_BOOKINGS.c.host_id)
+    ledger.is_held(sa.bindparam('now'))).group_by(_BOOKINGS.c.host_id)

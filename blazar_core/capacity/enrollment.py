@@ -323,8 +323,7 @@ def check_unbooked(session: orm.Session, now: int, host: models.Host,
 
 def _still(now: int) -> list[ty.Any]:
     """Return the condition of bookings that are not over or still in use."""
-    return [ledger.TAKES, _BOOKING.outage.is_(None), sa.or_(
-        _BOOKING.end_date > now, _BOOKING.claimed_at.is_not(None))]
+    return [ledger.TAKES, _BOOKING.outage.is_(None), ledger.is_held(now)]
 
 
 def allocations(session: orm.Session, *where: ty.Any,
@@ -449,8 +448,4 @@ def set_private(session: orm.Session, name: str, private: bool) -> None:
     """
     if name not in properties(session):
         raise errors.NotFound(f'No host has the property {name}.')
-    row = session.get(models.HostProperty, name)
-    if row is None:
-        session.add(models.HostProperty(name=name, private=private))
-    else:
-        row.private = private
+    session.merge(models.HostProperty(name=name, private=private))

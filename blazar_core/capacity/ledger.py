@@ -385,7 +385,7 @@ def _read(connection: sa.Connection, changes: ty.Mapping[int, list[_Delta]],
         # up; and a locking read with bookings locks nothing before it has read
         # all rows.
         with host_generations.losing(min(ids), ids):
-            connection.execute(_LOCK, {'hosts': sorted(ids)}).all()
+            connection.execute(api.LOCK_HOSTS, {'hosts': sorted(ids)}).all()
         query = query.with_for_update(of=_HOSTS)
     own = {row.id for row, _new in edits if row is not None}
     hosts: dict[int, HostLoad] = {}
@@ -414,9 +414,16 @@ SEEN = (_HOSTS.c.id, _HOSTS.c.generation, _HOSTS.c.capacity, _HOSTS.c.usage,
 #: Condition: the booking takes capacity. One within a reservation that has all
 #: of the host does not.
 TAKES = sa.cast(_BOOKINGS.c.resources, sa.Text) != '{}'
-_LOCK = sa.select(_HOSTS.c.id).where(_HOSTS.c.id.in_(
-    sa.bindparam('hosts', expanding=True))).order_by(
-        _HOSTS.c.id).with_for_update()
+
+
+def is_held(since: int | sa.BindParameter[ty.Any]) -> sa.ColumnElement[bool]:
+    """Return the condition: the booking ends after an instant, or is in use,
+    whatever its dates.
+    """
+    return sa.or_(_BOOKINGS.c.end_date > since,
+                  _BOOKINGS.c.claimed_at.is_not(None))
+
+
 _ALONE = sa.select(*SEEN).where(_HOSTS.c.id.in_(
     sa.bindparam('hosts', expanding=True))).order_by(_HOSTS.c.id)
 _WITH_BOOKINGS = _ALONE.add_columns(
@@ -425,8 +432,7 @@ _WITH_BOOKINGS = _ALONE.add_columns(
 ).outerjoin(_BOOKINGS, sa.and_(
     _BOOKINGS.c.host_id == _HOSTS.c.id,
     _BOOKINGS.c.start_date < sa.bindparam('until'),
-    sa.or_(_BOOKINGS.c.end_date > sa.bindparam('since'),
-           _BOOKINGS.c.claimed_at.is_not(None))))
+    is_held(sa.bindparam('since'))))
 
 
 def _check(host: HostLoad, now: int, others: ty.Iterable[_Delta],

@@ -389,7 +389,7 @@ def lock(session: orm.Session, *lease_ids: str) -> None:
     lost = _lost_hosts.get()
     if lost:
         with locking(f'host {min(lost)}'):
-            session.execute(_LOCK_HOSTS, {'hosts': sorted(lost)}).all()
+            session.execute(LOCK_HOSTS, {'hosts': sorted(lost)}).all()
 
 
 @contextlib.contextmanager
@@ -429,7 +429,7 @@ _LOCK = sa.update(_LEASES).where(
     _LEASES.c.id == sa.bindparam('lease'),
 ).values(generation=_LEASES.c.generation + 1)
 _HOST_ID = models.Host.__table__.c.id
-_LOCK_HOSTS = sa.select(_HOST_ID).where(_HOST_ID.in_(sa.bindparam(
+LOCK_HOSTS = sa.select(_HOST_ID).where(_HOST_ID.in_(sa.bindparam(
     'hosts', expanding=True))).order_by(_HOST_ID).with_for_update()
 _LOCK_AS_READ = sa.update(_LEASES).where(
     _LEASES.c.id == sa.bindparam('lease'),

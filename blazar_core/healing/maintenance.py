@@ -17,6 +17,7 @@ from oslo_log import log as logging
 import sqlalchemy as sa
 from sqlalchemy import orm
 
+from blazar_core.capacity import ledger
 from blazar_core.capacity import outages
 from blazar_core.capacity import rule
 from blazar_core.common import clocks
@@ -296,9 +297,8 @@ _BOOKED = sa.select(models.Booking).options(
     models.Booking.host_id == sa.bindparam('host'),
     models.Booking.outage.is_(None),
     models.Booking.start_date < sa.bindparam('end'),
-    sa.or_(models.Booking.end_date > sa.bindparam('now'),
-           models.Booking.claimed_at.is_not(None))).order_by(
-    models.Booking.start_date, models.Booking.id)
+    ledger.is_held(sa.bindparam('now')),
+).order_by(models.Booking.start_date, models.Booking.id)
 _OVER = sa.select(models.Host.uuid).join(
     models.Outage, models.Outage.host_id == models.Host.id).where(
     models.Outage.kind == outages.MAINTENANCE,

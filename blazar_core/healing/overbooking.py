@@ -21,6 +21,7 @@ from oslo_log import log as logging
 import sqlalchemy as sa
 
 from blazar_core.capacity import admissions
+from blazar_core.capacity import ledger
 from blazar_core.capacity import outages
 from blazar_core.capacity import rule
 from blazar_core.capacity import timelines
@@ -294,8 +295,7 @@ _ROWS = sa.select(
 ).order_by(_BOOKING.id)
 _ON_HOST = _ROWS.where(
     _BOOKING.host_id == sa.bindparam('host'),
-    sa.or_(_BOOKING.end_date > sa.bindparam('now'),
-           _BOOKING.claimed_at.is_not(None)))
+    ledger.is_held(sa.bindparam('now')))
 #: The reservation of each server that migrates to a host.
 _COMING = sa.select(_BOOKING.reservation_id).where(
     _BOOKING.reservation_id.in_(sa.bindparam('reservations', expanding=True)),

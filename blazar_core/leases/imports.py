@@ -305,8 +305,7 @@ def _in_the_way(session: orm.Session, known: KnownLease, host_id: int) -> str:
         .where(_BOOKINGS.c.host_id == host_id,
                models.Reservation.lease_id != known.id,
                _BOOKINGS.c.start_date < known.booked.end,
-               sa.or_(_BOOKINGS.c.end_date > known.booked.start,
-                      _BOOKINGS.c.claimed_at.is_not(None)))
+               ledger.is_held(known.booked.start))
         .order_by(models.Reservation.lease_id)).all()
     why = f'it is booked in that window by lease {", ".join(others)}.' if (
         others) else 'it is too small, or has servers without a lease.'

@@ -81,9 +81,8 @@ _BOOKED = sa.select(
     _BOOKING.host_id, _BOOKING.outage,
     sa.func.min(_BOOKING.start_date).label('start'),
     sa.func.max(_BOOKING.end_date).label('end')).where(
-        sa.or_(_BOOKING.end_date > sa.bindparam('now'),
-               _BOOKING.claimed_at.is_not(None))).group_by(
-                   _BOOKING.host_id, _BOOKING.outage)
+        ledger.is_held(sa.bindparam('now'))).group_by(
+            _BOOKING.host_id, _BOOKING.outage)
 _CLAIM = sa.update(models.Host.__table__).where(
     _HOST.id == sa.bindparam('host'),
     sa.func.coalesce(_HOST.power_state, '') == sa.bindparam('state'), sa.or_(

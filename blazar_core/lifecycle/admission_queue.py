@@ -343,9 +343,8 @@ class AdmissionQueue:
                 self._deferred.admit(lease_id))
         except (errors.CloudUnavailable, errors.ConcurrentUpdate) as exc:
             # Temporary errors do not fail the lease, however long they last.
-            return retries.RetryAfter(
-                retries.AWAY, str(exc), retries.LONGEST_WAIT,
-                shown=isinstance(exc, errors.CloudUnavailable))
+            return retries.wait(
+                str(exc), isinstance(exc, errors.CloudUnavailable))
         except (errors.DatabaseUnavailable, errors.NotFound):
             raise
         except errors.DecryptionError as exc:

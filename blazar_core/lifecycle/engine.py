@@ -407,8 +407,7 @@ def _away(claim: event_queue.Claim, exc: Exception) -> retries.RetryAfter:
         # Another process may have the key.
         LOG.error('Lease %s: %s is deferred: %s', claim.lease_id,
                   claim.event_type, exc)
-        return retries.RetryAfter(
-            retries.AWAY, str(exc), retries.LONGEST_WAIT, shown=True)
+        return retries.wait(str(exc))
     return retries.RetryAfter(_AFTER_FAILURE, str(exc))
 
 

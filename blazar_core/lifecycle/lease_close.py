@@ -226,9 +226,7 @@ class LeaseClose:
         except Exception:
             LOG.exception('Lease %s: hosts of reservation %s could not be '
                           'cleaned yet', reserved.lease_id, reserved.id)
-            return retries.RetryAfter(
-                retries.AWAY, 'its hosts could not be cleaned',
-                retries.LONGEST_WAIT, shown=True)
+            return retries.wait('its hosts could not be cleaned')
 
     def occupied(self, lease_id: str) -> dict[
             str, resource_types.ReservationContext]:
@@ -259,12 +257,10 @@ class LeaseClose:
                 one for one in reserved.hosts
                 if used is None or one not in used.hosts])
             if used is not None:
-                again.append(retries.RetryAfter(
-                    retries.AWAY,
+                again.append(retries.wait(
                     f'of the hosts that reservation {reserved.id} returns, '
                     f'{len(used.hosts)} got a server at that moment, and '
-                    f'cannot be returned until it is deleted',
-                    retries.LONGEST_WAIT, shown=True))
+                    f'cannot be returned until it is deleted'))
             if not empty.hosts:
                 continue
             dirty = self._cleaning.clean(kind, empty, Phase.RETURN)

@@ -86,8 +86,7 @@ class LeaseOpening:
             opened = self.open(lease_id)
         except errors.CloudUnavailable as exc:
             LOG.warning('Lease %s cannot start yet: %s', lease_id, exc)
-            return retries.RetryAfter(retries.AWAY, str(
-                exc), retries.LONGEST_WAIT, shown=True)
+            return retries.wait(str(exc))
         fault_points.fault_point(fault_points.FaultPoint.OPEN_OPENED, lease_id)
         described = self._database.retried(self._activate, lease_id, opened)
         if described is not None:
@@ -245,9 +244,8 @@ class LeaseStart:
                 encrypted is None or not waiting):
             return None
         if not kept and lease_status.is_building(lease):
-            return retries.RetryAfter(
-                retries.AWAY, 'its other servers are being built',
-                retries.LONGEST_WAIT)
+            return retries.wait(
+                'its other servers are being built', shown=False)
         if read.crowded:
             return retries.RetryAfter(
                 retries.AGAIN, 'its host is not empty yet',
@@ -261,8 +259,7 @@ class LeaseStart:
                 4 * retries.AGAIN)
         if read.outside:
             self._explain(lease, read.outside)
-            return retries.RetryAfter(
-                retries.AWAY, read.outside, retries.LONGEST_WAIT)
+            return retries.wait(read.outside, shown=False)
         if kept:
             return self._kept.resume(lease_id, when_due)
         if encrypted is None:
@@ -275,8 +272,7 @@ class LeaseStart:
             # Temporary errors do not fail the lease, however long they last.
             LOG.warning('Lease %s cannot start yet: %s', lease_id, exc)
             self._explain(lease, str(exc))
-            return retries.RetryAfter(retries.AWAY, str(exc),
-                                      retries.LONGEST_WAIT)
+            return retries.wait(str(exc), shown=False)
         return None if all_sent else self._rest(lease_id, when_due, why)
 
     def _rest(self, lease_id: str, when_due: bool,

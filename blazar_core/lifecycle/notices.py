@@ -88,8 +88,7 @@ class Notices:
             for kind, reserved in minding:
                 kind.on_event(name, reserved)
         except errors.CloudUnavailable as exc:
-            return retries.RetryAfter(
-                retries.AWAY, str(exc), retries.LONGEST_WAIT, shown=True)
+            return retries.wait(str(exc))
         except Exception:
             with excutils.save_and_reraise_exception():
                 if own:

@@ -44,6 +44,13 @@ class RetryAfter:
             self.most, self.seconds << min(deferrals, 16)))
 
 
+def wait(why: str, shown: bool = True) -> RetryAfter:
+    """Return the retry of an action that waits for something that is not
+    notified.
+    """
+    return RetryAfter(AWAY, why, LONGEST_WAIT, shown)
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class Failed:
     """An action is not finished, and is not repeated."""

@@ -26,6 +26,7 @@ from blazar_core.db import api
 from blazar_core.db import models
 from blazar_core.leases import credentials
 from blazar_core.lifecycle import handlers
+from blazar_core.lifecycle import lease_status
 
 
 class Remains:
@@ -81,8 +82,7 @@ class Remains:
                 for reservation in lease.reservations
                 for booking in reservation.bookings
                 if booking.server_id is None])
-            session.execute(sa.delete(models.DeferredBuild).where(
-                models.DeferredBuild.lease_id == lease_id))
+            lease_status.delete_build(session, lease_id)
             for event in lease.events:
                 event.enter(states.Event.DONE, self._clock.now())
 

@@ -19,7 +19,8 @@ from blazar_core.leases import requests
 from blazar_core.leases import views
 from blazar_core.plugins import end_policies
 
-_BOOKED = sa.select(
+#: The lease of a server, its project and its booking.
+BOOKED = sa.select(
     models.Reservation.lease_id, models.Booking.host_id,
     models.Booking.failed_at, models.Lease.project_id,
 ).join(models.Reservation.bookings).join(models.Reservation.lease).where(
@@ -107,7 +108,7 @@ class Lookup:
         over.
         """
         with self._database.connection() as connection:
-            row = connection.execute(_BOOKED, {'server': server_id}).first()
+            row = connection.execute(BOOKED, {'server': server_id}).first()
         try:
             return None if row is None else {
                 **views.get(self._database, row.lease_id),
@@ -138,7 +139,7 @@ class Lookup:
         is not over.
         """
         with self._database.connection() as connection:
-            row = connection.execute(_BOOKED, {'server': server_id}).first()
+            row = connection.execute(BOOKED, {'server': server_id}).first()
         return None if row is None else Booked(
             row.lease_id, row.project_id, row.host_id)
 
@@ -150,7 +151,7 @@ class Lookup:
             by that clock only
         """
         with self._database.connection() as connection:
-            row = connection.execute(_BOOKED.add_columns(*_ENDED), {
+            row = connection.execute(BOOKED.add_columns(*_ENDED), {
                 'server': server_id}).first()
         return None if row is None or row.project_id != project_id else (
             self._ended(row))

@@ -532,8 +532,7 @@ class LeaseEnd:
                     LOG.warning('Lease %s: its servers are deleted, because '
                                 'no installed end policy can %s them',
                                 lease.id, lease.on_end)
-            session.execute(sa.delete(models.DeferredBuild).where(
-                models.DeferredBuild.lease_id == lease_id))
+            lease_status.delete_build(session, lease_id)
             its = end_policies.steps_of(name, self._policies)
             forced = self._has_lasted(lease, now, FORCED)
             return _Begun({one: last if its[-1].for_hosted_servers else its

@@ -159,8 +159,13 @@ def update_status(session: orm.Session, lease: models.Lease, now: int) -> None:
         # The servers that failed are deleted.
         conditions.update(lease, now, conditions.Type.BUILD_FAILED,
                           conditions.Type.FAILED)
+    delete_build(session, lease.id)
+
+
+def delete_build(session: orm.Session, lease_id: str) -> None:
+    """Delete the deferred build of a lease, if there is one."""
     session.execute(sa.delete(models.DeferredBuild).where(
-        models.DeferredBuild.lease_id == lease.id))
+        models.DeferredBuild.lease_id == lease_id))
 
 
 def finish(session: orm.Session, lease: models.Lease, now: int,
@@ -176,8 +181,7 @@ def finish(session: orm.Session, lease: models.Lease, now: int,
     _cut_short(session, lease, now)
     for event in lease.events:
         _end_event(event, min(now, lease.end_date), now)
-    session.execute(sa.delete(models.DeferredBuild).where(
-        models.DeferredBuild.lease_id == lease.id))
+    delete_build(session, lease.id)
     session.flush()
     return views.describe(lease)
 
@@ -274,8 +278,7 @@ def fail_waiting(session: orm.Session, lease: models.Lease, now: int,
     for row in waiting:
         row.failed_at = now
     free_capacity(session, waiting, now)
-    session.execute(sa.delete(models.DeferredBuild).where(
-        models.DeferredBuild.lease_id == lease.id))
+    delete_build(session, lease.id)
     update_status(session, lease, now)
 
 

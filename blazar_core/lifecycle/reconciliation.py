@@ -54,10 +54,6 @@ _UNFINISHED = sa.select(
     models.Booking.server_id, models.Booking.running, models.Host.uuid,
 ).outerjoin(models.Host, models.Host.id == models.Booking.host_id).where(
     models.Booking.server_id.is_not(None)).order_by(models.Booking.id)
-_LEASE_OF = sa.select(
-    models.Reservation.lease_id, models.Lease.project_id,
-).join(models.Reservation.bookings).join(models.Reservation.lease).where(
-    models.Booking.server_id == sa.bindparam('server'))
 
 
 class Reconciliation:
@@ -87,7 +83,8 @@ class Reconciliation:
             because a booking moved or was removed
         """
         with self._database.connection() as connection:
-            of = connection.execute(_LEASE_OF, {'server': server_id}).first()
+            of = connection.execute(
+                lookup.BOOKED, {'server': server_id}).first()
         if of is None:
             return []
         try:

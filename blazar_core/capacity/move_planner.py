@@ -141,14 +141,14 @@ def is_complete(places: ty.Iterable[PlannedHost],
             return False
         for room in (within, beyond):
             _take(room[move.target], move.takes)
-            if any(_left(room[move.target], rc) < 0
+            if any(room[move.target][rc] < 0
                    for rc, amount in move.takes.items() if amount):
                 return False
     for move in made.moves:
         for rc, amount in move.takes.items():
             if rc in within[move.source]:
                 within[move.source][rc] += amount
-    return all(_left(within[host_id], rc) >= wish.lost_on(host_id).get(rc, 0)
+    return all(within[host_id][rc] >= wish.lost_on(host_id).get(rc, 0)
                for wish, hosts, kinds in zip(
                    wishes, made.picked, made.kinds, strict=True)
                for host_id, way in zip(hosts, kinds, strict=True)
@@ -169,13 +169,6 @@ def _is_judged(classes: ty.Collection[str], rc: str) -> bool:
     return rc in classes or rc not in rule.SHARED and (
         base == rc or base not in classes or any(
             one != base and model.base_of(one) == base for one in classes))
-
-
-def _left(room: ty.Mapping[str, int], rc: str) -> int:
-    """Return what is left of a class; a shared class that the host does not
-    have is not checked.
-    """
-    return room.get(rc, 0)
 
 
 #: Up to this number of servers, all combinations are tried.
@@ -630,8 +623,7 @@ class _Search:
         sized = sorted(((one, [int(self._state.sizes[one.server_id][n])
                                for n in wanted]) for one in some),
                        key=lambda pair: (pair[0].memory, pair[0].server_id))
-        if any(sum(size[n] for _one, size in sized) < amount
-               for n, amount in enumerate(needs)):
+        if not covers(needs, sized):
             return []
         if self._few:
             return every_way(needs, sized)

@@ -163,6 +163,14 @@ class HostBound:
             self, hosts=self.hosts | wanted, later=self.later | wanted,
             leases=(*self.leases, (window, len(wanted))))
 
+    def in_words(self, hosts: int) -> str:
+        """Return a sentence about the bound that ends with a number of hosts.
+        """
+        return (
+            f'The leases of a project may use {self.times} times as many '
+            'hosts over all times as they use at the same time, and 2 more '
+            f'(max_host_spread). Those of this project use {hosts}')
+
     def _most(self, wanted: int, window: model.Window) -> int:
         """Return how many hosts its leases use at the same time at most."""
         return rule.peaks((), [
@@ -199,17 +207,6 @@ class _Order(ty.NamedTuple):
             rank += 4 * self.evicted[candidates]
         rank += _OFF * self.off[candidates]
         return [candidates[rank == one] for one in np.unique(rank)]
-
-
-def _too_wide(host_bound: HostBound, hosts: int) -> str:
-    """Return the message for a lease that selects hosts beyond the bound."""
-    return (
-        f'The leases of a project may use {host_bound.times} times as many '
-        'hosts over all times as they use at the same time, and 2 more '
-        f'(max_host_spread). Those of this project use {hosts}, which have '
-        'capacity for this lease, but do not include the hosts that it '
-        'selects by properties or a server group. Leave these out, or delete '
-        'leases that you do not need.')
 
 
 class Selection:
@@ -397,7 +394,11 @@ class Selection:
                 hosts=one.hosts if one.ungrouped is None else one.ungrouped)
                 for one in asked), NoFit):
             return None
-        raise errors.LimitExceeded(_too_wide(host_bound, len(own)))
+        raise errors.LimitExceeded(
+            f'{host_bound.in_words(len(own))}, which have capacity for this '
+            'lease, but do not include the hosts that it selects by '
+            'properties or a server group. Leave these out, or delete leases '
+            'that you do not need.')
 
     def fitting(self, timeline: timelines.Timeline,
                 parts: ty.Sequence[model.Demand]) -> ty.Callable[

@@ -97,10 +97,8 @@ def clock_of(rule: str, zone: zoneinfo.ZoneInfo) -> datetime.tzinfo:
 
 def offset(date: datetime.datetime, zone: datetime.tzinfo) -> str:
     """Return the offset of a local time from UTC in ISO 8601: "+01:00"."""
-    behind = date.replace(tzinfo=zone).utcoffset() or datetime.timedelta()
-    minutes = int(behind.total_seconds()) // 60
-    return f'{"-" if minutes < 0 else "+"}{abs(minutes) // 60:02}:' + (
-        f'{abs(minutes) % 60:02}')
+    # No zone has had offsets with seconds since 1972.
+    return date.replace(tzinfo=zone).isoformat()[-len('+01:00'):]
 
 
 def wall(time: int, zone: datetime.tzinfo) -> datetime.datetime:

@@ -190,11 +190,8 @@ class Granted:
             self._bound, connection=connection)).exceeded([hosts], window)
         if bound is not None:
             raise errors.LimitExceeded(
-                f'The leases of a project may use {bound.times} times as many '
-                f'hosts over all times as they use at the same time, and 2 '
-                f'more (max_host_spread). Those of this project use '
-                f'{len(bound.hosts)}, and the lease uses others. Delete '
-                f'leases that you do not need first.')
+                f'{bound.in_words(len(bound.hosts))}, and the lease uses '
+                'others. Delete leases that you do not need first.')
 
     def noted(self, rows: ty.Sequence[conditions.Row] | None, now: int,
               ) -> list[conditions.Row] | None:

@@ -16,7 +16,6 @@ from blazar_core.capacity import host_generations
 from blazar_core.capacity import inventory
 from blazar_core.capacity import ledger
 from blazar_core.capacity import rule
-from blazar_core.common import model
 from blazar_core.db import models
 
 #: Columns of a host that describe the end of one assignment, not the next.
@@ -62,13 +61,12 @@ def assign(session: orm.Session, now: int,
                 f'the servers on host {host.name} are being checked')
     was_lent = any(host.lent_at is not None for host in hosts)
     for host in hosts:
-        holder = bookings[host.id].reservation_id
-        if host.assigned_to != holder:
-            host_generations.advance(
-                session.connection(), now, [host], {}, assigned_to=holder,
-                updated_at=now, **_NOT_LEFT)
-            bookings[host.id].claimed_at = now
-            session.expire(host)
+        booking = bookings[host.id]
+        if host.assigned_to != booking.reservation_id:
+            host_generations.change(
+                session, now, host, assigned_to=booking.reservation_id,
+                **_NOT_LEFT)
+            booking.claimed_at = now
     return was_lent
 
 
@@ -107,11 +105,8 @@ def absorb_servers(session: orm.Session, now: int,
             raise HostInUse(
                 f'host {host.name} has servers that do not belong to this '
                 f'lease: {", ".join(others)}')
-        host_generations.advance(session.connection(), now, [host], {},
-                                 usage={}, consumers={}, interruptible=None,
-                                 recheck_at=None,
-                                 updated_at=now)
-        session.expire(host)
+        host_generations.change(session, now, host, usage={}, consumers={},
+                                interruptible=None, recheck_at=None)
 
 
 def convert_usage(session: orm.Session, now: int,
@@ -127,11 +122,9 @@ def convert_usage(session: orm.Session, now: int,
     for host in _counted(session, server_ids):
         left = {one: entry for one, entry in (host.consumers or {}).items()
                 if one not in server_ids[host.id]}
-        host_generations.advance(session.connection(), now, [host], {},
-                                 consumers=left, updated_at=now,
-                                 **inventory.counted(left, inventory.leads_of(
-                                     host.interruptible)))
-        session.expire(host)
+        host_generations.change(
+            session, now, host, consumers=left, **inventory.counted(
+                left, inventory.leads_of(host.interruptible)))
 
 
 def _counted(session: orm.Session, host_ids: ty.Collection[int],
@@ -166,15 +159,12 @@ def overdue(session: orm.Session, now: int, lease: models.Lease) -> None:
     :raises LostRace: when another process decided about one meanwhile
     """
     whole = [one.id for one in lease.reservations if one.whole]
-    if not whole or now < rule.OVERDUE + lease.booked(model.Window(
-            lease.start_date, lease.end_date)).end:
+    if not whole or now < rule.OVERDUE + lease.booked().end:
         return
     for host in session.scalars(sa.select(models.Host).where(
             models.Host.assigned_to.in_(whole),
             models.Host.overdue_at.is_(None)).order_by(models.Host.id)):
-        host_generations.advance(session.connection(), now, [host], {},
-                                 overdue_at=now, updated_at=now)
-        session.expire(host)
+        host_generations.change(session, now, host, overdue_at=now)
 
 
 def leave(session: orm.Session, now: int,
@@ -193,9 +183,7 @@ def leave(session: orm.Session, now: int,
             models.Host.id.in_(holders), models.Host.assigned_to.is_not(None),
     ).order_by(models.Host.id)).all():
         if host.assigned_to == holders[host.id]:
-            host_generations.advance(session.connection(), now, [host], {},
-                                     overdue_at=now, updated_at=now)
-            session.expire(host)
+            host_generations.change(session, now, host, overdue_at=now)
 
 
 def left(session: orm.Session, reservation_ids: ty.Collection[str],
@@ -225,7 +213,5 @@ def unassign(session: orm.Session, now: int,
             models.Host.assigned_to.in_(reservation_ids),
             *([] if host_ids is None else [models.Host.id.in_(host_ids)]),
     ).order_by(models.Host.id)).all():
-        host_generations.advance(session.connection(), now, [host], {},
-                                 assigned_to=None, recheck_at=now,
-                                 updated_at=now, **_NOT_LEFT)
-        session.expire(host)
+        host_generations.change(session, now, host, assigned_to=None,
+                                recheck_at=now, **_NOT_LEFT)

@@ -285,8 +285,8 @@ def _said(extra: ty.Mapping[str, str | None]) -> dict[str, str]:
 def _write(session: orm.Session, now: int, host: models.Host,
            **values: ty.Any) -> None:
     if any(getattr(host, name) != value for name, value in values.items()):
-        host_generations.advance(session.connection(), now, [host], {},
-                                 updated_at=now, **values)
+        host_generations.change(session, now, host, **values)
+        # Callers return it from their sessions.
         session.refresh(host)
 
 

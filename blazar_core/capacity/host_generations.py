@@ -11,6 +11,7 @@ import contextlib
 import typing as ty
 
 import sqlalchemy as sa
+from sqlalchemy import orm
 
 from blazar_core.common import model
 from blazar_core.db import api
@@ -102,6 +103,16 @@ def advance(connection: sa.Connection, now: int, hosts: ty.Iterable[ReadHost],
             'end_date': None, 'sign': 0, 'resources': usage}]
     if rows:
         connection.execute(_CHANGES.insert(), rows)
+
+
+def change(session: orm.Session, now: int, host: models.Host,
+           **values: ty.Any) -> None:
+    """Change a host as by :func:`advance`, and have its row read again.
+
+    :raises LostRace: when its generation is no longer the one read
+    """
+    advance(session.connection(), now, [host], {}, updated_at=now, **values)
+    session.expire(host)
 
 
 @contextlib.contextmanager

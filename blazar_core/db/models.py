@@ -150,13 +150,20 @@ class Lease(Stateful, Base):
         return [booking for reservation in self.reservations
                 for booking in reservation.bookings]
 
-    def booked(self, window: model.Window, grace_period: int | None = None,
-               ) -> model.Window:
+    @property
+    def window(self) -> model.Window:
+        """The window from its start to its end."""
+        return model.Window(self.start_date, self.end_date)
+
+    def booked(self, window: model.Window | None = None,
+               grace_period: int | None = None) -> model.Window:
         """Return over which window capacity is booked for a window of the
         lease.
 
+        :param window: None: the current one
         :param grace_period: that of the lease by then; None: unchanged
         """
+        window = window or self.window
         if grace_period is None:
             grace_period = self.grace_period
         return model.Window(

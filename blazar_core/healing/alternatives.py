@@ -118,7 +118,7 @@ class Alternatives:
             row.resources, groups) == row.resources or bool(
                 self._admission.fits(model.Demand(
                     row.resources, hosts=frozenset([host.uuid]), among=None),
-                    _window(lease), [row]))
+                    lease.booked(), [row]))
 
     def whole(self, case: Case) -> tuple[
             model.Demand, model.Window] | None:
@@ -130,7 +130,7 @@ class Alternatives:
             case.reservation, case.reserved, case.encrypted)
         if isinstance(demand, refusals.Refusal) or not demand.whole:
             return None
-        return demand, _window(case.lease)
+        return demand, case.lease.booked()
 
     def add(self, together: Together, case: Case,
             move: reassignment.Reassigned) -> None:
@@ -194,7 +194,7 @@ class Alternatives:
         demand = self._beside(demand, rows, staying)
         fits = self._admission.fits(
             dataclasses.replace(demand, avoid=demand.avoid | {uuid}),
-            _window(case.lease), rows)
+            case.lease.booked(), rows)
         if demand.affinity is model.Affinity.SAME and fits < len(rows):
             fits = 0
         return found | {row.id: Obstacle.NO_CAPACITY
@@ -264,7 +264,9 @@ class Alternatives:
         """Return hosts for as many bookings as possible, and the refusal of
         the others.
         """
-        window, refusal = _window(lease), None
+        # It includes what has passed: a host may have bookings of an ended
+        # lease that are not closed.
+        window, refusal = lease.booked(), None
         last = self._admission.crowded()
         gone = [*rows, *together.leaving]
         if any(row.host_id is not None for row in rows):
@@ -287,15 +289,6 @@ class Alternatives:
             # No booking is left, or the refusal was recorded before.
             return hosts, None
         return hosts, refusal
-
-
-def _window(lease: models.Lease) -> model.Window:
-    """Return the window over which a lease books another host.
-
-    It includes what has passed: a host may have bookings of an ended lease
-    that are not closed.
-    """
-    return lease.booked(model.Window(lease.start_date, lease.end_date))
 
 
 _RESERVATIONS = sa.select(models.Reservation).where(

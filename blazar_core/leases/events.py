@@ -91,7 +91,7 @@ def reextend(session: orm.Session, lease: models.Lease, period: int, now: int,
             session.delete(event)
     if period:
         add(lease, states.EventType.EXTEND, extension(
-            model.Window(lease.start_date, lease.end_date), period), now)
+            lease.window, period), now)
 
 
 def forgotten(lease: models.Lease) -> list[models.Event]:

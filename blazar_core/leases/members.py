@@ -159,8 +159,7 @@ class Members:
                 model.Window(now, lease.end_date + lease.grace_period),
                 frozenset({lease.id}))
             counted = self._take(session, now, joiners, wanted)
-            window = lease.booked(model.Window(
-                lease.start_date, lease.end_date))
+            window = lease.booked()
             edits = []
             for one in wanted:
                 row = _like(session, lease, one, now)

@@ -329,7 +329,7 @@ class LeaseUpdates:
             one for one, each in edits.items() if any(
                 edit.row is None or edit.new is None
                 for edit in each)], now)
-        if window != model.Window(lease.start_date, lease.end_date):
+        if window != lease.window:
             events.retime(session, lease, self._types, window, now)
         if window.start != lease.start_date:
             conditions.update(lease, now, conditions.Type.START_DELAYED)
@@ -388,8 +388,7 @@ def _check_not_moving(lease: models.Lease, booked: model.Window) -> None:
     """
     moving = [one.server_id for one in lease.bookings
               if one.migrating_to is not None]
-    if moving and booked.end > lease.booked(model.Window(
-            lease.start_date, lease.end_date)).end:
+    if moving and booked.end > lease.booked().end:
         raise errors.ServerOnTwoHosts(
             f'Server {moving[0]} of lease {lease.id} is being migrated or '
             'resized. Extend the lease when that is finished.')

@@ -86,6 +86,16 @@ def why_not(session: orm.Session, reservation_id: str, project_id: str,
     return None
 
 
+def why_not_of(session: orm.Session, lease: models.Lease,
+               window: model.Window | None = None, later: bool = False) -> str:
+    """Return why the servers of a lease may not be on hosts of other leases:
+    see :func:`why_not`; empty: they may.
+    """
+    return next(filter(None, (
+        why_not(session, outer, lease.project_id, window, later)
+        for one in lease.reservations if (outer := of(one)) is not None)), '')
+
+
 def check(session: orm.Session, lease: models.Lease, window: model.Window,
           ) -> None:
     """Check that a lease may have another window; it can always be shortened.
@@ -95,12 +105,8 @@ def check(session: orm.Session, lease: models.Lease, window: model.Window,
     """
     if lease.start_date <= window.start and window.end <= lease.end_date:
         return
-    for reservation in lease.reservations:
-        outer = of(reservation)
-        why = outer and why_not(
-            session, outer, lease.project_id, window, later=True)
-        if why:
-            raise errors.InvalidLeaseParams(why)
+    if why := why_not_of(session, lease, window, later=True):
+        raise errors.InvalidLeaseParams(why)
 
 
 def hosts(session: orm.Session, reservation_id: str) -> frozenset[str]:

@@ -135,9 +135,7 @@ class Transfer:
             if before is not None and before != owner.project_id:
                 usage_records.transfer(session, now, lease, before)
                 events.handed_over(session, lease, self._types, now)
-            session.flush()
-            session.expire(lease)
-            return views.describe(lease), encrypted
+            return views.refreshed(session, lease), encrypted
 
 
 def _assign(lease: models.Lease, owner: Owner,

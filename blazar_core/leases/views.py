@@ -374,6 +374,13 @@ def describe(lease: models.Lease) -> dict[str, ty.Any]:
         one.id: one.bookings for one in lease.reservations})
 
 
+def refreshed(session: orm.Session, lease: models.Lease) -> dict[str, ty.Any]:
+    """Return a lease as it is shown, with what the session has written."""
+    session.flush()
+    session.expire(lease)
+    return describe(lease)
+
+
 def describe_rows(lease: ty.Any, reservations: ty.Sequence[ty.Any],
                   events: ty.Sequence[ty.Any],
                   bookings: ty.Mapping[str, ty.Sequence[ty.Any]],

@@ -95,12 +95,9 @@ class DeferredAdmission:
                 # Neither limits nor the trust cover a later start.
                 return 'Its waiting time has passed.'
             window = model.Window(start, end)
-            for one in lease.reservations:
-                outer = hosted_servers.of(one)
-                why = outer and hosted_servers.why_not(
-                    session, outer, lease.project_id, window, later=True)
-                if why:
-                    return why
+            if why := hosted_servers.why_not_of(
+                    session, lease, window, later=True):
+                return why
             # These bookings keep others off while capacity is freed.
             own = [row for row in lease.bookings if row.host_id is not None]
             project_id = lease.project_id
@@ -207,9 +204,7 @@ class DeferredAdmission:
                 lease.lease_type == requests.LeaseType.BEST_EFFORT
             ) else states.EventType.RETRY, now)
             events.charge(session, lease, now)
-            session.flush()
-            session.expire(lease)
-            return views.describe(lease)
+            return views.refreshed(session, lease)
 
 
 def fail(session: orm.Session, lease: models.Lease, reason: str,

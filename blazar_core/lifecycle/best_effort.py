@@ -384,9 +384,7 @@ class MovePlanning:
             conditions.update(lease, now, server_moves.progress(
                 server_moves.of_lease(session, lease_id)))
             lease.updated_at = now
-            session.flush()
-            session.expire(lease)
-            return views.describe(lease)
+            return views.refreshed(session, lease)
 
     def _check_limits(self, session: orm.Session, lease: models.Lease,
                       plan: _Plan, now: int) -> None:

@@ -169,9 +169,8 @@ class KeptServers:
             conditions.update(lease, now, conditions.Type.START_DELAYED)
             slots.record_first_use(lease, now)
             lease.enter(states.Lease.STARTING, now)
-            session.flush()
-            session.expire(lease)
-            return None, ('lease.event.start_lease', views.describe(lease))
+            return None, ('lease.event.start_lease', views.refreshed(
+                session, lease))
 
     def _explain(self, lease_id: str, why: conditions.Condition) -> None:
         lease_conditions.explain(

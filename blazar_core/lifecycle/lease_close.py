@@ -240,7 +240,7 @@ class LeaseClose:
             used = [one for one in reserved.hosts if kind.hosted_servers(
                 reserved, one)]
             if used:
-                found[reserved.id] = _only(reserved, used)
+                found[reserved.id] = reserved.only(used)
         return found
 
     def release(self, lease_id: str, occupied: ty.Mapping[
@@ -253,7 +253,7 @@ class LeaseClose:
         again: list[retries.RetryAfter] = []
         for kind, reserved in self._returned(lease_id):
             used = occupied.get(reserved.id)
-            empty = _only(reserved, [
+            empty = reserved.only([
                 one for one in reserved.hosts
                 if used is None or one not in used.hosts])
             if used is not None:
@@ -495,13 +495,6 @@ def _is_opened(lease: models.Lease) -> bool:
     return any(one.status == states.Event.IN_PROGRESS and one.event_type in (
         states.EventType.START, states.EventType.CHANGED)
         for one in lease.events)
-
-
-def _only(reserved: resource_types.ReservationContext,
-          hosts: ty.Sequence[str]) -> resource_types.ReservationContext:
-    """Return a reservation with only some of its hosts."""
-    return dataclasses.replace(reserved, hosts=tuple(hosts), services={
-        one: reserved.services[one] for one in hosts})
 
 
 #: The most hosts of a reservation that are cleaned at once, so that no lease

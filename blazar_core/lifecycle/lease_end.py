@@ -344,9 +344,7 @@ class LeaseEnd:
                     .values(status=states.Event.UNDONE, run_at=now,
                             deferrals=0, claimed_by=None, claimed_until=0,
                             updated_at=now))
-            session.flush()
-            session.expire(lease)
-            return views.describe(lease), bool(
+            return views.refreshed(session, lease), bool(
                 lease_status.servers(lease)) or assignments.holds(
                     session, lease.reservations)
 

@@ -208,7 +208,7 @@ class LeaseStart:
                 booking.host_id for one in due
                 if now < one.start_date + self._start_timeout
                 for booking in one.bookings}, now)
-            outside = {one.id: _why_not_within(session, one) or (
+            outside = {one.id: hosted_servers.why_not_of(session, one) or (
                 exclusive.why_wait(session, one)) for one in due}
         return {lease_id: Read(
             lease, encrypted.get(lease_id),
@@ -365,13 +365,3 @@ _IN_THE_WAY = sa.select(
             sa.select(models.Host.id, sa.true()).where(
                 models.Host.id.in_(sa.bindparam('hosts', expanding=True)),
                 models.Host.power_state.in_(states.POWERED_OFF)))
-
-
-def _why_not_within(session: orm.Session, lease: models.Lease) -> str:
-    """Return why servers may not use the hosts of another lease (yet, or any
-    longer).
-    """
-    return next(filter(None, (
-        hosted_servers.why_not(session, outer, lease.project_id)
-        for one in lease.reservations
-        if (outer := hosted_servers.of(one)) is not None)), '')

@@ -221,9 +221,7 @@ class NoShows:
                 row, window=lease.booked(window))) for row in lease.bookings])
             lease.enter(states.Lease.TERMINATING, now)
             events.redate(lease, window, now)
-            session.flush()
-            session.expire(lease)
-            return views.describe(lease)
+            return views.refreshed(session, lease)
 
 
 _LEASE, _EVENT = models.Lease.__table__.c, models.Event.__table__.c

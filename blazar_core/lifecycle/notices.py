@@ -4,7 +4,6 @@
 
 import dataclasses
 import functools
-import typing as ty
 
 from oslo_utils import excutils
 
@@ -142,8 +141,9 @@ class Notices:
             occupied = self._closer.occupied(lease_id) if whole else {}
             for kind, reserved in parts:
                 kind.transferred(reserved)
-                kind.bookings_changed(_with(
-                    _without(reserved, dirty), occupied.get(reserved.id)))
+                clean = reserved.only([
+                    one for one in reserved.hosts if one not in dirty])
+                kind.bookings_changed(_with(clean, occupied.get(reserved.id)))
             told = hosts
         else:
             return retries.RetryAfter(retries.AGAIN,
@@ -161,16 +161,6 @@ class Notices:
             lease = api.locked(session, lease_id)
             return lease.status in states.BEGUN and assignments.assign(
                 session, self._clock.now(), lease.reservations)
-
-
-def _without(reserved: resource_types.ReservationContext,
-             dirty: ty.Container[str]) -> resource_types.ReservationContext:
-    """Return a reservation without hosts that are not clean yet."""
-    return dataclasses.replace(
-        reserved, hosts=tuple(
-            one for one in reserved.hosts if one not in dirty),
-        services={uuid: one for uuid, one in reserved.services.items()
-                  if uuid not in dirty})
 
 
 def _with(reserved: resource_types.ReservationContext,

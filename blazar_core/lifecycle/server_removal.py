@@ -162,9 +162,7 @@ class ServerRemoval:
             _count_again(session, lease)
             events.charge(session, lease, self._clock.now())
             lease_status.update_status(session, lease, self._clock.now())
-            session.flush()
-            session.expire(lease)
-            return views.describe(lease)
+            return views.refreshed(session, lease)
 
     @api.retried
     def _free(self, lease_id: str, server_id: str, stays: bool = False,

@@ -82,6 +82,11 @@ class ReservationContext:
         """
         return self.project_id in ('', project_id) or project_id in self.former
 
+    def only(self, hosts: ty.Collection[str]) -> 'ReservationContext':
+        """Return the reservation with only some of its hosts."""
+        return dataclasses.replace(self, hosts=tuple(hosts), services={
+            one: self.services[one] for one in hosts})
+
 
 class HostedServer(ty.NamedTuple):
     """A server on a host of a reservation of hosts.

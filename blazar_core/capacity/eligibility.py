@@ -118,7 +118,7 @@ class Eligibility:
         now = self._clock.now()
         with self._database.connection() as connection, \
                 self._index.fresh(connection=connection) as timeline:
-            mine, own = own_of(connection, server_id)
+            mine, own, siblings = own_of(connection, server_id)
             apart = self._index.apart()
             if reservation_id is not None and (
                     reservation_id in apart.held or mine is None or
@@ -131,7 +131,6 @@ class Eligibility:
                 bool(apart.lendable) and not apart.lendable.isdisjoint(uuids))
             evictable = mine is None and window.end < model.FOREVER
             affinity = mine and (mine.params or {}).get('affinity')
-            siblings = [] if affinity is None else _siblings(connection, mine)
             with self._index.excluding(own), (
                     self._index.keeping_interruptible(window.end)
                     if evictable else contextlib.nullcontext()):
@@ -195,7 +194,7 @@ class Eligibility:
         now = self._clock.now()
         with self._database.connection() as connection, \
                 self._index.fresh(connection=connection) as timeline:
-            mine, _own = own_of(connection, server_id)
+            mine, _own, _siblings = own_of(connection, server_id)
             if mine is not None or interruptible.window_of(
                     connection, server_id, now) is not None:
                 return None
@@ -375,24 +374,18 @@ def _with_own(by_host: dict[str, int], own_on: ty.Mapping[int, int],
 
 
 def own_of(connection: sa.Connection, server_id: str,
-           ) -> tuple[ty.Any, list[ty.Any]]:
-    """Return the booking of a server, and those that count as its own."""
+           ) -> tuple[ty.Any, list[ty.Any], list[ty.Any]]:
+    """Return the booking of a server, those that count as its own, and all
+    other bookings of its reservation.
+    """
     rows = connection.execute(_OWN, {'server': server_id}).all()
-    mine = [row for row in rows if row.server_id == server_id]
-    return (mine[0] if mine else None), [
-        row for row in rows
-        if row.server_id == server_id or row.claimed_at is None]
+    mine = next((row for row in rows if row.server_id == server_id), None)
+    siblings = [row for row in rows if row is not mine]
+    return mine, [row for row in rows
+                  if row is mine or row.claimed_at is None], siblings
 
 
 # -- reservations with an affinity --------------------------------------------
-
-def _siblings(connection: sa.Connection, mine: ty.Any) -> list[ty.Any]:
-    """Return all other bookings of a reservation."""
-    table = models.Booking.__table__
-    return [*connection.execute(sa.select(table).where(
-        table.c.reservation_id == mine.reservation_id,
-        table.c.id != mine.id))]
-
 
 def _as_booked(found: Eligible, siblings: ty.Iterable[ty.Any],
                own_on: ty.Mapping[int, int],

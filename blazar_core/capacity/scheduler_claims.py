@@ -49,6 +49,17 @@ GrowthCheck: ty.TypeAlias = ty.Callable[
 _DECIDED_BY = 'server_id', 'running', 'host_id', 'start_date', 'end_date'
 
 
+_BOOKING = models.Booking.__table__
+#: A server does not move after all.
+_STAYS = sa.update(_BOOKING).where(
+    _BOOKING.c.id == sa.bindparam('booking')).values(migrating_to=None)
+#: A server is not built on the host.
+_NOT_BUILT = sa.update(_BOOKING).where(
+    _BOOKING.c.id == sa.bindparam('booking'),
+    _BOOKING.c.host_id == sa.bindparam('host'),
+    sa.not_(_BOOKING.c.running)).values(claimed_at=None)
+
+
 class Denied(Exception):
     """A server may not be placed on a host; the message has the reason."""
 
@@ -165,7 +176,9 @@ class Claims:
             if not forced and (host.interruptible or not fits) and (
                     not host.enrolled or
                     host.uuid in self._index.apart().lendable):
-                window = self._window_of(server_id, now, host.enrolled)
+                with self._database.connection() as connection:
+                    window = interruptible.window_of(
+                        connection, server_id, now, host.enrolled)
                 if window is not None:
                     with self._index.keeping_interruptible(window.end):
                         fits = evictable = self._fits(
@@ -192,7 +205,7 @@ class Claims:
         with self._database.connection() as connection, \
                 self._index.fresh(connection=connection) as timeline:
             host = self._index.hosts[host_id]
-            mine, own = eligibility.own_of(connection, server_id)
+            mine, own, _siblings = eligibility.own_of(connection, server_id)
             if mine is None:
                 # Its lease has just ended.
                 raise api.LostRace(host_id)
@@ -239,7 +252,8 @@ class Claims:
             raise Denied('it is reserved by other leases') from exc
         except errors.LimitExceeded as exc:
             raise Denied(str(exc)) from exc
-        return self._undo(self._stay, mine.lease_id, mine.id, claimed)
+        return self._undo(self._take_back, mine.lease_id, _STAYS,
+                          {'booking': mine.id}, claimed)
 
     @contextlib.contextmanager
     def _locked(self, lease_id: str, host_id: int,
@@ -277,8 +291,9 @@ class Claims:
             session.execute(sa.update(models.Host).where(
                 models.Host.id == host.id).values(lent_at=now))
         booking.claimed_at = now
-        return self._undo(self._unplace, booking.reservation.lease_id,
-                          booking.id, host.id)
+        return self._undo(
+            self._take_back, booking.reservation.lease_id, _NOT_BUILT,
+            {'booking': booking.id, 'host': host.id})
 
     # -- undoing claims ------------------------------------------------------
 
@@ -290,25 +305,15 @@ class Claims:
             with self._database.begin() as connection:
                 inventory.release(connection, self._clock.now(), claimed)
 
-    def _stay(self, lease_id: str, booking_id: int,
-              claimed: inventory.Claimed | None) -> None:
-        """Undo a claim of a server that does not move after all."""
+    def _take_back(self, lease_id: str, change: sa.Update,
+                   params: ty.Mapping[str, int],
+                   claimed: inventory.Claimed | None = None) -> None:
+        """Undo a claim of a server with a booking, which is changed."""
         with contextlib.suppress(errors.NotFound), \
                 self._database.writer() as session:
             api.locked(session, lease_id)
-            session.execute(sa.update(models.Booking).where(
-                models.Booking.id == booking_id).values(migrating_to=None))
+            session.connection().execute(change, params)
         self._release(claimed)
-
-    def _unplace(self, lease_id: str, booking_id: int, host_id: int) -> None:
-        """Undo a claim of a server that is not built on the host."""
-        with contextlib.suppress(errors.NotFound), \
-                self._database.writer() as session:
-            api.locked(session, lease_id)
-            session.execute(sa.update(models.Booking).where(
-                models.Booking.id == booking_id,
-                models.Booking.host_id == host_id,
-                sa.not_(models.Booking.running)).values(claimed_at=None))
 
     # -- checks ------------------------------------------------------------
 
@@ -321,12 +326,6 @@ class Claims:
                 return True
             rooms = timeline.fits(model.Demand(amounts), window, [host.id])
             return bool(rooms[timeline.index(host.id)])
-
-    def _window_of(self, server_id: str, now: int,
-                   enrolled: bool) -> model.Window | None:
-        with self._database.connection() as connection:
-            return interruptible.window_of(
-                connection, server_id, now, enrolled)
 
 
 def _known(index: booking_index.Index, takes: ty.Mapping[str, model.Resources],

@@ -60,23 +60,22 @@ def planner_input(
     :param coming: what is about to arrive on hosts, by their ids, and may not
         be there yet
     """
-    demands = admission.selector.named(demands)
     whole = any(one.whole for one in demands)
     sized = _with_part if whole else dict
     arriving: dict[int, collections.Counter[str]] = (
         collections.defaultdict(collections.Counter))
     for host_id, amounts in coming:
         arriving[host_id].update(sized(amounts))
-    with admission.index.fresh() as timeline:
+    with admission.selector.asked_for(demands, 0, instead_of) as (
+            timeline, demands):
         apart, hosts = admission.index.apart(), admission.index.hosts
         # No server may move to the other hosts.
         serve = apart.reservable if whole else ~apart.serving
         ids = [host_id for host_id, may in zip(
             timeline.ids, serve, strict=True)
             if may and hosts[host_id].capacity]
-        with admission.index.excluding(instead_of):
-            places = [_place(timeline, hosts[host_id], window, arriving[
-                host_id]) for host_id in ids]
+        places = [_place(timeline, hosts[host_id], window, arriving[host_id])
+                  for host_id in ids]
         wishes = [_wish(timeline, one, admission.selector.allowed(
             timeline, one), ids) for one in demands]
         generations = {one: hosts[one].generation for one in ids}

@@ -237,8 +237,8 @@ class Selection:
                   coming: ty.Sequence[ty.Any] = (),
                   ) -> ty.Iterator[tuple[
                       timelines.Timeline, ty.Sequence[model.Demand]]]:
-        """Yield the timeline of :meth:`asked`, and the demands as
-        :meth:`named` returns them.
+        """Yield the timeline of :meth:`asked`, and demands that name their
+        hosts instead of properties.
 
         Hosts are judged before the timeline is locked, and again if they have
         changed meanwhile.
@@ -251,18 +251,6 @@ class Selection:
                     yield timeline, found
                     return
                 alike = self._index.alike()
-
-    def named(self, demands: ty.Sequence[model.Demand],
-              ) -> ty.Sequence[model.Demand]:
-        """Return demands that name their hosts instead of properties.
-
-        Judging all hosts takes a while; no other thread waits for that.
-        """
-        if all(demand.properties is None for demand in demands):
-            return demands
-        with self._index.fresh():
-            alike = self._index.alike()
-        return _named(demands, alike)
 
     def together(self, timeline: timelines.Timeline,
                  demands: ty.Sequence[model.Demand], window: model.Window,

@@ -54,9 +54,8 @@ class StartTimes:
             window
         """
         late = self._clock.elapsed() + PATIENCE
-        parts = self._selector.named(demand.parts())
         found: list[tuple[int, int]] = []
-        with self._index.fresh() as timeline:
+        with self._selector.asked_for(demand.parts(), 0) as (timeline, parts):
             instants = timeline.instants(window, duration)
         instants = np.unique(instants)
         starts = [window.start, *instants[:most].tolist()]

@@ -59,6 +59,19 @@ def note_fenced(connection: sa.Connection, uuid: str, now: int) -> None:
                 fenced_at=now))
 
 
+def noted(session: orm.Session, now: int, host_id: int, kind: str,
+          reason: str) -> models.Outage:
+    """Return the outage of a host, which is created if it has none."""
+    outage = session.get(models.Outage, (host_id, kind))
+    if outage is None:
+        outage = models.Outage(
+            host_id=host_id, kind=kind, seen_at=now, reason=reason)
+        session.add(outage)
+        session.flush()
+    outage.reason = reason
+    return outage
+
+
 def begin(session: orm.Session, now: int, outage: models.Outage, until: int,
           ) -> None:
     """Start an outage of a host now. Its servers are marked as stranded, and

@@ -196,13 +196,9 @@ class HostStatus:
                 if outage is not None:
                     outages.end(session, now, outage)
                 return None
-            if outage is None:
-                outage = models.Outage(
-                    host_id=host.id, kind=outages.FAILURE, seen_at=now,
-                    reason=down.reason)
-                session.add(outage)
-                session.flush()
-            outage.reason, outage.back_at = down.reason, None
+            outage = outages.noted(
+                session, now, host.id, outages.FAILURE, down.reason)
+            outage.back_at = None
             if outage.began_at is not None:
                 self._go_on(session, now, outage)
                 return None

@@ -195,18 +195,12 @@ class Maintenance:
             now = self._clock.now()
             if host is None:
                 raise errors.NotFound(f'Host {uuid} no longer exists.')
-            outage = session.get(models.Outage, (host.id, outages.MAINTENANCE))
             if not any(host.capacity.values()):
                 raise errors.Conflict(
                     f'Host {host.name} has no capacity for leases: it needs '
                     'no maintenance window.')
-            if outage is None:
-                outage = models.Outage(
-                    host_id=host.id, kind=outages.MAINTENANCE, seen_at=now,
-                    reason=reason)
-                session.add(outage)
-                session.flush()
-            outage.reason = reason
+            outage = outages.noted(
+                session, now, host.id, outages.MAINTENANCE, reason)
             (outages.last if outages.until(session, outage)
              else outages.plan)(session, now, outage, window)
             LOG.info('Host %s is in maintenance from %s to %s UTC: %s',

@@ -744,18 +744,12 @@ def _keep_off(session: orm.Session, host: models.Host, now: int, until: int,
     :raises OverCapacity: when the host has bookings
     :raises LostRace: when another process decided about it meanwhile
     """
-    outage = session.get(models.Outage, (host.id, outages.POWER))
-    since = now if outage is None else outage.began_at or 0
-    window = model.Window(since, max(since + 1, until))
-    if outage is not None:
-        outages.last(session, now, outage, window, force)
-        return
-    outage = models.Outage(
-        host_id=host.id, kind=outages.POWER, seen_at=now,
-        reason='It is switched off, as no lease needs it.')
-    session.add(outage)
-    session.flush()
-    outages.plan(session, now, outage, window, force=force)
+    outage = outages.noted(session, now, host.id, outages.POWER,
+                           'It is switched off, as no lease needs it.')
+    since = now if outage.began_at is None else outage.began_at
+    (outages.plan if outage.began_at is None else outages.last)(
+        session, now, outage, model.Window(since, max(since + 1, until)),
+        force=force)
 
 
 def _readable(text: str) -> str:

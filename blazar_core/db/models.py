@@ -155,6 +155,11 @@ class Lease(Stateful, Base):
         """The window from its start to its end."""
         return model.Window(self.start_date, self.end_date)
 
+    def is_active(self, now: int) -> bool:
+        """Return whether it is in use, and neither ends nor was deleted."""
+        return self.status == states.Lease.ACTIVE and (
+            self.deleted_at is None and self.end_date > now)
+
     def booked(self, window: model.Window | None = None,
                grace_period: int | None = None) -> model.Window:
         """Return over which window capacity is booked for a window of the

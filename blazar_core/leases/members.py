@@ -217,8 +217,7 @@ def _check(lease: models.Lease, now: int) -> None:
 
     :raises Conflict: if not; says what to do
     """
-    if lease.status != states.Lease.ACTIVE or lease.deleted_at is not None or (
-            lease.end_date <= now):
+    if not lease.is_active(now):
         raise errors.Conflict(
             f'Lease {lease.id} is {views.status(lease)}: servers can be added '
             'only while a lease is ACTIVE, before its end. Create another '

@@ -244,8 +244,7 @@ def _leaving(lease: models.Lease, server_ids: ty.Collection[str], now: int,
 
     :raises Conflict: when one of them cannot be removed; says what to do
     """
-    if lease.status != states.Lease.ACTIVE or lease.deleted_at is not None or (
-            lease.end_date <= now):
+    if not lease.is_active(now):
         raise errors.Conflict(
             f'Lease {lease.id} is {views.status(lease)}: servers can be '
             'removed only while a lease is ACTIVE, before its end.')

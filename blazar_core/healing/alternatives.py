@@ -20,6 +20,7 @@ from blazar_core.db import models
 from blazar_core.leases import hosted_servers
 from blazar_core.leases import reassignment
 from blazar_core.lifecycle import demands
+from blazar_core.lifecycle import dispatch
 from blazar_core.lifecycle.server_moves import Obstacle
 from blazar_core.plugins import resource_types
 
@@ -37,6 +38,21 @@ class Case(ty.NamedTuple):
     encrypted: str | None
     rows: list[models.Booking]
     staying: list[models.Booking]
+
+    def split(self, ids: ty.Collection[int],
+              demand: model.Demand | refusals.Refusal,
+              ) -> tuple[list[models.Booking], list[models.Booking]]:
+        """Return the bookings to reassign if some of them lose their host, and
+        those that stay.
+
+        :param ids: those that lose it
+        """
+        if isinstance(demand, model.Demand) and (
+                demand.affinity is model.Affinity.SAME):
+            # All of them are moved, or none.
+            return self.rows, self.staying
+        return [row for row in self.rows if row.id in ids], [
+            *self.staying, *(row for row in self.rows if row.id not in ids)]
 
 
 class Together(ty.NamedTuple):
@@ -82,13 +98,8 @@ class Alternatives:
                if row.id in lost and row.host_id == lost[row.id]}
         if not ids:
             return None
-        demand = self._demands.of(
-            case.reservation, case.reserved, case.encrypted)
-        rows, staying = case.rows, case.staying
-        if isinstance(demand, refusals.Refusal) or (
-                demand.affinity is not model.Affinity.SAME):
-            staying = [*staying, *(row for row in rows if row.id not in ids)]
-            rows = [row for row in rows if row.id in ids]
+        demand = self._demand(case)
+        rows, staying = case.split(ids, demand)
         hosts: list[int] = []
         if isinstance(demand, refusals.Refusal):
             refusal: refusals.Refusal | None = dataclasses.replace(
@@ -126,11 +137,14 @@ class Alternatives:
 
         :returns: None: it needs no whole hosts, or there are none for it
         """
-        demand = self._demands.of(
-            case.reservation, case.reserved, case.encrypted)
+        demand = self._demand(case)
         if isinstance(demand, refusals.Refusal) or not demand.whole:
             return None
         return demand, case.lease.booked()
+
+    def _demand(self, case: Case) -> model.Demand | refusals.Refusal:
+        return self._demands.of(
+            case.reservation, case.reserved, case.encrypted)
 
     def add(self, together: Together, case: Case,
             move: reassignment.Reassigned) -> None:
@@ -180,17 +194,10 @@ class Alternatives:
                 (row.id for row in rows),
                 'It belongs to a lease of the whole host.',
             ) if self._stays(outer, uuid) else {})
-        demand = self._demands.of(
-            case.reservation, case.reserved, case.encrypted)
+        demand = self._demand(case)
         if isinstance(demand, refusals.Refusal):
             return found | {row.id: demand.sentence() for row in rows}
-        staying = case.staying
-        if demand.affinity is model.Affinity.SAME:
-            # All of them are moved, or none.
-            rows = case.rows
-        else:
-            staying = [*staying, *(
-                row for row in case.rows if row.id not in ids)]
+        rows, staying = case.split(ids, demand)
         demand = self._beside(demand, rows, staying)
         fits = self._admission.fits(
             dataclasses.replace(demand, avoid=demand.avoid | {uuid}),
@@ -218,18 +225,18 @@ class Alternatives:
         """Return the reservations that exist, by their ids."""
         cases = {}
         with self._database.reader() as session:
-            found = session.scalars(_RESERVATIONS, {
+            found = session.scalars(RESERVATIONS, {
                 'reservations': reservation_ids}).unique().all()
-            deferred = dict(session.execute(
-                _DEFERRED, {'leases': {one.lease_id for one in found}},
-            ).tuples().all())
+            deferred = dispatch.encrypted_call(
+                session, {one.lease_id for one in found})
             for one in found:
                 reserved = resource_types.context_of(session, one)
                 rows = [row for row in one.bookings if reassignment.may_move(
                     row, not one.booted, one.lease_id in deferred or bool(
                         reserved.kept), one.lease)]
+                build = deferred.get(one.lease_id)
                 cases[one.id] = Case(
-                    one, reserved, one.lease, deferred.get(one.lease_id), rows,
+                    one, reserved, one.lease, build and build.call, rows,
                     [row for row in one.bookings if row not in rows])
         return cases
 
@@ -291,11 +298,8 @@ class Alternatives:
         return hosts, refusal
 
 
-_RESERVATIONS = sa.select(models.Reservation).where(
+#: Reservations by their ids, with their leases and bookings.
+RESERVATIONS = sa.select(models.Reservation).where(
     models.Reservation.id.in_(sa.bindparam('reservations', expanding=True)),
 ).options(orm.joinedload(models.Reservation.lease),
           orm.joinedload(models.Reservation.bookings))
-_DEFERRED = sa.select(
-    models.DeferredBuild.lease_id, models.DeferredBuild.encrypted,
-).where(models.DeferredBuild.lease_id.in_(
-    sa.bindparam('leases', expanding=True)))

@@ -17,7 +17,6 @@ import typing as ty
 from oslo_log import log as logging
 from oslo_serialization import jsonutils
 import sqlalchemy as sa
-from sqlalchemy import orm
 
 from blazar_core.capacity import admissions
 from blazar_core.capacity import feed
@@ -31,6 +30,7 @@ from blazar_core.common import model
 from blazar_core.common import refusals
 from blazar_core.db import api
 from blazar_core.db import models
+from blazar_core.healing import alternatives
 from blazar_core.leases import reassignment
 from blazar_core.leases import views
 from blazar_core.lifecycle import demands
@@ -189,8 +189,9 @@ class Reshuffle:
                         [row.params, row.spec], sort_keys=True)),
                     []).append(row.id)
             firsts = {one.id: (one, resource_types.context_of(session, one))
-                      for one in session.scalars(_RESERVATIONS, {
-                          'reservations': [ids[0] for ids in kinds.values()]})}
+                      for one in session.scalars(alternatives.RESERVATIONS, {
+                          'reservations': [ids[0] for ids in kinds.values()],
+                      }).unique()}
         alike: set[str] = set()
         for ids in kinds.values():
             if ids[0] in firsts and self._needs(*firsts[ids[0]]) == (
@@ -300,13 +301,9 @@ _BOOKED = sa.select(
     # Servers within a lease of hosts follow its hosts.
     ledger.TAKES,
 ).limit(sa.bindparam('most'))
-_THESE = models.Reservation.id.in_(
-    sa.bindparam('reservations', expanding=True))
 _KINDS = sa.select(
     models.Reservation.id, models.Reservation.resource_type,
     models.Lease.project_id, models.Reservation.params,
     models.Reservation.spec).join(
-    models.Lease, models.Lease.id == models.Reservation.lease_id).where(_THESE)
-_RESERVATIONS = sa.select(models.Reservation).where(_THESE).options(
-    orm.joinedload(models.Reservation.lease),
-    orm.selectinload(models.Reservation.bookings))
+    models.Lease, models.Lease.id == models.Reservation.lease_id).where(
+    models.Reservation.id.in_(sa.bindparam('reservations', expanding=True)))

@@ -39,6 +39,7 @@ from blazar_core.leases import requests
 from blazar_core.leases import views
 from blazar_core.leases import waiting
 from blazar_core.lifecycle import demands
+from blazar_core.lifecycle import dispatch
 from blazar_core.lifecycle import fault_points
 from blazar_core.lifecycle import lease_status
 from blazar_core.lifecycle import retries
@@ -139,14 +140,14 @@ class DeferredAdmission:
         :raises CloudUnavailable: when they cannot be determined now
         """
         with self._database.reader() as session:
-            build = session.get(models.DeferredBuild, lease_id)
-            encrypted = None if build is None else build.encrypted
+            build = dispatch.encrypted_call(session, [lease_id]).get(lease_id)
             asked = [(one, resource_types.context_of(session, one),
                       len(wanting(one)))
                      for one in api.found(session, lease_id).reservations]
         wanted: _Demands = {}
         for one, reserved, count in asked:
-            said = self._demands.of(one, reserved, encrypted)
+            said = self._demands.of(
+                one, reserved, build and build.call)
             if isinstance(said, refusals.Refusal):
                 return said
             wanted[one.id] = dataclasses.replace(

@@ -23,6 +23,7 @@ from blazar_core.common import states
 from blazar_core.db import api
 from blazar_core.db import models
 from blazar_core.leases import views
+from blazar_core.lifecycle import dispatch
 from blazar_core.plugins import cloud_api
 
 LOG = logging.getLogger(__name__)
@@ -154,13 +155,12 @@ class Preflight:
         :param seen: when it was checked last
         """
         with self._database.reader() as session:
-            build = session.get(models.DeferredBuild, lease_id)
-            credential = session.get(models.Credential, lease_id)
+            build = dispatch.encrypted_call(session, [lease_id]).get(lease_id)
             if build is None or _as_seen(session, lease_id, seen) is None:
                 return
         lacks = self._cloud.preflight(
-            self._decrypt(build.encrypted), None if credential is None else
-            self._decrypt(credential.encrypted))
+            self._decrypt(build.call), None if build.credential is None else
+            self._decrypt(build.credential))
         with self._database.reader() as session:
             lease = _as_seen(session, lease_id, seen)
             if lease is None:

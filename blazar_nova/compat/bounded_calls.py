@@ -47,6 +47,10 @@ _DOUBLED = 4
 _END: contextvars.ContextVar[float | None] = contextvars.ContextVar(
     'end', default=None)
 
+#: The services within whose calls another one is made.
+_WITHIN: contextvars.ContextVar[tuple[str, ...]] = contextvars.ContextVar(
+    'within', default=())
+
 #: The errors that mean that a service does not answer.
 _SILENCE = (db_exception.DBConnectionError, db_exception.CantStartEngineError,
             oslo_messaging.MessagingTimeout,
@@ -76,9 +80,13 @@ class Bounded:
         :raises CloudUnavailable: if the service does not answer; the call may
             still finish later
         """
+        if who in _WITHIN.get():
+            # The limit of that call applies.
+            return work(*args, **kwargs)
         answer: futures.Future[R] = futures.Future()
         limit, context = _limit(), contextvars.copy_context()
         context.run(_END.set, time.monotonic() + limit)
+        context.run(_WITHIN.set, (*_WITHIN.get(), who))
 
         def run() -> None:
             try:
@@ -92,7 +100,7 @@ class Bounded:
         threading.Thread(target=run, name='bounded', daemon=True).start()
         seconds = self._wait(who, answer, limit)
         if seconds:
-            self._leave(who, answer, was_silent)
+            self._leave(who, answer, was_silent, limit)
             raise errors.CloudUnavailable(
                 f'{who} does not answer within {seconds:.3g} s.')
         self._answered(who, answer)
@@ -151,20 +159,20 @@ class Bounded:
         if isinstance(answer.exception(), _SILENCE):
             return
         with self._lock:
-            was_silent = self._again.pop(who, None) is not None
+            self._again.pop(who, None)
             self._silences.pop(who, None)
-        if was_silent:
-            LOG.info('%s answers again', who)
 
     def _leave(self, who: str, answer: 'futures.Future[ty.Any]',
-               was_silent: bool) -> None:
+               was_silent: bool, limit: float) -> None:
+        """Leave a call behind; call the service less often, unless the call
+        had little time.
+        """
         with self._lock:
-            if was_silent or who not in self._again:
-                pause = LIMIT * 2 ** min(self._silences[who], _DOUBLED)
-                self._again[who] = time.monotonic() + pause
+            if limit >= min(LIMIT, SHORT_LIMIT) and (
+                    was_silent or who not in self._again):
+                self._again[who] = time.monotonic() + (
+                    LIMIT * 2 ** min(self._silences[who], _DOUBLED))
                 self._silences[who] += 1
-                LOG.warning('%s does not answer; it is called again in %s s',
-                            who, round(pause))
             self._left[who] += 1
 
         def come(answer: 'futures.Future[ty.Any]') -> None:
@@ -198,6 +206,10 @@ class Silent:
 _SILENT = Silent()
 
 _api, _cells = Bounded(), Bounded()
+#: The cells as they were read last.
+_known_cells: list[ty.Any] = []
+#: The names of cells that did not answer last.
+_silent_cells: set[str] = set()
 
 
 def of_api(work: ty.Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
@@ -212,12 +224,21 @@ def of_api(work: ty.Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
 
 def all_cells() -> list[ty.Any]:
     """Return the mappings of all cells, cell0 included, as they are now: Nova
-    reads them once in the life of a process.
+    reads them once in the life of a process. While its API database does not
+    answer, they are returned as they were.
 
-    :raises CloudUnavailable: if Nova's API database does not answer
+    :raises CloudUnavailable: if they were never read
     """
-    return [*of_api(objects.CellMappingList.get_all,
-                    nova_context.get_admin_context())]
+    try:
+        # Placement's calls, which are limited as those of the API database,
+        # do not keep cells from being asked.
+        _known_cells[:] = _cells('Nova\'s list of cells',
+                                 objects.CellMappingList.get_all,
+                                 nova_context.get_admin_context())
+    except errors.CloudUnavailable:
+        if not _known_cells:
+            raise
+    return [*_known_cells]
 
 
 def of_cell(context: ty.Any, cell: ty.Any,
@@ -242,18 +263,26 @@ def of_cells(context: ty.Any, work: ty.Callable[..., ty.Any], *args: ty.Any,
     :param cells: CellMappings; None: all
     :returns: by uuid of the cell; :class:`Silent` if a cell did not answer or
         the function failed
+    :raises CloudUnavailable: if the cells are not known
     """
     asked = all_cells() if cells is None else cells
 
     def ask(cell: ty.Any) -> ty.Any:
+        name = name_of(cell)
         try:
-            return of_cell(context, cell, work, *args, **kwargs)
+            answer = of_cell(context, cell, work, *args, **kwargs)
         except errors.CloudUnavailable as exc:
-            # Bounded warns when the cell becomes silent.
-            LOG.debug('%s', exc)
+            LOG.log(logging.DEBUG if name in _silent_cells else
+                    logging.WARNING, '%s', exc)
+            _silent_cells.add(name)
+            return _SILENT
         except Exception:
-            LOG.exception('Cell %s could not be asked', name_of(cell))
-        return _SILENT
+            LOG.exception('Cell %s could not be asked', name)
+            return _SILENT
+        if name in _silent_cells:
+            _silent_cells.discard(name)
+            LOG.info('Cell %s answers again', name)
+        return answer
 
     with futures.ThreadPoolExecutor(max(1, len(asked))) as pool:
         # Threads of a pool do not know within which call they are.

@@ -146,9 +146,9 @@ def of_cell_of(service_host: str, work: ty.Callable[..., _R], *args: ty.Any,
     :raises CloudUnavailable: if the cell does not answer
     """
     context = nova_context.get_admin_context()
-    return bounded_calls.of_cell(
-        context, objects.HostMapping.get_by_host(
-            context, service_host).cell_mapping, work, *args)
+    mapping = bounded_calls.of_api(
+        objects.HostMapping.get_by_host, context, service_host)
+    return bounded_calls.of_cell(context, mapping.cell_mapping, work, *args)
 
 
 def _compute_host(node: ty.Any) -> ComputeHost:
@@ -325,13 +325,12 @@ class ServiceState(ty.NamedTuple):
         return self.forced_down and not self.heard
 
 
-def service_states() -> dict[str, dict[str, ServiceState]]:
+def service_states() -> list[tuple[str, dict[str, ServiceState]]]:
     """Return the states of all nova-compute services, disabled ones too, by
-    the name of the cell and by host, without those in cells that do not
-    answer.
+    host: for each cell that answers, with its name.
     """
-    return {cell: {one.host: state_of(one) for one in its}
-            for cell, its in _services().items()}
+    return [(bounded_calls.name_of(cell), {
+        one.host: state_of(one) for one in its}) for cell, its in _services()]
 
 
 def service_states_of(hosts: ty.Collection[str]) -> dict[str, ServiceState]:
@@ -339,7 +338,7 @@ def service_states_of(hosts: ty.Collection[str]) -> dict[str, ServiceState]:
     that do not exist, or are in cells that do not answer.
     """
     if len(hosts) > _FEW:
-        return {host: state for states in service_states().values()
+        return {host: state for _cell, states in service_states()
                 for host, state in states.items() if host in hosts}
     found = {}
     for host in hosts:
@@ -355,15 +354,13 @@ def services() -> list[ty.Any]:
     """Return all nova-compute services, disabled ones too, without those in
     cells that do not answer.
     """
-    return [one for its in _services().values() for one in its]
+    return [one for _cell, its in _services() for one in its]
 
 
-def _services() -> dict[str, list[ty.Any]]:
-    return {bounded_calls.name_of(cell): its for cell, its in
-            bounded_calls.answers(
-                nova_context.get_admin_context(),
-                objects.ServiceList.get_by_binary, 'nova-compute',
-                include_disabled=True)}
+def _services() -> list[tuple[ty.Any, ty.Any]]:
+    return bounded_calls.answers(
+        nova_context.get_admin_context(), objects.ServiceList.get_by_binary,
+        'nova-compute', include_disabled=True)
 
 
 def state_of(service: ty.Any) -> ServiceState:
@@ -397,7 +394,7 @@ def _force_down(context: ty.Any, host: str) -> None:
 
 def services_up() -> set[str]:
     """Return the service hosts whose nova-compute is up and enabled."""
-    return {host for states in service_states().values()
+    return {host for _cell, states in service_states()
             for host, state in states.items()
             if state.up and not state.disabled}
 

@@ -189,10 +189,10 @@ def reservation_of(flavor: ty.Any) -> str | None:
 
 
 def any_reservation_of(flavor: ty.Any) -> str | None:
-    """Return the reservation of servers or of hosts of a server's embedded
-    flavor, or None.
+    """Return the reservation of hosts of a server's embedded flavor, else that
+    of servers, or None.
     """
-    return reservation_of(flavor) or bound_servers.host_reservation_of(flavor)
+    return bound_servers.host_reservation_of(flavor) or reservation_of(flavor)
 
 
 def named(context: ty.Any, flavor_id: str) -> ty.Any:

@@ -14,7 +14,6 @@ from nova import objects
 from nova.scheduler import rpcapi as scheduler_rpcapi
 from oslo_log import log as logging
 
-from blazar_core.common import clocks
 from blazar_core.common import errors
 from blazar_core.plugins import cloud_api
 from blazar_nova.compat import accelerators
@@ -28,7 +27,6 @@ from blazar_nova.compat import gated_casts
 from blazar_nova.compat import hostnames
 from blazar_nova.compat import nova_quota
 from blazar_nova.compat import pool
-from blazar_nova.compat import request_context
 from blazar_nova.compat import reserved_state
 from blazar_nova.compat import server_deletion
 from blazar_nova.compat import server_demand
@@ -54,11 +52,6 @@ class NovaCloud(server_deletion.ServerDeletion, end_actions.EndActions,
 
     :param trusts: creates tokens of users
     """
-
-    def __init__(self, trusts: request_context.Trusts,
-                 clock: clocks.Clock) -> None:
-        super().__init__(trusts, clock)
-        #: The service hosts of hosts, by uuid of the host.
 
     def send(self, call: str, credential: str | None,
              server_ids: ty.Collection[str], gate: cloud_api.Gate) -> str:

@@ -132,15 +132,24 @@ class ServerMigration(request_context.Acting):
         seconds, as each server needs them, and read by one thread at a time.
 
         :param fresh: whether to read them if they were before this call
+        :raises CloudUnavailable: if another thread does not get an answer
         """
-        asked = time.monotonic()
-        with self._hosts_lock:
-            seen, now = self._hosts_seen, time.monotonic()
-            if seen is None or seen[0] < (asked if fresh else now - _FRESH):
-                seen = (now, compute_hosts.all_hosts()[0],
+        since = time.monotonic() - (0 if fresh else _FRESH)
+        seen = self._hosts_seen
+        if seen is not None and seen[0] >= since:
+            return seen[1:]
+        if not self._hosts_lock.acquire(timeout=bounded_calls.SHORT_LIMIT):
+            raise errors.CloudUnavailable(
+                'The hosts are being read for another lease.')
+        try:
+            seen = self._hosts_seen
+            if seen is None or seen[0] < since:
+                seen = (time.monotonic(), compute_hosts.all_hosts()[0],
                         compute_hosts.services_up())
                 self._hosts_seen = seen
-        return seen[1:]
+            return seen[1:]
+        finally:
+            self._hosts_lock.release()
 
     def move(self, server_id: str, host: str | None, lease_id: str,
              deadline: cloud_api.Deadline) -> str:
@@ -151,17 +160,20 @@ class ServerMigration(request_context.Acting):
 
         :raises CloudUnavailable: if it is not known whether Nova does
         """
-        return self._in_cell(
-            self._move, server_id, host, lease_id, deadline)
-
-    def _move(self, server_id: str, host: str | None, lease_id: str,
-              deadline: cloud_api.Deadline) -> str:
-        context = self._for_lease(lease_id)
         name = None if host is None else next(
             (one.service_host for one in self._hosts()[0]
              if one.uuid == host), None)
         if host is not None and name is None:
             return 'Nova does not know the host to which it is to go.'
+        return self._in_cell(
+            self._move, server_id, name, lease_id, deadline)
+
+    def _move(self, server_id: str, name: str | None, lease_id: str,
+              deadline: cloud_api.Deadline) -> str:
+        """
+        :param name: of the service host; None: any
+        """
+        context = self._for_lease(lease_id)
         try:
             instance = self._compute_api.get(
                 context, server_id, expected_attrs=[

@@ -73,7 +73,8 @@ class ComputeServices(Monitor):
 
     def look(self, parts: wiring.Parts) -> host_status.Report:
         states: dict[str, compute_hosts.ServiceState] = {}
-        for cell, its in compute_hosts.service_states().items():
+        doubtful = set[str]()
+        for cell, its in compute_hosts.service_states():
             watched = {host: state for host, state in its.items()
                        if state.watched}
             down = [host for host, state in watched.items()
@@ -84,15 +85,18 @@ class ComputeServices(Monitor):
                           'nova-conductor of the cell. If the hosts have '
                           'failed, force their nova-compute down.',
                           len(down), len(watched), cell)
-                watched = {host: state for host, state in watched.items()
-                           if host not in down}
+                doubtful.update(down)
             states |= watched
         with parts.database.reader() as session:
             rows = session.execute(sa.select(
                 models.Host.uuid, models.Host.service_host).where(
                     models.Host.pool == model.COMPUTE)).all()
-        return {row.uuid: _seen(row.service_host, states[row.service_host])
-                for row in rows if row.service_host in states}
+            failed = {uuid for uuid, outage in outages.failures(
+                session).items() if outage.began_at is not None}
+        return {row.uuid: None if (
+            row.service_host in doubtful and row.uuid not in failed
+        ) else _seen(row.service_host, states[row.service_host])
+            for row in rows if row.service_host in states}
 
 
 def _seen(host: str,

@@ -10,6 +10,7 @@ that were not notified, or notified wrongly, are found by a full comparison
 from time to time.
 """
 
+import random
 import threading
 import typing as ty
 
@@ -215,7 +216,10 @@ class ServerSync:
         """
         looked = {True: set[str](), False: set[str]()}
         now, began = self._parts.clock.now(), self._parts.clock.elapsed()
-        for one in self.hosts.due(now) | self.hints.due():
+        due = [*self.hosts.due(now) | self.hints.due()]
+        # So that the slowest ones are not always the first.
+        random.shuffle(due)
+        for one in due:
             # While placement hangs, each of them takes long.
             in_time = self._parts.clock.elapsed() - began < _LONGEST
             looked[in_time and self._look_into(

@@ -379,7 +379,9 @@ class Credentials:
         try:
             with self._silence.asking():
                 self._revoke(trust_id)
-        except exceptions.ConnectionError as exc:
+        except (exceptions.ConnectionError, exceptions.BadGateway,
+                exceptions.ServiceUnavailable,
+                exceptions.GatewayTimeout) as exc:
             raise errors.CloudUnavailable(_unavailable(exc)) from exc
 
     def _revoke(self, trust_id: str) -> None:

@@ -283,6 +283,16 @@ class TestLeasesWithin(whole_hosts_base.HostsTestCase):
 
 class TestParts(whole_hosts_base.PartsTestCase):
 
+    def test_server_of_both_kinds_of_reservation_uses_leased_host(self):
+        """With the flavor of one, and the hint of the other."""
+        self.enrol('host1')
+        _lease, reservation_id = self.lease_hosts()
+        flavor = self.get(self.make_active(reservations=[self.reservation(
+            amount=1, vcpus=2)]))['reservations'][0]['flavor_id']
+        server = self.within('both', reservation_id, flavor=flavor)
+        self.wait_for_status(server['id'], 'ACTIVE')
+        self.assertEqual('host1', self.host_of(server))
+
     def test_slots_prefer_common_hosts_over_enrolled_ones(self):
         """Each server is placed on the host of its slot."""
         self.enrol('host1', 'host2')

@@ -3,6 +3,8 @@
 """Calls to services that do not answer have a time limit."""
 
 import contextlib
+import logging
+import math
 import threading
 import types
 from unittest import mock
@@ -227,6 +229,8 @@ class TestCells(base.TestCase):
                   fixtures.MonkeyPatch('blazar_nova.compat.bounded_calls.'
                                        '_EARLIER', 0.3),
                   fixtures.MonkeyPatch('blazar_nova.compat.bounded_calls.'
+                                       'SHORT_LIMIT', 0.2),
+                  fixtures.MonkeyPatch('blazar_nova.compat.bounded_calls.'
                                        '_api', bounded_calls.Bounded()),
                   fixtures.MonkeyPatch('blazar_nova.compat.bounded_calls.'
                                        '_cells', bounded_calls.Bounded())):
@@ -244,6 +248,75 @@ class TestCells(base.TestCase):
                     self.assertRaises(
                         errors.CloudUnavailable, bounded_calls.of_cell, None,
                         silent, self.ask, '!')))
+
+    def test_call_within_another_of_its_service_is_part_of_that(self):
+        """If it does not answer, neither does the other one."""
+        def nested():
+            return bounded_calls.of_api(self.answers.wait, 20)
+
+        with (fixtures.MonkeyPatch('blazar_nova.compat.bounded_calls.LIMIT',
+                                   0.2),
+              fixtures.MonkeyPatch('blazar_nova.compat.bounded_calls._api',
+                                   bounded_calls.Bounded())):
+            self.assertIn('does not answer within', self.away(nested))
+            self.assertIn('has not answered an earlier', self.away(nested))
+            self.answers.set()
+            self.wait_for(lambda: not bounded_calls._api._left[
+                bounded_calls.API], 'the answer')
+            self.assertTrue(bounded_calls.of_api(nested))
+
+    def away(self, work):
+        return str(self.assertRaises(
+            errors.CloudUnavailable, bounded_calls.of_api, work))
+
+    def test_call_with_little_time_left_does_not_silence_cell(self):
+        one, _silent, _broken = self.cells
+        released = threading.Event()
+        self.addCleanup(released.set)
+
+        def late():
+            self.answers.wait(0.5)
+            return bounded_calls.of_cell(
+                None, one, lambda _name: released.wait(20))
+
+        with (fixtures.MonkeyPatch('blazar_nova.compat.bounded_calls.LIMIT',
+                                   0.6),
+              fixtures.MonkeyPatch('blazar_nova.compat.bounded_calls.'
+                                   '_EARLIER', 0.05),
+              fixtures.MonkeyPatch('blazar_nova.compat.bounded_calls._api',
+                                   bounded_calls.Bounded())):
+            self.assertIn('Cell one does not answer', self.away(late))
+            self.assertEqual('one!', bounded_calls.of_cell(
+                None, one, self.ask, '!'))
+
+    def test_cells_are_known_while_placement_and_api_do_not_answer(self):
+        self.answers.set()
+        with (mock.patch.object(objects.CellMappingList, 'get_all',
+                                return_value=self.cells[:1]) as get_all,
+              fixtures.MonkeyPatch('blazar_nova.compat.bounded_calls._api',
+                                   bounded_calls.Bounded())):
+            self.assertEqual(1, len(bounded_calls.all_cells()))
+            bounded_calls._api._again[bounded_calls.API] = math.inf
+            self.assertEqual(1, len(bounded_calls.all_cells()))
+            get_all.side_effect = db_exception.DBConnectionError()
+            self.assertEqual(1, len(bounded_calls.all_cells()))
+
+    def test_silence_of_cell_is_logged_once(self):
+        log = self.useFixture(fixtures.FakeLogger(
+            'blazar_nova.compat.bounded_calls', level=logging.INFO))
+        answers = [db_exception.DBConnectionError()] * 3 + ['yes']
+
+        def ask(_name):
+            answer = answers.pop(0)
+            if isinstance(answer, Exception):
+                raise answer
+            return answer
+
+        while answers:
+            bounded_calls.of_cells(None, ask, cells=self.cells[:1])
+        self.assertEqual(
+            ['Cell one does not answer: None', 'Cell one answers again'],
+            log.output.splitlines())
 
     def test_cells_are_those_that_exist_now(self):
         for cells in self.cells[:1], self.cells[:2]:

@@ -8,6 +8,7 @@ from unittest import mock
 
 import fixtures
 
+from blazar_core.capacity import outages
 from blazar_core.common import errors
 from blazar_core.healing import host_status
 from blazar_nova.compat import compute_hosts
@@ -94,29 +95,34 @@ class TestComputeServices(base.TestCase):
     def setUp(self):
         super().setUp()
         self.parts = types.SimpleNamespace(database=mock.MagicMock())
-        self.states = {}
+        self.states = []
+        self.failed = set()
         self.useFixture(fixtures.MockPatchObject(
             compute_hosts, 'service_states', lambda: self.states))
+        self.useFixture(fixtures.MockPatchObject(
+            outages, 'failures', lambda _session: {
+                host: types.SimpleNamespace(began_at=1)
+                for host in self.failed}))
 
     def down(self):
         """Return which hosts are reported as down, of those reported."""
         rows = [types.SimpleNamespace(uuid=host, service_host=host)
-                for hosts in self.states.values() for host in hosts]
+                for _cell, hosts in self.states for host in hosts]
         session = self.parts.database.reader.return_value.__enter__
         session.return_value.execute.return_value.all.return_value = rows
         report = monitors.ComputeServices().look(self.parts)
         return {host for host, down in report.items() if down}, len(report)
 
     def cell(self, name, up, down, forced=0):
-        self.states[name] = {
+        self.states.append((name, {
             f'{name}{n}': compute_hosts.ServiceState(
                 n < up, False, n >= up + down, n < up)
-            for n in range(up + down + forced)}
+            for n in range(up + down + forced)}))
 
     def test_hosts_of_cell_that_seem_down_together_are_not_believed(self):
         self.cell('one', 4, 6)
         self.cell('two', 99, 1)
-        self.assertEqual(({'two99'}, 104), self.down())
+        self.assertEqual(({'two99'}, 110), self.down())
 
     def test_half_of_cell_or_small_cell_is_believed(self):
         self.cell('one', 5, 5)
@@ -125,7 +131,13 @@ class TestComputeServices(base.TestCase):
 
     def test_forced_down_hosts_are_believed(self):
         self.cell('one', 0, 6, forced=4)
-        self.assertEqual(({f'one{n}' for n in range(6, 10)}, 4), self.down())
+        self.assertEqual(({f'one{n}' for n in range(6, 10)}, 10), self.down())
+
+    def test_host_that_has_failed_before_stays_down(self):
+        """Another monitor may say that it is up."""
+        self.failed = {'one9'}
+        self.cell('one', 4, 6)
+        self.assertEqual(({'one9'}, 10), self.down())
 
 
 class TestRun(MonitorsTestCase):

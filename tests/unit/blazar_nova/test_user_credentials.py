@@ -371,6 +371,12 @@ class TestRevoke(CredentialsTestCase):
         self.trusts.revoke('the-trust')
         self.assertEqual(['service-token'], self.deleted_by())
 
+    def test_keystone_behind_proxy_may_not_answer(self):
+        for code in 502, 503, 504:
+            self.web.delete(f'{TRUSTS}/the-trust', status_code=code)
+            self.assertRaises(errors.CloudUnavailable, self.trusts.revoke,
+                              'the-trust')
+
     def test_forbidden_deletion_of_trust_raises(self):
         self.refused['trust'] = 403
         self.web.delete(f'{TRUSTS}/the-trust', status_code=403)

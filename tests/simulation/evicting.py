@@ -41,6 +41,7 @@ class Evicting:
     It has dice of its own.
 
     :ivar evicted: how many servers were evicted, by action
+    :ivar pause: seconds between two looks of a listener
     """
 
     def __init__(self, world: worlds.World) -> None:
@@ -53,6 +54,7 @@ class Evicting:
         self._lacks: dict[str, float] = {}
         self._numbers = 0
         self.evicted: dict[str, int] = {}
+        self.pause = eviction.PAUSE
         # Without threads, it does the work at once.
         world.stack.enter_context(mock.patch.object(
             eviction, 'background', types.SimpleNamespace(
@@ -76,7 +78,7 @@ class Evicting:
         while True:
             with contextlib.suppress(*_FAILED):
                 evictions.look(leader)
-            self._baton.let_pass(eviction.PAUSE)
+            self._baton.let_pass(self.pause)
             self._baton.wait(lambda: bool(self._world.look(
                 'SELECT 1 FROM interruptible_servers LIMIT 1')), worlds.REST)
 
@@ -97,22 +99,30 @@ class Evicting:
             clouds.State.READY, interruptible=True)
         self._world.cloud.leave(
             server, min(5400, self._dice.expovariate(1 / 3600)))
+        self.boot(core, server, safe_for=self._dice.choice([0, 0, 600]),
+                  on_evict=self._dice.choice(ACTIONS[1:]),
+                  resume=self._dice.random() < 0.5)
+
+    def boot(self, core: worlds.Core, server: clouds.Server,
+             **wanted: ty.Any) -> None:
+        """Boot an interruptible server.
+
+        :param wanted: what its user wants
+        """
         with contextlib.suppress(*_FAILED):
-            core.database.retried(self._register, core, server)
+            core.database.retried(self._register, core, server, wanted)
             self._world.cloud.cast([server.id])
 
-    def _register(self, core: worlds.Core, server: clouds.Server) -> None:
+    def _register(self, core: worlds.Core, server: clouds.Server,
+                  wanted: ty.Mapping[str, ty.Any]) -> None:
         now = core.clock.now()
         with core.database.begin() as connection:
             interruptible.register(connection, [{
                 'server_id': server.id, 'project_id': server.project,
                 'user_id': 'user', 'lead_time': NOTICE + EVICTION,
                 'notice': NOTICE, 'credential_id': None,
-                'cleaning_time': self._world.cleaning_time,
-                'safe_for': self._dice.choice([0, 0, 600]),
-                'on_evict': self._dice.choice(ACTIONS[1:]),
-                'resume': self._dice.random() < 0.5, 'safe_until': 0,
-                'created_at': now, 'checked_at': now}])
+                'cleaning_time': self._world.cleaning_time, 'safe_until': 0,
+                'created_at': now, 'checked_at': now, **wanted}])
 
     def _hear(self, event_type: str, payload: dict[str, ty.Any]) -> None:
         server_id = payload['server_id']

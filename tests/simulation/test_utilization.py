@@ -85,6 +85,32 @@ class TestPolicies(base.BaseTestCase):
         self.assertEqual((0, 1), (result.broken, len(result.waited)))
 
 
+class TestFilled(base.BaseTestCase):
+    """Leases beside an endless demand."""
+
+    def filled(self, interruptible):
+        policy = utilization.Filled(2, 8, 1, interruptible)
+        self.addCleanup(policy.close)
+        policy.advance(HOUR)
+        self.assertEqual(16, policy.used())
+        return policy
+
+    def test_leases_get_capacity_of_interruptible_servers(self):
+        filled = self.filled(True)
+        self.assertTrue(filled.lease(job(3 * HOUR, HOUR), 3 * HOUR))
+        # After the notice.
+        self.assertTrue(filled.lease(job(HOUR, HOUR), HOUR))
+        filled.advance(1.5 * HOUR)
+        self.assertEqual((16, 0), (filled.used(), filled.broken()))
+        self.assertGreater(filled.evictions['delete'], 0)
+        filled.advance(3 * HOUR + utilization.LATE)
+        self.assertEqual((16, 0), (filled.used(), filled.broken()))
+
+    def test_ordinary_servers_keep_leases_out(self):
+        filled = self.filled(False)
+        self.assertFalse(filled.lease(job(3 * HOUR, HOUR), 3 * HOUR))
+
+
 class TestWorkloads(base.BaseTestCase):
 
     def test_workload_has_requested_load_and_leased_share(self):

@@ -1,10 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""The utilization of a cloud with leases and with two alternatives.
+"""The utilization of a cloud with leases and with alternatives.
 
 ``python -m tests.simulation.utilization`` compares:
 
 * ``leases``: the real core, in the simulated cloud, without faults.
+* ``ordinary``, ``interruptible``: the same, beside an endless demand for
+  further servers of the same sizes, which are never deleted by their users. A
+  lease that starts now may wait for evictions (``evict_now``).
 * ``pools``: some hosts are set aside for reservations; each reservation has
   whole hosts for its time. Other users may not use them.
 * ``none``: there are no reservations. Users who want servers later boot them
@@ -23,15 +26,18 @@ import heapq
 import itertools
 import logging
 import random
+import statistics
 import sys
 import typing as ty
 
 from blazar_core.common import errors
 from blazar_core.common import model
+from blazar_core.leases import leases
 from blazar_core.leases import new_leases
 from blazar_core.leases import requests
 from blazar_core.lifecycle import dispatch
 from tests.simulation import cloud as clouds
+from tests.simulation import evicting
 from tests.simulation import world as worlds
 
 HOUR, DAY = 3600, 86400
@@ -41,6 +47,9 @@ TRIES = 24
 FULL = 7
 #: Seconds within which the servers of a lease must run.
 LATE = 300
+#: Seconds after which an endless demand tries again to find hosts, and
+#: between two looks for servers to evict.
+AGAIN, PAUSE = 600, 60
 
 
 @dataclasses.dataclass(eq=False)
@@ -66,6 +75,11 @@ class Job:
         return self.vcpus * self.count
 
 
+def sizes_up_to(vcpus: int) -> list[int]:
+    """Return the VCPUs that a server may have on such hosts."""
+    return [size for size in (1, 2, 4, 8, 16, 32) if size <= vcpus]
+
+
 def workload(seed: int, days: float, vcpus: int, of_host: int, load: float,
              leased: float) -> list[Job]:
     """Return the requests of users: more by day than by night.
@@ -76,7 +90,7 @@ def workload(seed: int, days: float, vcpus: int, of_host: int, load: float,
     :param leased: the share of jobs that are leases; three of five for later
     """
     dice, jobs, now = random.Random(seed), [], 0.0
-    sizes = [size for size in (1, 2, 4, 8, 16, 32) if size <= of_host]
+    sizes = sizes_up_to(of_host)
     mean = 2 * DAY
     pause = mean * 1.5 * sum(sizes) / len(sizes) / (load * vcpus)
     while (now := now + dice.expovariate(1 / pause)) < days * DAY:
@@ -268,9 +282,13 @@ class Pools(Unreserved):
 class Leases:
     """Leases: the core, and the simulated cloud with its schedulers."""
 
-    def __init__(self, hosts: int, vcpus: int, seed: int) -> None:
+    #: Seconds by which the start of a lease may be put off for evictions.
+    _eviction_time = 0
+
+    def __init__(self, hosts: int, vcpus: int, seed: int,
+                 evicts: bool = False) -> None:
         self._world = worlds.World(seed, (), hosts=hosts, vcpus=vcpus,
-                                   listeners=1, compares=False)
+                                   listeners=1, compares=False, evicts=evicts)
         self._baton, self._cloud = self._world.baton, self._world.cloud
         self._begin = self._baton.now
         self._servers: dict[Job, list[clouds.Server]] = {}
@@ -282,6 +300,9 @@ class Leases:
         self._broken = 0
         self._driver = self._world.process('users', lambda core: None)
         self._core = self._world.cores['users']
+        self._core.leases = leases.Leases(
+            self._core.database, self._core.clock, self._core.admission,
+            self._world.types, eviction_time=self._eviction_time)
         for host in self._cloud.hosts.values():
             self._do(functools.partial(
                 self._world.compare_host, self._core, host))
@@ -347,11 +368,14 @@ class Leases:
             (new_leases.NewReservation(
                 model.Demand({'VCPU': job.vcpus}, job.count),
                 tuple(server.id for server in servers)),))
-        try:
-            lease = self._do(lambda: self._core.leases.creation.create(
-                new, worlds.call_of(servers),
-                dispatch.HEAD_START if now else None))
-        except errors.Refused:
+        lease = self._create(
+            new, servers, dispatch.HEAD_START if now else None)
+        if lease is None and now and self._eviction_time:
+            for server in servers:
+                server.state = clouds.State.HELD
+            now, lease = False, self._create(new, servers, None)
+            begin += self._eviction_time
+        if lease is None:
             for server in servers:
                 server.state = clouds.State.GONE
             return False
@@ -362,6 +386,16 @@ class Leases:
         heapq.heappush(self._promised, (
             begin + LATE, next(self._numbers), servers))
         return True
+
+    def _create(self, new: new_leases.NewLease,
+                servers: ty.Sequence[clouds.Server], head_start: int | None,
+                ) -> dict[str, ty.Any] | None:
+        try:
+            return ty.cast(dict[str, ty.Any], self._do(
+                lambda: self._core.leases.creation.create(
+                    new, worlds.call_of(servers), head_start)))
+        except errors.Refused:
+            return None
 
     def delete(self, job: Job) -> None:
         for server in self._servers.pop(job):
@@ -378,6 +412,70 @@ class Leases:
         self._world.close()
 
 
+class Filled(Leases):
+    """Leases, beside an endless demand for servers without an end.
+
+    Its first server of each size that finds no host ends its attempts for
+    :data:`AGAIN` seconds, as larger ones find none either.
+
+    :ivar lifetimes: seconds for which evicted servers existed
+    :ivar evictions: how many servers were evicted, by action
+    """
+
+    def __init__(self, hosts: int, vcpus: int, seed: int,
+                 interruptible: bool) -> None:
+        self._eviction_time = interruptible and (
+            evicting.NOTICE + evicting.EVICTION)
+        super().__init__(hosts, vcpus, seed, evicts=interruptible)
+        # What they look for takes long: late starts are counted instead.
+        self._world.checks.clear()
+        if self._world.evicting is not None:
+            self._world.evicting.pause = PAUSE
+        self._dice = random.Random(seed)
+        self._sizes = sizes_up_to(vcpus)
+        self.lifetimes: list[float] = []
+        self.evictions: collections.Counter[str] = collections.Counter()
+        self._check = self._world.port.evicting
+        self._world.port.evicting = self._evicted
+        self._driver.spawn('further demand', self._fill)
+
+    def _fill(self) -> None:
+        while True:
+            sizes = self._sizes
+            while sizes:
+                vcpus = self._dice.choice(sizes)
+                if not self._boot(vcpus):
+                    sizes = [size for size in sizes if size < vcpus]
+            self._baton.let_pass(AGAIN)
+
+    def _boot(self, vcpus: int) -> bool:
+        """Boot a server; return whether it found a host."""
+        evictions = self._world.evicting
+        [server] = self._new(Job(0, 0, 0, vcpus, 1, False),
+                             clouds.State.READY)
+        if evictions is None:
+            self._cloud.cast([server.id])
+        else:
+            server.interruptible = True
+            evictions.boot(self._core, server, safe_for=0, on_evict='delete',
+                           resume=False)
+        self._baton.wait(lambda: server.state is not clouds.State.READY, LATE)
+        if server.is_there:
+            return True
+        self._cloud.delete(server)
+        return False
+
+    def _evicted(self, server: clouds.Server, action: str) -> None:
+        self._check(server, action)
+        self.evictions[action] += 1
+        if action == 'delete':
+            self.lifetimes.append(self._baton.now - server.since)
+
+    def broken(self) -> int:
+        """Return also how many evictions broke a promise."""
+        return super().broken() + len(self._cloud.wrong)
+
+
 @dataclasses.dataclass
 class Result:
     """The result of a workload.
@@ -386,6 +484,8 @@ class Result:
     :ivar refused: how many jobs were never granted
     :ivar waited: by how many seconds the others were late
     :ivar asking: how many were still asking in the end
+    :ivar evictions: of interruptible servers, by action
+    :ivar lifetimes: seconds for which those that were deleted had existed
     """
 
     used: list[int] = dataclasses.field(default_factory=list)
@@ -394,6 +494,9 @@ class Result:
     waited: list[float] = dataclasses.field(default_factory=list)
     asking: int = 0
     broken: int = 0
+    evictions: collections.Counter[str] = dataclasses.field(
+        default_factory=collections.Counter)
+    lifetimes: list[float] = dataclasses.field(default_factory=list)
 
 
 def replay(policy: Policy, jobs: ty.Iterable[Job], days: float,
@@ -446,29 +549,45 @@ def replay(policy: Policy, jobs: ty.Iterable[Job], days: float,
         work(now)
     policy.advance(days * DAY)
     result.broken = policy.broken()
+    if isinstance(policy, Filled):
+        result.evictions, result.lifetimes = policy.evictions, policy.lifetimes
     policy.close()
     return result
 
 
 POLICIES: dict[str, ty.Callable[[int, int, int, float], Policy]] = {
     'leases': lambda hosts, vcpus, seed, leased: Leases(hosts, vcpus, seed),
+    'ordinary': lambda hosts, vcpus, seed, leased: Filled(
+        hosts, vcpus, seed, False),
+    'interruptible': lambda hosts, vcpus, seed, leased: Filled(
+        hosts, vcpus, seed, True),
     'pools': lambda hosts, vcpus, seed, leased: Pools(hosts, vcpus, leased),
     'none': lambda hosts, vcpus, seed, leased: Unreserved(hosts, vcpus)}
 
 
+#: Those that are compared by default.
+DEFAULT = 'leases', 'pools', 'none'
+
+
 def table(results: ty.Mapping[str, Result], vcpus: int) -> str:
     """Return a table with a line for each policy."""
-    lines = [f'{"policy":8} {"in use":>7} {"refused":>8} {"(leases)":>9} '
+    lines = [f'{"policy":13} {"in use":>7} {"refused":>8} {"(leases)":>9} '
              f'{"still asking":>13} {"hours waited":>13} '
              f'{"promises broken":>16}']
     for name, one in results.items():
         used = one.used[min(24 * FULL, len(one.used) // 2):]
         lines.append(
-            f'{name:8} {sum(used) / max(1, len(used)) / vcpus:7.1%} '
+            f'{name:13} {sum(used) / max(1, len(used)) / vcpus:7.1%} '
             f'{one.refused.total():8} {one.refused["leases"]:9} '
             f'{one.asking:13} '
             f'{sum(one.waited) / max(1, len(one.waited)) / HOUR:13.2f} '
             f'{one.broken:16}')
+        if one.evictions:
+            lines.append('  evicted: ' + ', '.join(
+                f'{count} by {action}'
+                for action, count in sorted(one.evictions.items()))
+                + '; median lifetime in hours: '
+                f'{statistics.median(one.lifetimes or [0]) / HOUR:.1f}')
     return '\n'.join(lines)
 
 
@@ -504,7 +623,7 @@ def main() -> int:
     parser.add_argument('--swf', type=argparse.FileType('r'),
                         help='a trace in the Standard Workload Format')
     parser.add_argument('--policy', action='append', choices=POLICIES,
-                        help='only this one')
+                        help='instead of leases, pools and none')
     parser.add_argument('--picture', help='draw the use over time into this')
     args = parser.parse_args()
     logging.disable()
@@ -518,7 +637,7 @@ def main() -> int:
         name: replay(
             POLICIES[name](args.hosts, args.vcpus, args.seed, args.leased),
             jobs, args.days, functools.partial(_tell, name))
-        for name in args.policy or POLICIES}
+        for name in args.policy or DEFAULT}
     print(table(results, args.hosts * args.vcpus))
     if args.picture:
         draw(results, args.hosts * args.vcpus, args.picture)

@@ -11,6 +11,7 @@
     +-- Conflict              the state of the object does not allow it
     |   +-- ReservationFull   the reservation has too few free slots
     |   +-- HostsNotEmpty     the reservation has too few empty hosts
+    |   +-- JustChanged       the lease has changed since the cloud was asked
     |   +-- ServerOnTwoHosts  a server is moved, or may return to its last host
     +-- InvalidTransition     a state machine does not allow the transition
     +-- ConcurrentUpdate      the retries of a transaction are exhausted

@@ -71,6 +71,7 @@ class TestCredentials(lifecycle_base.LifecycleTestCase):
 
     def test_revocations_stop_during_keystone_outage(self):
         """As each of them may wait for its timeout."""
+        self.host('two', VCPU=8)
         leases = [self.held() for _lease in range(3)]
         away = mock.patch.object(
             self.cloud, 'revoke',

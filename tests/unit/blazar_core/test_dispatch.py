@@ -133,6 +133,7 @@ class TestLostBuilds(lifecycle_base.LifecycleTestCase):
 
     def test_cloud_outage_is_noticed_after_few_leases(self):
         """As each of them may wait for its timeout."""
+        self.host('two', VCPU=16)
         for _lease in range(5):
             self.sent()
         with mock.patch.object(

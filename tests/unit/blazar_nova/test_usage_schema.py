@@ -153,7 +153,8 @@ class PagesTest(base.LeaseTestCase):
         self.usage = usage_api.UsageController(types.SimpleNamespace(
             conf=types.SimpleNamespace(blazar=types.SimpleNamespace(
                 rates_file='')), database=self.database, clock=self.clock,
-            policy=mock.Mock()))
+            policy=mock.Mock(
+                limited=lambda _context, _rule, query, _why: query)))
 
     def test_all_pages_have_the_window_of_the_first_page(self):
         for project in 'abc':

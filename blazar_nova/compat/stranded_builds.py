@@ -78,8 +78,12 @@ def mark_failed(server_id: str) -> None:
 
     First the server is set to ERROR, then it is mapped, and the BuildRequest
     is deleted last: until then the server is found again, and this is
-    repeated. A conductor that does continue overwrites it. A server that is in
-    no cell is created in cell0, like servers without a host.
+    repeated. A server that is in no cell is created in cell0, like servers
+    without a host.
+
+    A conductor that does continue overwrites the mapping, or deletes it if it
+    has not created the server yet: then the record in cell0 has none, which
+    ``blazar-nova-manage verify --fix`` restores.
     """
     context = nova_context.get_admin_context()
     its = unbuilt_servers.mapping(context, server_id)

@@ -165,6 +165,7 @@ class Listener:
     def _periodic(self, conf: ty.Any) -> ty.Sequence[_Task]:
         """Return what runs in threads of its own."""
         certain = self.monitors.certain if conf.blazar.evacuate else None
+        orphan_interval = 3600 * conf.blazar.orphan_interval
         return (
             _Task('overbooking', overbooking.PAUSE, 'Overbooked hosts',
                   self.overbooking.look, self.parts.host_status.news),
@@ -194,8 +195,17 @@ class Listener:
                   self.parts.database.counters.flush),
             _Task('metrics', metrics.PAUSE if conf.blazar.metrics_port else 0,
                   'Metrics', self.metrics.refresh),
-            _Task('orphans', 3600 * conf.blazar.orphan_interval,
-                  'Leases without owner', self.find_orphans))
+            _Task('orphans', orphan_interval, 'Leases without owner',
+                  functools.partial(self._lead, self._leader(
+                      'orphans', interval=orphan_interval),
+                      self.find_orphans)))
+
+    def _lead(self, leader: leader_election.Leader,
+              look: ty.Callable[[], None]) -> None:
+        """Call a function, unless another listener has done so."""
+        if leader.take() is None:
+            look()
+            leader.done()
 
     def _with_sync(self) -> ty.Sequence[periodic_sync.Task]:
         """Return what runs after each periodic sync, by the same listener."""

@@ -77,6 +77,23 @@ class TestOrphans(OwnersTestCase):
         self.ask('GET', f'/leases/{lease["id"]}', client=self.admin, code=404)
         self.assertEqual(1, len(self.recorder.told('lease.event.orphaned')))
 
+    def test_only_one_listener_looks_for_owners(self):
+        self.make_active(length=48 * HOUR)
+        seen = len(self.seen)
+        conf = self.parts.conf
+        looks = [task.look for one in (
+            self.listener, self.new_listener(self.clock))
+            for task in one._periodic(conf) if task.name == 'orphans']
+        self.assertEqual(2, len(looks))
+        for look in looks:
+            look()
+        asked = len(self.seen) - seen
+        self.assertGreater(asked, 0)
+        self.clock.advance(24 * HOUR)
+        for look in reversed(looks):
+            look()
+        self.assertEqual(2 * asked, len(self.seen) - seen)
+
     def test_lease_continues_if_project_exists_again(self):
         lease = self.make_active(length=48 * HOUR)
         self.gone.add(nova_box.PROJECT_ID)

@@ -33,6 +33,9 @@ from blazar_nova.compat import server_demand
 
 LOG = logging.getLogger(__name__)
 
+#: By server, what undoes its claim.
+_Granted: ty.TypeAlias = collections.OrderedDict[str, scheduler_claims.Undo]
+
 #: The counter of claims.
 CLAIMS = 'blazar_scheduler_claims'
 
@@ -173,9 +176,18 @@ def install(books: scheduler_claims.Claims,
 
     :param count: counts claims by their result
     """
-    granted: collections.OrderedDict[str, scheduler_claims.Undo] = (
-        collections.OrderedDict())
+    granted: _Granted = collections.OrderedDict()
+    utils.claim_resources = _claiming(books, count, granted)
+    manager.SchedulerManager._cleanup_allocations = _cleaning_up(granted)
+    manager.SchedulerManager._select_destinations = _select_destinations
 
+
+def _claiming(books: scheduler_claims.Claims, count: ty.Callable[..., None],
+              granted: _Granted) -> ty.Callable[..., bool]:
+    """Return the function that claims a host for a server.
+
+    :param granted: gets what undoes each claim, by server
+    """
     @functools.wraps(_novas)
     def claim_resources(ctx: ty.Any, client: ty.Any, spec_obj: ty.Any,
                         instance_uuid: str, alloc_req: dict[str, ty.Any],
@@ -214,29 +226,35 @@ def install(books: scheduler_claims.Claims,
             return True
         return False
 
+    return claim_resources
+
+
+def _cleaning_up(granted: _Granted) -> ty.Callable[..., None]:
+    """Return the function that undoes claims if another server of the same
+    request has found no host.
+    """
     @functools.wraps(_novas_cleanup)
     def _cleanup_allocations(self: ty.Any, context: ty.Any,
                              instance_uuids: ty.Collection[str]) -> None:
-        # Another server of the same request has found no host.
         _novas_cleanup(self, context, instance_uuids)
         for server_id in instance_uuids:
             _take_back(granted.pop(server_id, None), server_id)
 
-    @functools.wraps(_novas_select)
-    def _select_destinations(self: ty.Any, context: ty.Any, spec_obj: ty.Any,
-                             *args: ty.Any, **kwargs: ty.Any) -> ty.Any:
-        try:
-            return _novas_select(self, context, spec_obj, *args, **kwargs)
-        except exception.NoValidHost as exc:
-            said = _why(spec_obj)
-            if said is None:
-                raise
-            raise exception.NoValidHost(reason=(
-                f'{exc.kwargs.get("reason", "")} {said}'.strip())) from exc
+    return _cleanup_allocations
 
-    manager.SchedulerManager._select_destinations = _select_destinations
-    utils.claim_resources = claim_resources
-    manager.SchedulerManager._cleanup_allocations = _cleanup_allocations
+
+@functools.wraps(_novas_select)
+def _select_destinations(self: ty.Any, context: ty.Any, spec_obj: ty.Any,
+                         *args: ty.Any, **kwargs: ty.Any) -> ty.Any:
+    """Say in the error if reservations are why there is no host."""
+    try:
+        return _novas_select(self, context, spec_obj, *args, **kwargs)
+    except exception.NoValidHost as exc:
+        said = _why(spec_obj)
+        if said is None:
+            raise
+        raise exception.NoValidHost(reason=(
+            f'{exc.kwargs.get("reason", "")} {said}'.strip())) from exc
 
 
 def lend(may_be_lent: ty.Callable[[ty.Collection[str]], bool]) -> None:

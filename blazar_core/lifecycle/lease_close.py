@@ -41,6 +41,9 @@ LOG = logging.getLogger(__name__)
 FAILED = retries.RetryAfter(retries.AWAY,
                             lease_conditions.NOT_CLOSED.message,
                             retries.LONGEST_PAUSE)
+#: So many leases in a row without an answer of the identity service end a
+#: look.
+_SILENT = 3
 #: Credentials of leases that are over or were never created, and of servers
 #: that are no longer interruptible.
 _OVER = sa.select(
@@ -467,10 +470,12 @@ class LeaseClose:
         """
         with self._database.connection() as connection:
             over = connection.execute(_OVER).all()
+        silent = 0
         for lease_id, project_id in over:
             with lease_status.apart(lease_id, project_id):
-                if not self.revoke_of(lease_id):
-                    return
+                silent = 0 if self.revoke_of(lease_id) else silent + 1
+            if silent == _SILENT:
+                return
 
     def strays(self) -> set[str]:
         """Return the credentials that belong to no lease, or not yet.

@@ -73,6 +73,9 @@ _MOVES = ('instance.evacuate', 'instance.live_migration', 'instance.rebuild',
 
 #: Seconds between two looks for hosts that are due for a recheck.
 _TICK = 3
+#: Seconds between two looks whether it is time to look for leases without an
+#: owner.
+_OFTEN = 300
 #: Seconds between two removals of old changes: this bounds their number,
 #: however long a sync takes, or if it fails.
 _TRIM = 60
@@ -166,6 +169,7 @@ class Listener:
         """Return what runs in threads of its own."""
         certain = self.monitors.certain if conf.blazar.evacuate else None
         orphan_interval = 3600 * conf.blazar.orphan_interval
+        leader = self._leader('orphans', interval=orphan_interval)
         return (
             _Task('overbooking', overbooking.PAUSE, 'Overbooked hosts',
                   self.overbooking.look, self.parts.host_status.news),
@@ -195,17 +199,9 @@ class Listener:
                   self.parts.database.counters.flush),
             _Task('metrics', metrics.PAUSE if conf.blazar.metrics_port else 0,
                   'Metrics', self.metrics.refresh),
-            _Task('orphans', orphan_interval, 'Leases without owner',
-                  functools.partial(self._lead, self._leader(
-                      'orphans', interval=orphan_interval),
-                      self.find_orphans)))
-
-    def _lead(self, leader: leader_election.Leader,
-              look: ty.Callable[[], None]) -> None:
-        """Call a function, unless another listener has done so."""
-        if leader.take() is None:
-            look()
-            leader.done()
+            _Task('orphans', min(orphan_interval, _OFTEN),
+                  'Leases without owner', functools.partial(
+                      self._find_orphans_if_due, leader)))
 
     def _with_sync(self) -> ty.Sequence[periodic_sync.Task]:
         """Return what runs after each periodic sync, by the same listener."""
@@ -290,14 +286,26 @@ class Listener:
             self.parts.end_notices.tell()
         self.parts.end_notices.trim()
 
-    def find_orphans(self) -> None:
-        """Handle leases whose project or user no longer exists."""
+    def _find_orphans_if_due(self, leader: leader_election.Leader) -> None:
+        if leader.take() is None:
+            if self.find_orphans():
+                leader.done()
+            else:
+                leader.leave(done=False)
+
+    def find_orphans(self) -> bool:
+        """Handle leases whose project or user no longer exists.
+
+        :returns: whether keystone answered
+        """
         try:
             self.parts.orphans.find()
-            self.engine.wake()
         except errors.CloudUnavailable as exc:
             LOG.warning('Orphaned leases: whether the projects and users '
                         'exist is not known: %s', exc)
+            return False
+        self.engine.wake()
+        return True
 
 
 def _name() -> str:

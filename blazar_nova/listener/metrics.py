@@ -10,6 +10,7 @@ so that a request waits for nothing and delays no event.
 """
 
 import collections
+import contextlib
 import http
 from http import server
 import json
@@ -40,9 +41,9 @@ LOG = logging.getLogger(__name__)
 
 #: Seconds between two reads of the values of the whole cloud.
 PAUSE = 15
-#: Reading what is reserved may take so small a part of the time: it reads all
-#: bookings.
-_SHARE = 20
+#: Reading what is reserved may take so small a part of the time, as it reads
+#: all bookings; it is read after so many seconds in any case.
+_SHARE, _LATEST = 20, 300
 #: The most projects for which there are metrics.
 MOST = 1000
 #: The hours from now on for which reserved capacity is reported.
@@ -75,6 +76,8 @@ class Metrics:
         #: The values of the whole cloud, and until when no other listener
         #: serves them.
         self._shared: tuple[list[_Family], int] = [], 0
+        #: The availability zones of hosts.
+        self._zones: ty.Mapping[str, str] = {}
         #: What is reserved, and when it is read again.
         self._reserved: tuple[list[_Family], float] = [], 0
         #: By loop, its pause, and the time of its last success.
@@ -130,7 +133,8 @@ class Metrics:
         if began >= self._reserved[1]:
             read = [*self._of_capacity(now), *self._of_projects(now)]
             ended = self._parts.clock.elapsed()
-            self._reserved = read, ended + _SHARE * (ended - began)
+            self._reserved = read, ended + min(
+                _LATEST, _SHARE * (ended - began))
         found = [*self._of_leases(now), *self._reserved[0], *self._counted()]
         # No other listener becomes the leader before that.
         self._shared = found, now + self._timeout
@@ -174,10 +178,10 @@ class Metrics:
 
     def _of_capacity(self, now: int) -> ty.Iterator[_Family]:
         host = models.Host.__table__.c
-        try:
-            zones = aggregates.zones(reserved=False)
-        except errors.CloudUnavailable:
-            zones = {}
+        # Else those that were read last.
+        with contextlib.suppress(errors.CloudUnavailable):
+            self._zones = aggregates.zones(reserved=False)
+        zones = self._zones
         by = ['resource_class', 'zone']
         capacity = core.GaugeMetricFamily(
             'blazar_capacity', 'Capacity of the hosts, in units of the '

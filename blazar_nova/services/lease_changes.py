@@ -32,6 +32,10 @@ from blazar_nova.services import wiring
 #: The most attempts to update a lease whose servers are started, moved or
 #: deleted meanwhile.
 _TRIES = 5
+#: By what of a lease and of its reservations a change is prepared.
+_OF_LEASE = ('name', 'project_id', 'user_id', 'start_date', 'end_date',
+             'grace_period', 'on_end', 'auto_extend', 'before_end_date')
+_OF_RESERVATION = ('id', 'amount', 'params', 'resources')
 #: A lease, its change, and whether that resizes it.
 _Wanted: ty.TypeAlias = tuple[views.Lease, updates.LeaseChange, bool]
 
@@ -84,7 +88,8 @@ class LeaseChanges:
                         changes, keeping.write)
                     break
                 except errors.JustChanged:
-                    if not left:
+                    if not left or not all(
+                            self._is_as_read(lease) for lease, _one in asked):
                         raise
                     changes = self._granted(resolved)
         keeping.take_back()
@@ -94,6 +99,16 @@ class LeaseChanges:
             if views.is_near_end(before) and not views.is_near_end(lease):
                 self._parts.notify('lease.event.before_end_lease.stop', lease)
         return changed
+
+    def _is_as_read(self, lease: views.Lease) -> bool:
+        """Return whether a lease is as it was when its change was prepared,
+        whatever has become of its servers.
+        """
+        try:
+            now = views.get(self._parts.database, lease['id'])
+        except errors.NotFound:
+            return False
+        return bool(_prepared_by(now) == _prepared_by(lease))
 
     def _read(self, body: object, lease: views.Lease,
               ) -> lease_schema.ChangeRequest:
@@ -349,6 +364,12 @@ class LeaseChanges:
             change, granted=parts.limits.check(one))
             for (lease, change, _resized), one in zip(
                 wanted, asked, strict=True)}
+
+
+def _prepared_by(lease: views.Lease) -> ty.Any:
+    """Return by what of a lease its changes are prepared."""
+    return [lease[key] for key in _OF_LEASE], [
+        [one[key] for key in _OF_RESERVATION] for one in lease['reservations']]
 
 
 def asking(parts: wiring.Parts, context: ty.Any, start: int,

@@ -8,7 +8,9 @@ Resizes, and running servers that are added: test_joining.
 from unittest import mock
 
 from blazar_core.common import errors
+from blazar_core.db import api
 from blazar_nova.compat import bounded_calls
+from blazar_nova.services import limit_requests
 from tests import driven
 from tests.functional import api_base
 from tests.functional import test_owners
@@ -130,6 +132,46 @@ class TestUnconfirmed(api_base.ApiTestCase):
             return calls(name, *args, **kwargs)
 
         return call
+
+
+class TestChangedMeanwhile(api_base.ApiTestCase):
+    """A lease changes between the question to Nova and its extension."""
+
+    def setUp(self):
+        super().setUp()
+        self.lease = self.make_active(reservations=[
+            self.reservation(vcpus=1, amount=1)])
+        self.reservation_id = self.lease['reservations'][0]['id']
+        self.boot_active('vm', flavorRef=self.reservation_id)
+
+    def extended(self, meanwhile):
+        """Return the answer to an extension, and whether the end changed."""
+        check, times = limit_requests.check_confirmed, []
+
+        def both(lease, change):
+            check(lease, change)
+            if not times:
+                times.append(1)
+                meanwhile()
+
+        before = self.get(self.lease)['end_date']
+        with mock.patch.object(limit_requests, 'check_confirmed', both):
+            answer = self.response('PUT', f'/leases/{self.lease["id"]}', {
+                'end_date': self.at(6 * HOUR)}, self.alice)
+        return answer.status_code, self.get(self.lease)['end_date'] != before
+
+    def test_claim_for_server_only_delays_extension(self):
+        def claim():
+            with self.listener.parts.database.writer() as session:
+                api.lock(session, self.lease['id'])
+
+        self.assertEqual((200, True), self.extended(claim))
+
+    def test_extension_of_lease_that_another_request_changed_is_refused(self):
+        """It was checked as it was before."""
+        self.assertEqual((409, False), self.extended(lambda: self.ask(
+            'PUT', f'/leases/{self.lease["id"]}', {'reservations': [
+                {'id': self.reservation_id, 'amount': 3}]}, code=200)))
 
 
 class TestRecurring(GrowthTestCase):

@@ -6,6 +6,7 @@
 from unittest import mock
 
 from blazar_core.common import clocks
+from blazar_core.common import errors
 from blazar_core.lifecycle import orphans
 from blazar_nova.resource_types import physical_hosts
 from tests import driven
@@ -89,10 +90,21 @@ class TestOrphans(OwnersTestCase):
             look()
         asked = len(self.seen) - seen
         self.assertGreater(asked, 0)
-        self.clock.advance(24 * HOUR)
+        self.clock.advance(24 * HOUR + 120)
         for look in reversed(looks):
             look()
         self.assertEqual(2 * asked, len(self.seen) - seen)
+        # While keystone does not answer, each of them asks again soon.
+        self.clock.advance(24 * HOUR + 120)
+        with mock.patch.object(
+                self.parts.orphans, 'find',
+                side_effect=errors.CloudUnavailable('away')) as find:
+            looks[0]()
+            self.clock.advance(300)
+            looks[0]()
+        self.assertEqual(2, find.call_count)
+        looks[1]()
+        self.assertEqual(3 * asked, len(self.seen) - seen)
 
     def test_lease_continues_if_project_exists_again(self):
         lease = self.make_active(length=48 * HOUR)

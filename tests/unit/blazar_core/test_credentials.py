@@ -72,19 +72,38 @@ class TestCredentials(lifecycle_base.LifecycleTestCase):
     def test_revocations_stop_during_keystone_outage(self):
         """As each of them may wait for its timeout."""
         self.host('two', VCPU=8)
-        leases = [self.held() for _lease in range(3)]
+        leases = [self.held() for _lease in range(5)]
         away = mock.patch.object(
             self.cloud, 'revoke',
             side_effect=errors.CloudUnavailable('keystone is away'))
         with away as revoke:
             for lease in leases:
                 self.lifecycle.lease_end.end(lease['id'])
-            self.assertEqual(3, revoke.call_count)
+            self.assertEqual(5, revoke.call_count)
             self.lifecycle.lease_close.revoke_over()
-            self.assertEqual(4, revoke.call_count)
+            self.assertEqual(8, revoke.call_count)
         self.lifecycle.lease_close.revoke_over()
-        self.assertEqual((['trust'] * 3, []),
+        self.assertEqual((['trust'] * 5, []),
                          (self.cloud.revoked, self.kept()))
+
+    def test_trust_without_answer_does_not_block_other_trusts(self):
+        leases = [self.held(), self.held()]
+        self.cloud.broken['revoke'] = RuntimeError('later')
+        for lease in leases:
+            self.lifecycle.lease_end.end(lease['id'])
+        self.cloud.broken.clear()
+        revoke, answers = self.cloud.revoke, [
+            errors.CloudUnavailable('no answer')]
+
+        def some(credential):
+            if answers:
+                raise answers.pop()
+            revoke(credential)
+
+        with mock.patch.object(self.cloud, 'revoke', some):
+            self.lifecycle.lease_close.revoke_over()
+        self.assertEqual((['trust'], 1),
+                         (self.cloud.revoked, len(self.kept())))
 
     def test_failed_revocation_does_not_block_other_trusts(self):
         lease = self.held()

@@ -353,11 +353,13 @@ def locked(session: orm.Session, lease_id: str) -> models.Lease:
     return found(session, lease_id)
 
 
-def changed_since(lease: models.Lease, generation: int) -> bool:
+def changed_since(lease: models.Lease, generation: int | None) -> bool:
     """Return whether others have changed a lease, which this process has
     :func:`locked`, since it had a generation. Claims for its servers do, too.
+
+    :param generation: None: that does not matter
     """
-    return lease.generation != generation + 1
+    return generation is not None and lease.generation != generation + 1
 
 
 def lock_as_read(connection: sa.Connection, lease: models.Lease) -> None:

@@ -132,24 +132,27 @@ class Reading(ty.NamedTuple):
     rooms: _Rooms
 
 
-@dataclasses.dataclass(eq=False)
 class Granted:
     """A lease that is within the limits, by the usage counted so far.
 
     ``lock`` and ``confirm`` belong to the transaction that writes it.
 
-    :ivar _again: counts the usage of the project again, and returns ``_near``
-    :ivar _bound: as :func:`.usage.bound`, of this project; None: no bound
-    :ivar _near: says which limits are nearly reached
+    :param again: counts the usage of the project again, and returns ``near``
+    :param bound: as :func:`.usage.bound`, of this project; None: no bound
+    :param near: says which limits are nearly reached
     """
 
-    _project_id: str
-    _seen: int
-    _again: ty.Callable[[sa.Connection], ty.Sequence[conditions.Condition]]
-    _bound: ty.Callable[..., selection.HostBound | None] | None
-    _near: ty.Sequence[conditions.Condition] = ()
-    _hosts: admissions.ProjectHosts | None = dataclasses.field(
-        default=None, init=False)
+    def __init__(self, project_id: str, seen: int,
+                 again: ty.Callable[
+                     [sa.Connection], ty.Sequence[conditions.Condition]],
+                 bound: ty.Callable[..., selection.HostBound | None] | None,
+                 near: ty.Sequence[conditions.Condition] = ()) -> None:
+        self._project_id = project_id
+        self._seen = seen
+        self._again = again
+        self._bound = bound
+        self._near = near
+        self._hosts: admissions.ProjectHosts | None = None
 
     def host_bound(self) -> admissions.ProjectHosts | None:
         """Return the hosts of the project for a search; None: no bound."""

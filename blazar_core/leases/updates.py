@@ -293,8 +293,7 @@ class LeaseUpdates:
         :raises Outdated: if its bookings have changed
         """
         lease = api.found(session, lease_id)
-        if change.generation is not None and (
-                api.changed_since(lease, change.generation)):
+        if api.changed_since(lease, change.generation):
             raise errors.JustChanged(
                 f'Lease {lease_id} has just changed: one of its servers was '
                 'started, moved or deleted. Try again.')

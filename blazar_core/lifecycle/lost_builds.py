@@ -84,8 +84,8 @@ class LostBuilds:
             silent = silent + 1 if found is None else 0
             unseen |= found or {}
             if silent == _SILENT:
-                LOG.warning('The other leases are checked for lost builds '
-                            'next time')
+                LOG.warning('The cloud does not answer: leases that are left '
+                            'are checked for lost builds next time')
                 break
         # Builds that have arrived since are left out.
         self._unseen, self._looked = unseen, now

@@ -299,6 +299,7 @@ def answers(context: ty.Any, work: ty.Callable[..., ty.Any], *args: ty.Any,
     """Return each cell that answers with its answer; see :func:`of_cells`.
 
     :param silent: the names of the other cells are added to this
+    :raises CloudUnavailable: if the cells are not known
     """
     asked = all_cells() if cells is None else cells
     found = of_cells(context, work, *args, cells=asked, **kwargs)

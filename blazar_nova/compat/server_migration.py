@@ -129,18 +129,25 @@ class ServerMigration(request_context.Acting):
     def _hosts(self, fresh: bool = False,
                ) -> tuple[list[compute_hosts.ComputeHost], set[str]]:
         """Return the hosts, and the service hosts that are up. Cached for some
-        seconds, as each server needs them, and read by one thread at a time.
+        seconds, as each server needs them. One thread reads them at a time,
+        as it may have to wait for a cell; until then others get what was read
+        before.
 
         :param fresh: whether to read them if they were before this call
-        :raises CloudUnavailable: if another thread does not get an answer
+        :raises CloudUnavailable: if another thread does not get an answer in
+            time, and nothing was read before or is fresh
         """
         since = time.monotonic() - (0 if fresh else _FRESH)
         seen = self._hosts_seen
         if seen is not None and seen[0] >= since:
             return seen[1:]
-        if not self._hosts_lock.acquire(timeout=bounded_calls.SHORT_LIMIT):
-            raise errors.CloudUnavailable(
-                'The hosts are being read for another lease.')
+        waits = fresh or seen is None
+        if not self._hosts_lock.acquire(
+                timeout=bounded_calls.SHORT_LIMIT if waits else 0):
+            if seen is None or fresh:
+                raise errors.CloudUnavailable(
+                    'The hosts are being read for another server.')
+            return seen[1:]
         try:
             seen = self._hosts_seen
             if seen is None or seen[0] < since:

@@ -160,10 +160,8 @@ def assemble(conf: ty.Any, clock: clocks.Clock | None = None) -> Parts:
                 limit_requests.of_change, allowed, types, answers),
             budget=budget if budget.commits else None, later=threads.later,
             bound=allowed.of_waiting), lost_after(conf))
-    owners = user_credentials.LeaseOwners(
-        trusts, secrets, lifecycle.lease_close.credential)
-    for kind in types.named.values():
-        kind.owners = owners
+    _set_owners(types, user_credentials.LeaseOwners(
+        trusts, secrets, lifecycle.lease_close.credential))
     identity = keystone_identity.KeystoneIdentity(trusts)
     drain = evacuation.Evacuation(
         database, clock, admission, cloud, 60 * conf.blazar.healing_interval,
@@ -206,6 +204,12 @@ def _types(database: api.Database, clock: clocks.Clock,
     return resource_types.ResourceTypes(
         extensions.installed_types(), booted_servers.BootedServers(
             lookup.Lookup(database, clock)))
+
+
+def _set_owners(types: resource_types.ResourceTypes,
+                owners: resource_types.Owners) -> None:
+    for kind in types.named.values():
+        kind.owners = owners
 
 
 def _eviction_time(conf: ty.Any) -> int:

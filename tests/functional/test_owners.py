@@ -98,7 +98,7 @@ class TestOrphans(OwnersTestCase):
         self.clock.advance(24 * HOUR + 120)
         with mock.patch.object(
                 self.parts.orphans, 'find',
-                side_effect=errors.CloudUnavailable('away')) as find:
+                side_effect=errors.CloudUnavailable('silent')) as find:
             looks[0]()
             self.clock.advance(300)
             looks[0]()

@@ -171,8 +171,7 @@ _RESERVED = entry.subject(
     entry.of(
         'nova.exception',
         entry.named(
-            'InstanceIsLocked InstanceInvalidState Forbidden '
-            'UnexpectedTaskStateError',
+            'InstanceIsLocked InstanceInvalidState Forbidden',
             'refuse changes of a reserved server')),
     entry.of(
         'nova.objects.BuildRequestList',

@@ -310,6 +310,8 @@ _ACTIONS = entry.subject(
     entry.of(
         'nova.exception',
         entry.named('Unauthorized', 'delete without a token of the owner'),
+        entry.named('UnexpectedTaskStateError',
+                    'keep the task of another request'),
         entry.named(
             'CinderConnectionFailed GlanceConnectionFailed ServiceUnavailable',
             'tell a refusal from a service that does not answer')))

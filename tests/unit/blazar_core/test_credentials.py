@@ -73,10 +73,10 @@ class TestCredentials(lifecycle_base.LifecycleTestCase):
         """As each of them may wait for its timeout."""
         self.host('two', VCPU=8)
         leases = [self.held() for _lease in range(5)]
-        away = mock.patch.object(
+        silent = mock.patch.object(
             self.cloud, 'revoke',
-            side_effect=errors.CloudUnavailable('keystone is away'))
-        with away as revoke:
+            side_effect=errors.CloudUnavailable('Keystone does not answer.'))
+        with silent as revoke:
             for lease in leases:
                 self.lifecycle.lease_end.end(lease['id'])
             self.assertEqual(5, revoke.call_count)

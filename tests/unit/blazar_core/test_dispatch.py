@@ -138,7 +138,7 @@ class TestLostBuilds(lifecycle_base.LifecycleTestCase):
             self.sent()
         with mock.patch.object(
                 self.cloud, 'traces',
-                side_effect=errors.CloudUnavailable('away')) as traces:
+                side_effect=errors.CloudUnavailable('silent')) as traces:
             self.lifecycle.lost_builds.send()
         self.assertEqual(3, traces.call_count)
 

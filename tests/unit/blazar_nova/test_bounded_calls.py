@@ -187,9 +187,10 @@ class TestCells(base.TestCase):
             for name in ('one', 'silent', 'broken')]
         self.useFixture(fixtures.MonkeyPatch(
             'nova.context.target_cell', self.target))
-        self.useFixture(fixtures.MonkeyPatch(
-            'blazar_nova.compat.bounded_calls._cells',
-            bounded_calls.Bounded()))
+        for name, value in (('_cells', bounded_calls.Bounded()),
+                            ('_known_cells', []), ('_silent_cells', set())):
+            self.useFixture(fixtures.MonkeyPatch(
+                f'blazar_nova.compat.bounded_calls.{name}', value))
 
     @contextlib.contextmanager
     def target(self, _context, cell):
@@ -255,17 +256,19 @@ class TestCells(base.TestCase):
             return bounded_calls.of_api(self.answers.wait, 20)
 
         with (fixtures.MonkeyPatch('blazar_nova.compat.bounded_calls.LIMIT',
-                                   0.2),
+                                   0.4),
+              fixtures.MonkeyPatch('blazar_nova.compat.bounded_calls.'
+                                   '_EARLIER', 0.1),
               fixtures.MonkeyPatch('blazar_nova.compat.bounded_calls._api',
                                    bounded_calls.Bounded())):
-            self.assertIn('does not answer within', self.away(nested))
-            self.assertIn('has not answered an earlier', self.away(nested))
+            self.assertIn('does not answer within', self.silent(nested))
+            self.assertIn('has not answered an earlier', self.silent(nested))
             self.answers.set()
             self.wait_for(lambda: not bounded_calls._api._left[
                 bounded_calls.API], 'the answer')
             self.assertTrue(bounded_calls.of_api(nested))
 
-    def away(self, work):
+    def silent(self, work):
         return str(self.assertRaises(
             errors.CloudUnavailable, bounded_calls.of_api, work))
 
@@ -285,7 +288,7 @@ class TestCells(base.TestCase):
                                    '_EARLIER', 0.05),
               fixtures.MonkeyPatch('blazar_nova.compat.bounded_calls._api',
                                    bounded_calls.Bounded())):
-            self.assertIn('Cell one does not answer', self.away(late))
+            self.assertIn('Cell one does not answer', self.silent(late))
             self.assertEqual('one!', bounded_calls.of_cell(
                 None, one, self.ask, '!'))
 
@@ -296,10 +299,12 @@ class TestCells(base.TestCase):
               fixtures.MonkeyPatch('blazar_nova.compat.bounded_calls._api',
                                    bounded_calls.Bounded())):
             self.assertEqual(1, len(bounded_calls.all_cells()))
+            # Placement does not answer.
             bounded_calls._api._again[bounded_calls.API] = math.inf
-            self.assertEqual(1, len(bounded_calls.all_cells()))
+            get_all.return_value = self.cells[:2]
+            self.assertEqual(2, len(bounded_calls.all_cells()))
             get_all.side_effect = db_exception.DBConnectionError()
-            self.assertEqual(1, len(bounded_calls.all_cells()))
+            self.assertEqual(2, len(bounded_calls.all_cells()))
 
     def test_silence_of_cell_is_logged_once(self):
         log = self.useFixture(fixtures.FakeLogger(

@@ -108,12 +108,11 @@ def metered(name: str, url: str) -> ty.Iterator[records.Record]:
     """Measure the endpoint while the leader reads the values."""
     clock, conf = driven.ManualClock(worlds.NOW), databases.configuration(url)
     database = api.Database(conf)
-    parts: ty.Any = types.SimpleNamespace(
-        conf=types.SimpleNamespace(
+    one, read, ended = metrics.Metrics(
+        types.SimpleNamespace(
             blazar=conf.blazar, default_availability_zone='nova'),
-        database=database, clock=clock,
-        admission=admissions.Admission(database, clock))
-    one, read, ended = metrics.Metrics(parts, 'it', []), [], threading.Event()
+        database, clock, admissions.Admission(database, clock).index, 'it',
+        []), [], threading.Event()
 
     def refresh() -> None:
         clock.advance(metrics.PAUSE)

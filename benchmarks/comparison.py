@@ -10,7 +10,6 @@ on or left every tenth host.
 """
 
 import time
-import types
 import typing as ty
 import unittest
 from unittest import mock
@@ -22,6 +21,7 @@ from benchmarks import records
 from benchmarks import servers
 from benchmarks import world as worlds
 from blazar_nova.compat import compute_hosts
+from blazar_nova.listener import host_sync
 from blazar_nova.listener import server_sync
 from tests import driven
 
@@ -92,9 +92,11 @@ def run(quick: bool) -> ty.Iterator[records.Record]:
 def _compare(url: str, placement: Placement, hosts: int,
              ) -> ty.Iterator[records.Record]:
     clock = driven.ManualClock(worlds.NOW)
-    parts: ty.Any = types.SimpleNamespace(
-        database=filled.connect(url), clock=clock)
-    compares = server_sync.ServerSync(parts, lambda *_args: None)
+    unused: ty.Any = None
+    database = filled.connect(url)
+    compares = server_sync.ServerSync(
+        database, clock, unused, unused, unused, host_sync.HostSync(
+            database, clock, unused), lambda *_args: None)
     of_nova = 'blazar_nova.compat.compute_hosts'
     with (mock.patch(f'{of_nova}.ask_placement', placement.ask),
           mock.patch(f'{of_nova}.all_hosts', placement.hosts)):

@@ -68,6 +68,20 @@ def arrows(package: str) -> dict[str, set[str]]:
             for path in paths}
 
 
+def exists(name: str) -> bool:
+    """Return whether an imported module of this project exists, or a name
+    that a module defines or imports.
+    """
+    path, _dot, last = name.replace('.', '/').rpartition('/')
+    if os.path.exists(os.path.join(ROOT, f'{path}/{last}.py')) or (
+            os.path.isdir(os.path.join(ROOT, path, last))):
+        return True
+    for module in (f'{path}.py', f'{path}/__init__.py'):
+        if os.path.exists(os.path.join(ROOT, module)):
+            return last in text(module)
+    return False
+
+
 def _imported_modules(path: str, known: ty.Collection[str],
                       ) -> ty.Iterator[str]:
     for name in imports(path):

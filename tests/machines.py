@@ -10,7 +10,6 @@ import contextlib
 import fcntl
 import json
 import os
-import types
 
 from blazar_core.common import errors
 from blazar_core.healing import host_status
@@ -33,12 +32,11 @@ def switcher(database, clock, machines, notify=lambda event, payload: None,
 
     :param values: of the policy that differ from its defaults
     """
-    parts = types.SimpleNamespace(
-        database=database, clock=clock, host_status=host_status.HostStatus(
+    return power.Power(
+        database, clock, host_status.HostStatus(
             database, clock, host_status.Thresholds(30, 120, 3600),
-            lambda event, lease: None))
-    return power.Power(parts, machines, machines, policy(**values), notify,
-                       later)
+            lambda event, lease: None),
+        power.Machines(machines, machines), policy(**values), notify, later)
 
 
 class Machines:

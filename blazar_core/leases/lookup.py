@@ -117,6 +117,13 @@ class Lookup:
             # It was deleted meanwhile.
             return None
 
+    def get(self, lease_id: str) -> views.Lease:
+        """Return a lease.
+
+        :raises NotFound: if it does not exist or was deleted
+        """
+        return views.get(self._database, lease_id)
+
     def generation(self, lease_id: str) -> int:
         """Return a number that increases with each change of a lease.
 
@@ -265,6 +272,13 @@ class Lookup:
         """Return the uuids of the hosts that are booked for a reservation."""
         with self._database.reader() as session:
             return hosted_servers.hosts(session, reservation_id)
+
+    def hosts(self, reservation_ids: ty.Collection[str],
+              ) -> dict[str, list[hosted_servers.Host]]:
+        """Return the hosts that are booked for reservations, sorted by name.
+        """
+        with self._database.reader() as session:
+            return hosted_servers.booked(session, reservation_ids)
 
     def holder_of(self, service_host: str) -> tuple[bool, str | None]:
         """Return whether a host serves leases only, and the reservation that

@@ -17,6 +17,8 @@ import typing as ty
 
 from oslo_log import log as logging
 
+from blazar_nova.api import assembly
+from blazar_nova.api import boots
 from blazar_nova.api import middleware
 from blazar_nova.compat import build_calls
 from blazar_nova.compat import configuration_checks
@@ -28,8 +30,6 @@ from blazar_nova.compat import reserved_view
 from blazar_nova.compat import server_lists
 from blazar_nova.schemas import hint_params
 from blazar_nova.services import default_leases
-from blazar_nova.services import interruptible_servers
-from blazar_nova.services import lease_admission
 from blazar_nova.services import server_messages
 from blazar_nova.services import wiring
 
@@ -46,18 +46,16 @@ def factory(global_config: ty.Any, **local_config: ty.Any) -> ty.Any:
         *configuration_checks.reserved_status(reserved_state.install()),
         *server_lists.problems()])
     server_lists.install()
-    parts = wiring.shared()
+    services = assembly.ApiServices(wiring.shared())
     reserved_view.install(server_messages.ServerMessages(
-        parts.leases.lookup, parts.clock,
-        interruptible_servers.InterruptibleServers(parts).metadata))
+        services.parts.leases.lookup, services.parts.clock,
+        services.interruptible.metadata))
     reserved_edits.install()
-    hint_params.check_defaults(
-        hint_params.defaults(process.CONF), parts.clock.now())
+    hint_params.check_defaults(services.defaults, services.parts.clock.now())
     default_leases.check(process.CONF)
     for doubt in default_leases.doubts(process.CONF):
         LOG.warning('%s', doubt)
-    admit = lease_admission.LeaseAdmission(parts)
-    with build_calls.intercepting(admit):
+    with build_calls.intercepting(boots.BootHandler(services)):
         app = nova_router.build(global_config, **local_config)
     configuration_checks.refuse('nova-api', [
         *configuration_checks.scheduler(process.CONF),
@@ -65,5 +63,5 @@ def factory(global_config: ty.Any, **local_config: ty.Any) -> ty.Any:
         *configuration_checks.router(app)])
     LOG.info('Leases are on')
     nova_router.wrap(
-        app, lambda inner: middleware.LeaseMiddleware(inner, parts))
+        app, lambda inner: middleware.LeaseMiddleware(inner, services))
     return app

@@ -9,10 +9,10 @@ from blazar_core.common import clocks
 from blazar_core.common import errors
 from blazar_core.common import inputs
 from blazar_core.common import model
+from blazar_nova.api import assembly
 from blazar_nova.schemas import dates
 from blazar_nova.schemas import web_requests
 from blazar_nova.services import calendar
-from blazar_nova.services import wiring
 
 #: Default length in seconds.
 _AHEAD = 7 * 86400
@@ -25,16 +25,17 @@ _KEYS = {'start_date': '"now"', 'end_date': '"2026-12-08"', 'rows': '"host"',
 class CalendarController:
     """Request handler, behind the authentication."""
 
-    def __init__(self, parts: wiring.Parts) -> None:
-        self._parts = parts
-        self._policy = parts.policy
+    def __init__(self, services: assembly.ApiServices) -> None:
+        self._database = services.parts.database
+        self._clock = services.parts.clock
+        self._policy = services.policy
 
     def index(self, request: webob.Request) -> web_requests.Answer:
         context = web_requests.context(request)
         self._policy.authorize(context, 'blazar:calendar:get')
         values = web_requests.query(request)
         inputs.check_keys(values, _KEYS, 'the query')
-        window = _window(values, self._parts.clock.now())
+        window = _window(values, self._clock.now())
         rows = values.get('rows', 'lease')
         if rows not in _ROWS:
             raise errors.InvalidLeaseParams(
@@ -49,7 +50,7 @@ class CalendarController:
                     'Write rows=lease or rows=type, and leave "project_id" '
                     'out.')
             project_id = context.project_id
-        with self._parts.database.connection() as connection:
+        with self._database.connection() as connection:
             found = (calendar.on_hosts if rows == 'host' else calendar.bars)(
                 connection, window, project_id)
             free = calendar.free(connection, window)

@@ -3,18 +3,17 @@
 
 import webob
 
+from blazar_nova.api import assembly
 from blazar_nova.schemas import floating_ip_schema
 from blazar_nova.schemas import web_requests
-from blazar_nova.services import address_enrollment
-from blazar_nova.services import wiring
 
 
 class FloatingIPController:
     """Request handlers, behind the authentication."""
 
-    def __init__(self, parts: wiring.Parts) -> None:
-        self._authorize = parts.policy.authorizer('blazar:floatingips')
-        self._addresses = address_enrollment.AddressEnrollment(parts)
+    def __init__(self, services: assembly.ApiServices) -> None:
+        self._authorize = services.policy.authorizer('blazar:floatingips')
+        self._addresses = services.address_enrollment
 
     def index(self, request: webob.Request) -> web_requests.Answer:
         self._authorize(web_requests.context(request), 'get')

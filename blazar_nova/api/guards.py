@@ -18,7 +18,7 @@ from blazar_core.common import clocks
 from blazar_core.common import errors
 from blazar_core.leases import lookup
 from blazar_core.leases import server_growth
-from blazar_core.leases import views
+from blazar_nova.api import assembly
 from blazar_nova.compat import bound_servers
 from blazar_nova.compat import compute_hosts
 from blazar_nova.compat import flavors
@@ -28,9 +28,7 @@ from blazar_nova.compat import reserved_edits
 from blazar_nova.compat import server_demand
 from blazar_nova.resource_types import extensions
 from blazar_nova.schemas import error_answers
-from blazar_nova.services import interruptible_servers
 from blazar_nova.services import server_messages
-from blazar_nova.services import wiring
 
 Environ: ty.TypeAlias = dict[str, ty.Any]
 
@@ -50,10 +48,15 @@ _AT_THE_END = frozenset({
 class Guards:
     """Answers requests about servers and server groups of leases."""
 
-    def __init__(self, parts: wiring.Parts) -> None:
-        self._parts = parts
+    def __init__(self, services: assembly.ApiServices) -> None:
+        parts = services.parts
+        self._database = parts.database
+        self._clock = parts.clock
+        self._types = parts.types
+        self._lookup = parts.leases.lookup
+        self._limits = parts.limits
         self._policies = extensions.installed_policies()
-        self._interruptible = interruptible_servers.InterruptibleServers(parts)
+        self._interruptible = services.interruptible
 
     def of_no_id(self, environ: Environ, action: nova_router.Action) -> ty.Any:
         """Return the answer to a request about an id that is not valid.
@@ -88,11 +91,11 @@ class Guards:
         """
         context = environ['nova.context']
         try:
-            kind = self._parts.leases.lookup.reservation(
+            kind = self._lookup.reservation(
                 group_id, context.project_id, anyones=context.is_admin)
         except errors.DatabaseUnavailable:
             return None
-        if kind is None or not self._parts.types.of(kind, False).for_servers:
+        if kind is None or not self._types.of(kind, False).for_servers:
             return None
         return nova_router.fault(environ, 409, (
             f'Server group {group_id} belongs to reservation {group_id} and '
@@ -132,7 +135,7 @@ class Guards:
                 _AT_THE_END.issuperset(body_of(environ))):
             return None
         try:
-            over = self._parts.leases.lookup.ended(
+            over = self._lookup.ended(
                 server_id, context.project_id) or self._on_ended_hosts(
                     server_id, context.project_id)
         except (errors.DatabaseUnavailable, errors.CloudUnavailable):
@@ -149,7 +152,7 @@ class Guards:
         """Return the lease of the hosts that a server is bound to, if the
         lease is ending and the server cannot stay for as long as it likes.
         """
-        found = self._parts.leases.lookup
+        found = self._lookup
         # Most requests are about servers without hosts of a lease.
         within = found.any_ending() and bound_servers.reservation_of_server(
             server_id, project_id)
@@ -165,7 +168,7 @@ class Guards:
         reserved, or the user may not see it.
         """
         try:
-            held = self._parts.leases.lookup.held([server_id]).get(server_id)
+            held = self._lookup.held([server_id]).get(server_id)
         except errors.DatabaseUnavailable:
             # Ordinary servers must not depend on the database.
             return None
@@ -206,7 +209,7 @@ class Guards:
             return None
         context, reservation_id = environ['nova.context'], None
         try:
-            place = self._parts.leases.lookup.place_of(server_id)
+            place = self._lookup.place_of(server_id)
             if place is not None:
                 if context.is_admin or (
                         place['project_id'] == context.project_id):
@@ -242,9 +245,9 @@ class Guards:
         wanted, reverts = _resized(environ), 'revertResize' in body_of(environ)
         if wanted is None and not reverts:
             return None
-        context, parts = environ['nova.context'], self._parts
+        context = environ['nova.context']
         try:
-            found = server_growth.booked(parts.database, server_id)
+            found = server_growth.booked(self._database, server_id)
             if found is None or not (context.is_admin or (
                     context.project_id == found[0].project_id)):
                 return None
@@ -255,14 +258,13 @@ class Guards:
                 server_demand.resized(server_id, wanted) if wanted else None)
             asked = server_growth.asked_of(lease, booked, takes or {})
             if asked is not None:
-                words = parts.answers.lease(views.get(
-                    parts.database, lease.id))
-                granted = parts.limits.check(dataclasses.replace(
+                words = self._limits.describe(self._lookup.get(lease.id))
+                granted = self._limits.check(dataclasses.replace(
                     asked, current=words, described=words,
                     server_ids=(server_id,)))
                 if revert is not None and granted is not None:
                     # No scheduler claims a host for a revert.
-                    server_growth.revert(parts.database, parts.clock, granted,
+                    server_growth.revert(self._database, self._clock, granted,
                                          lease.id, server_id, revert)
         except (errors.DatabaseUnavailable, errors.NotFound):
             return None
@@ -283,7 +285,7 @@ class Guards:
         try:
             within = bound_servers.reservation_of_server(
                 server_id, None if context.is_admin else context.project_id)
-            over = within and self._parts.leases.lookup.lease_over(within)
+            over = within and self._lookup.lease_over(within)
         except (errors.DatabaseUnavailable, errors.CloudUnavailable):
             return None
         return nova_router.fault(environ, 409, (
@@ -303,7 +305,7 @@ class Guards:
         try:
             within = bound_servers.reservation_of_server(server_id)
             try:
-                enrolled, holder = self._parts.leases.lookup.holder_of(target)
+                enrolled, holder = self._lookup.holder_of(target)
             except errors.DatabaseUnavailable:
                 if within is not None or not pool.joined().isdisjoint(
                         one.uuid for one in compute_hosts.on_service_host(

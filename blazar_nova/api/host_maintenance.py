@@ -14,9 +14,9 @@ from blazar_core.common import model
 from blazar_core.common import words
 from blazar_core.healing import host_status
 from blazar_core.healing import maintenance
+from blazar_nova.api import assembly
 from blazar_nova.schemas import dates
 from blazar_nova.schemas import web_requests
-from blazar_nova.services import wiring
 
 _EXAMPLE = '{"end_date": "2026-12-01 16:07", "reason": "firmware"}'
 _KNOWN = {'start_date': '"2026-12-01 12:00"', 'end_date': '"2026-12-01 16:07"',
@@ -26,18 +26,19 @@ _KNOWN = {'start_date': '"2026-12-01 12:00"', 'end_date': '"2026-12-01 16:07"',
 class HostMaintenance:
     """Request handlers, behind the authentication."""
 
-    def __init__(self, parts: wiring.Parts) -> None:
-        self._authorize = parts.policy.authorizer('blazar:maintenance')
-        self._parts = parts
-        self._hosts = parts.maintenance
+    def __init__(self, services: assembly.ApiServices) -> None:
+        self._authorize = services.policy.authorizer('blazar:maintenance')
+        self._database = services.parts.database
+        self._clock = services.parts.clock
+        self._hosts = services.parts.maintenance
 
     def index(self, request: webob.Request) -> web_requests.Answer:
         self._authorize(web_requests.context(request), 'get')
-        now = self._parts.clock.now()
+        now = self._clock.now()
         return 200, {'maintenance': [
             _described(one.name, maintenance.Planned(
                 model.Window(one.began_at, one.until), one.reason))
-            for one in host_status.away(self._parts.database)
+            for one in host_status.away(self._database)
             if one.kind == outages.MAINTENANCE and one.until > now and
             one.began_at is not None]}
 
@@ -99,7 +100,7 @@ class HostMaintenance:
         return maintenance.Planned(dates.outage(
             None if start is None else inputs.text(start, 'start_date'),
             inputs.text(inputs.needed(values, 'end_date'), 'end_date'),
-            known and known.window, self._parts.clock.now()), reason), force
+            known and known.window, self._clock.now()), reason), force
 
     def _whole(self, name: str, planned: maintenance.Planned,
                judged: bool = True) -> dict[str, ty.Any]:

@@ -5,20 +5,20 @@ import typing as ty
 
 import webob
 
+from blazar_nova.api import assembly
 from blazar_nova.schemas import host_schema
 from blazar_nova.schemas import web_requests
 from blazar_nova.services import host_enrollment
-from blazar_nova.services import wiring
 
 
 class HostController:
     """Request handlers, behind the authentication."""
 
-    def __init__(self, parts: wiring.Parts) -> None:
-        self._policy = parts.policy
+    def __init__(self, services: assembly.ApiServices) -> None:
+        self._policy = services.policy
         self._authorize = self._policy.authorizer('blazar:oshosts')
-        self._power = parts.conf.blazar_power
-        self._enrolling = host_enrollment.HostEnrollment(parts)
+        self._power = services.parts.conf.blazar_power
+        self._enrolling = services.parts.host_enrollment
 
     # -- hosts -------------------------------------------------------------
 

@@ -7,10 +7,9 @@ import typing as ty
 import webob
 
 from blazar_core.common import inputs
+from blazar_nova.api import assembly
 from blazar_nova.schemas import interruptible_params
 from blazar_nova.schemas import web_requests
-from blazar_nova.services import interruptible_servers
-from blazar_nova.services import wiring
 
 _KNOWN = {'limit': '100', 'marker': 'the id of a server',
           'all_projects': 'true'}
@@ -21,9 +20,10 @@ _EXAMPLE = '{"on_evict": "shelve"}'
 class InterruptibleController:
     """Request handlers, behind the authentication."""
 
-    def __init__(self, parts: wiring.Parts) -> None:
-        self._actions: ty.Sequence[str] = parts.conf.blazar.eviction_actions
-        self._servers = interruptible_servers.InterruptibleServers(parts)
+    def __init__(self, services: assembly.ApiServices) -> None:
+        self._actions: ty.Sequence[str] = (
+            services.parts.conf.blazar.eviction_actions)
+        self._servers = services.interruptible
 
     def index(self, request: webob.Request) -> web_requests.Answer:
         values = web_requests.query(request)

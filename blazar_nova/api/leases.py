@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Lease API for leases."""
 
+import contextlib
 import dataclasses
 import typing as ty
 
@@ -16,6 +17,7 @@ from blazar_core.leases import idempotency
 from blazar_core.leases import new_leases
 from blazar_core.leases import requests
 from blazar_core.leases import views
+from blazar_nova.api import assembly
 from blazar_nova.schemas import dates
 from blazar_nova.schemas import echoed_fields
 from blazar_nova.schemas import error_answers
@@ -23,15 +25,12 @@ from blazar_nova.schemas import hint_params
 from blazar_nova.schemas import lease_schema
 from blazar_nova.schemas import usage_schema
 from blazar_nova.schemas import web_requests
-from blazar_nova.services import host_leases
 from blazar_nova.services import lease_changes
 from blazar_nova.services import lease_series
 from blazar_nova.services import lease_transfer
 from blazar_nova.services import lease_trusts
-from blazar_nova.services import limit_requests
 from blazar_nova.services import notifications
 from blazar_nova.services import running_servers
-from blazar_nova.services import wiring
 
 #: Defaults of availability requests: seconds ahead, and number of starts.
 _AHEAD = 30 * 86400
@@ -41,15 +40,26 @@ _STARTS = 100
 class LeaseController:
     """Request handlers, behind the authentication."""
 
-    def __init__(self, parts: wiring.Parts) -> None:
-        self._parts = parts
-        self._defaults = hint_params.defaults(parts.conf)
-        self._policy = parts.policy
-        self._host_leases = host_leases.HostLeases(parts, self._policy)
-        self._changes = lease_changes.LeaseChanges(parts)
-        self._handing = lease_transfer.LeaseTransfer(parts)
-        self._joining = running_servers.RunningServers(parts)
-        self._recurring = lease_series.LeaseSeries(parts)
+    def __init__(self, services: assembly.ApiServices) -> None:
+        parts = services.parts
+        self._database = parts.database
+        self._clock = parts.clock
+        self._types = parts.types
+        self._leases = parts.leases
+        self._limits = parts.limits
+        self._end = parts.lifecycle.lease_end.delete
+        self._notify = parts.notify
+        self._represent = parts.answers.lease
+        self._list_ended: int = parts.conf.blazar.list_ended
+        self._policy = services.policy
+        self._defaults = services.defaults
+        self._asking = services.reservation_requests
+        self._trusts = services.trusts
+        self._changes = services.changes
+        self._series = services.series
+        self._transfer = services.transfer
+        self._running_servers = services.running_servers
+        self._host_leases = services.host_leases
 
     # -- reading -----------------------------------------------------------
 
@@ -57,16 +67,16 @@ class LeaseController:
         context = web_requests.context(request)
         self._policy.authorize(context, 'blazar:leases:get')
         query, fields = lease_schema.query(
-            web_requests.query(request), self._parts.clock.now(),
-            self._parts.conf.blazar.list_ended)
+            web_requests.query(request), self._clock.now(),
+            self._list_ended)
         query = self._policy.limited(
             context, 'blazar:leases:get_all_projects', query,
             'The leases of other projects are for admins.')
         if query.marker is not None and not query.occurrences:
             query = dataclasses.replace(
-                query, marker=self._parts.leases.series.current(
+                query, marker=self._leases.series.current(
                     query.marker))
-        found, more = views.page(self._parts.database, query)
+        found, more = views.page(self._database, query)
         if more and not query.paged:
             raise errors.InvalidLeaseParams(
                 f'These are more than {len(found)} leases. Write filters '
@@ -74,7 +84,7 @@ class LeaseController:
                 f'end_date), or "limit" and "marker" to read one page after '
                 f'the other.')
         if not query.occurrences:
-            found = self._parts.leases.series.as_one(found)
+            found = self._leases.series.as_one(found)
         body: dict[str, ty.Any] = {
             'leases': [_chosen(lease, fields)
                        for lease in self._shown(context, found)]}
@@ -99,8 +109,8 @@ class LeaseController:
 
         Costs one statement for the utilization of all that have started.
         """
-        now = self._parts.clock.now()
-        shown = [self._parts.answers.lease(lease)
+        now = self._clock.now()
+        shown = [self._represent(lease)
                  for lease in self._host_leases.complete(context, leases)]
         # lease_id is that of the occurrence, not of the series.
         started = {one['lease_id'] for lease in leases
@@ -108,7 +118,7 @@ class LeaseController:
                    for one in lease['reservations']}
         used: ty.Mapping[str, dict[str, ty.Any]] = {}
         if started:
-            with self._parts.database.connection() as connection:
+            with self._database.connection() as connection:
                 used = usage_schema.utilization(connection, started, now)
         for lease in shown:
             for one in lease['reservations']:
@@ -123,9 +133,9 @@ class LeaseController:
         :raises Forbidden: if the policy does not allow the action
         """
         try:
-            lease = views.get(self._parts.database, lease_id)
+            lease = views.get(self._database, lease_id)
         except errors.NotFound:
-            lease = self._parts.leases.series.get(lease_id)
+            lease = self._leases.series.get(lease_id)
         context = web_requests.context(request)
         target = {'project_id': lease['project_id']}
         if not self._policy.allows(context, 'blazar:leases:get', target):
@@ -140,16 +150,16 @@ class LeaseController:
             request, 'dry_run') else web_requests.key(request)
         if key is None:
             return self._create(request, None)
-        made = idempotency.made_by(self._parts.database, key)
+        made = idempotency.made_by(self._database, key)
         if made is None:
             try:
                 return self._create(request, key)
             except errors.BlazarError:
                 # A concurrent request with the same key may have created it.
-                made = idempotency.made_by(self._parts.database, key)
+                made = idempotency.made_by(self._database, key)
                 if made is None:
                     raise
-        (made,) = self._parts.leases.series.as_one([made])
+        (made,) = self._leases.series.as_one([made])
         return self._answer(request, 201, made)
 
     def _create(self, request: webob.Request, key: idempotency.Key | None,
@@ -158,14 +168,14 @@ class LeaseController:
         if running_servers.is_asked(web_requests.body(request)):
             return self._create_of_servers(request, key)
         asked = lease_schema.create(web_requests.body(request),
-                                    self._parts.clock.now(), self._defaults)
+                                    self._clock.now(), self._defaults)
         self._policy.authorize(
             context, 'blazar:leases:post' if asked.offer_seconds is None
             else 'blazar:leases:offer')
         if asked.lease.timeout is not None:
             self._policy.authorize(context, 'blazar:leases:best_effort')
-        acts = lease_trusts.acts_for_owner(self._parts, (
-            one.get('resource_type') for one in asked.reservations))
+        acts = self._trusts.acts_for_owner(
+            one.get('resource_type') for one in asked.reservations)
         if acts and (asked.lease.recurrence, asked.lease.patience,
                      asked.offer_seconds) != (None, None, None):
             raise errors.InvalidLeaseParams(
@@ -175,20 +185,21 @@ class LeaseController:
         if web_requests.flag(request, 'dry_run'):
             return 200, {'quote': self._quoted(context, asked)}
         if asked.lease.recurrence is not None:
-            return self._answer(request, 201, self._recurring.create(
+            return self._answer(request, 201, self._series.create(
                 context, self._new(context, asked, key)))
-        seconds, making = asked.offer_seconds, self._parts.leases.creation
-        with lease_trusts.ahead(self._parts, context, asked.lease,
-                                seconds is not None, acts) as entrusted:
+        seconds, making = asked.offer_seconds, self._leases.creation
+        with self._trusts.during_admission(
+                context, asked.lease, seconds is not None, acts) as entrusted:
             new = self._new(context, asked, key)
             if acts:
                 # What does not fit leaves no trace in other services.
                 making.check(new)
-            with lease_trusts.prepared(self._parts, context, new) as new:
+            with lease_trusts.prepared(
+                    self._types, context, new) as new:
                 lease = making.create(entrusted(new), None) if (
                     seconds is None) else making.offer(
                         entrusted(new), seconds)
-        self._parts.notify('lease.create', lease)
+        self._notify('lease.create', lease)
         return self._answer(request, 201, lease)
 
     def _new(self, context: ty.Any, asked: lease_schema.CreateRequest,
@@ -200,13 +211,12 @@ class LeaseController:
         """
         of_servers = asked.lease.recurrence is None and any(
             kind.for_servers for one in asked.reservations
-            if (kind := self._parts.types.named.get(
+            if (kind := self._types.named.get(
                 str(one.get('resource_type')))))
-        reading = limit_requests.reading_of(
-            self._parts.limits, self._parts.background, context,
-            asked.lease) if of_servers else None
-        asking = lease_changes.asking(
-            self._parts, context, asked.lease.window.start)
+        reading = self._limits.reading_of(
+            context, asked.lease) if of_servers else None
+        asking = self._asking.of(
+            context, asked.lease.window.start)
         new = new_leases.NewLease(
             context.project_id, context.user_id, asked.lease, tuple(
                 new for one in asked.reservations
@@ -220,15 +230,14 @@ class LeaseController:
             (demand.count for demand in new.demands),
             self._defaults.max_amount, times=len(asked.lease.occurrences))
         return new if asked.lease.recurrence is not None else (
-            dataclasses.replace(new, granted=self._parts.limits.check(
-                limit_requests.asked_of(new, False, self._parts.types),
-                reading)))
+            dataclasses.replace(new, granted=self._limits.check(
+                self._limits.asked_of(new, False), reading)))
 
     def _quoted(self, context: ty.Any, asked: lease_schema.CreateRequest,
                 ) -> dict[str, ty.Any]:
         """Return what a request to create a lease would result in."""
-        quote = (self._parts.leases.creation.quote
-                 if asked.lease.recurrence is None else self._recurring.quote)
+        quote = (self._leases.creation.quote
+                 if asked.lease.recurrence is None else self._series.quote)
         try:
             new = self._new(context, asked, None)
             return _quote(new, quote(new))
@@ -242,25 +251,24 @@ class LeaseController:
         if web_requests.flag(request, 'dry_run'):
             raise errors.InvalidLeaseParams(
                 'Servers that run have their capacity. Leave "dry_run" out.')
-        return self._answer(request, 201, self._joining.create(
+        return self._answer(request, 201, self._running_servers.create(
             context, web_requests.body(request), key))
 
     def accept(self, request: webob.Request,
                lease_id: str) -> web_requests.Answer:
         before = self._lease(request, lease_id, 'blazar:leases:offer')
         context, accept = (web_requests.context(request),
-                           self._parts.leases.creation.accept)
+                           self._leases.creation.accept)
         if before['status'] != states.Lease.OFFERED:
             # Repeated, as the answer to the first request was lost.
             return self._answer(request, 200, accept(lease_id))
         if lease_changes.is_owner(context, before):
-            with lease_trusts.of_offer(
-                    self._parts, context, before) as keeping:
-                lease = accept(lease_id, keeping.write)
-            keeping.take_back()
+            with self._trusts.of_offer(context, before) as trusts:
+                lease = accept(lease_id, trusts.write)
+            trusts.revoke_unused()
         else:
             lease = accept(lease_id)
-        self._parts.notify('lease.update', lease | {
+        self._notify('lease.update', lease | {
             'changed': ['status'],
             'reason': notifications.Reason.ACCEPTED})
         return self._answer(request, 200, lease)
@@ -271,8 +279,8 @@ class LeaseController:
                lease_id: str) -> web_requests.Answer:
         lease = self._lease(request, lease_id, 'blazar:leases:put')
         context, body = web_requests.context(request), echoed_fields.without(
-            web_requests.body(request), self._parts.answers.lease(lease),
-            self._parts.types)
+            web_requests.body(request), self._represent(lease),
+            self._types)
         if lease['recurrence_id'] and (running_servers.is_asked(body) or
                                        lease_transfer.is_asked(body)):
             raise errors.InvalidLeaseParams(
@@ -284,9 +292,10 @@ class LeaseController:
             if running_servers.lets_leave(body):
                 self._policy.authorize(
                     context, 'blazar:leases:remove_servers', target)
-            return self._answer(request, 200, self._joining.make(body, lease))
+            return self._answer(
+                request, 200, self._running_servers.make(body, lease))
         if 'recurrence' in lease:
-            return self._answer(request, 200, self._recurring.update(
+            return self._answer(request, 200, self._series.update(
                 context, body, lease))
         if not lease_transfer.is_asked(body):
             with self._host_leases.naming(context, lease):
@@ -298,7 +307,7 @@ class LeaseController:
                 'Leases are handed over to another project or user by admins '
                 '(blazar:leases:hand_over). Leave project_id and user_id out.')
         return self._answer(
-            request, 200, self._handing.make(context, body, lease_id))
+            request, 200, self._transfer.make(context, body, lease_id))
 
     def delete(self, request: webob.Request,
                lease_id: str) -> web_requests.Answer:
@@ -306,8 +315,8 @@ class LeaseController:
             lease = self._lease(request, lease_id, 'blazar:leases:delete')
         except errors.NotFound:
             owner = views.owner_of_deleted(
-                self._parts.database,
-                self._parts.leases.series.current(lease_id))
+                self._database,
+                self._leases.series.current(lease_id))
             if owner is None or not self._policy.allows(
                     web_requests.context(request), 'blazar:leases:delete',
                     {'project_id': owner}):
@@ -315,8 +324,12 @@ class LeaseController:
             return 204, None
         if not web_requests.flag(request, 'force'):
             self._host_leases.check_deletion(lease)
-        (self._recurring.delete if 'recurrence' in lease else
-         self._parts.lifecycle.lease_end.delete)(lease_id)
+        if 'recurrence' not in lease:
+            self._end(lease_id)
+            return 204, None
+        for one in reversed(self._leases.series.unfinished(lease_id)):
+            with contextlib.suppress(errors.NotFound):
+                self._end(one['id'])
         return 204, None
 
     # -- availability ------------------------------------------------------
@@ -324,10 +337,9 @@ class LeaseController:
     def availability(self, request: webob.Request) -> web_requests.Answer:
         context = web_requests.context(request)
         self._policy.authorize(context, 'blazar:availability:get')
-        now = self._parts.clock.now()
+        now = self._clock.now()
         values: dict[str, ty.Any] = web_requests.query(request)
-        if lease_trusts.acts_for_owner(
-                self._parts, [values.get('resource_type')]):
+        if self._trusts.acts_for_owner([values.get('resource_type')]):
             raise errors.InvalidLeaseParams(
                 'Availability is that of one size. For a stack, ask for that '
                 'of the flavors of its servers, or send POST /leases with '
@@ -346,13 +358,14 @@ class LeaseController:
                 'The window and the duration lead beyond the year 9998. '
                 'Write an earlier end_date.')
         try:
-            asking = lease_changes.asking(self._parts, context, window.start)
+            asking = self._asking.of(
+                context, window.start)
             values.setdefault('resource_type', asking.guess(values))
             new = asking.new_reservation(values)
         except errors.Refused:
             found, known = [(window.start, 0)], None
         else:
-            found, known = self._parts.leases.creation.availability(
+            found, known = self._leases.creation.availability(
                 dataclasses.replace(
                     new.demand, count=self._defaults.max_amount),
                 window, duration + self._defaults.grace_period, most)

@@ -22,6 +22,7 @@ import webob
 from blazar_core.common import clocks
 from blazar_core.common import errors
 from blazar_core.leases import requests
+from blazar_nova.api import assembly
 from blazar_nova.api import guards
 from blazar_nova.api import used_ports
 from blazar_nova.compat import nova_router
@@ -30,9 +31,7 @@ from blazar_nova.schemas import hint_params
 from blazar_nova.schemas import interruptible_params
 from blazar_nova.schemas import recurrence_schema
 from blazar_nova.services import boot_context
-from blazar_nova.services import default_leases
 from blazar_nova.services import policy
-from blazar_nova.services import wiring
 
 LOG = logging.getLogger(__name__)
 
@@ -55,17 +54,23 @@ _OF_ONE_SERVER = frozenset(nova_router.Kind) - {
 class LeaseMiddleware:
     """A WSGI application that wraps the call of Nova's controllers."""
 
-    def __init__(self, app: ty.Any, parts: wiring.Parts) -> None:
+    def __init__(self, app: ty.Any, services: assembly.ApiServices) -> None:
+        parts = services.parts
         self._app = app
-        self._parts = parts
-        self._guards = guards.Guards(parts)
-        self._defaults = hint_params.defaults(parts.conf)
+        self._follow = parts.follow
+        self._database = parts.database
+        self._clock = parts.clock
+        self._types = parts.types
+        self._lookup = parts.leases.lookup
+        self._reconciliation = parts.lifecycle.reconciliation
+        self._guards = guards.Guards(services)
+        self._defaults = services.defaults
         self._actions: ty.Sequence[str] = parts.conf.blazar.eviction_actions
-        self._defaulting = default_leases.DefaultLeases(parts)
+        self._defaulting = services.default_leases
 
     def __call__(self, environ: Environ, start_response: ty.Any) -> ty.Any:
         # WSGI servers have forked by now.
-        self._parts.follow()
+        self._follow()
         action = nova_router.action(environ)
         if action is None:
             return self._app(environ, start_response)
@@ -109,7 +114,7 @@ class LeaseMiddleware:
             return response
         server_id = ty.cast(str, action.subject)
         try:
-            held = self._parts.leases.lookup.held([server_id]).get(server_id)
+            held = self._lookup.held([server_id]).get(server_id)
         except errors.DatabaseUnavailable:
             return response
         if held is None or (
@@ -132,7 +137,7 @@ class LeaseMiddleware:
             return self._app
         try:
             asked = hint_params.lease_request(
-                hints, self._parts.clock.now(), self._defaults)
+                hints, self._clock.now(), self._defaults)
             context = environ['nova.context']
             if asked is not None or _OURS.intersection(hints) or (
                     self._defaulting.binds(context)):
@@ -146,7 +151,7 @@ class LeaseMiddleware:
                 _multiply(environ, len(asked.recurrence.windows),
                           self._defaults.max_amount)
         except errors.BlazarError as exc:
-            why = error_answers.unless_skewed(exc, self._parts.database)
+            why = error_answers.unless_skewed(exc, self._database)
             code, _name = error_answers.code_of(why)
             return nova_router.fault(environ, code, str(why)) or self._app
         if asked is None and not every and not _may_be_reserved(environ) and (
@@ -157,7 +162,7 @@ class LeaseMiddleware:
         if boot.refused is not None:
             _add_refusal(response, boot.refused)
         if asked is not None and response.status_int in used_ports.CODES:
-            used_ports.explain(self._parts, environ, response)
+            used_ports.explain(self._lookup, environ, response)
         if boot.lease is not None and response.status_int == 202:
             response.headers.update({
                 LEASE_ID: boot.lease['id'],
@@ -178,10 +183,10 @@ class LeaseMiddleware:
         if isinstance(wanted, list) and len(wanted) == 1:
             wanted = wanted[0]
         project_id = environ['nova.context'].project_id
-        kind = self._parts.leases.lookup.reservation(
+        kind = self._lookup.reservation(
             wanted, project_id) if isinstance(wanted, str) else None
         if not isinstance(wanted, str) or kind is None:
-            hosts = self._parts.leases.lookup.within(
+            hosts = self._lookup.within(
                 wanted, project_id) if isinstance(wanted, str) else []
             if hosts:
                 raise errors.InvalidLeaseParams(
@@ -190,13 +195,13 @@ class LeaseMiddleware:
             raise errors.InvalidLeaseParams(
                 'The hint "reservation" must be the id of a reservation of '
                 'your project whose lease has not ended; none was found.')
-        if self._parts.types.of(kind, False).has_hosts:
-            why = self._parts.leases.lookup.why_not_within(
+        if self._types.of(kind, False).has_hosts:
+            why = self._lookup.why_not_within(
                 wanted, project_id, asked)
             if why is not None:
                 raise errors.InvalidLeaseParams(why)
             return
-        if not self._parts.types.of(kind, False).for_servers:
+        if not self._types.of(kind, False).for_servers:
             raise errors.InvalidLeaseParams(
                 f'Reservation {wanted} is of {kind}: no servers are booted '
                 f'with it. Leave the hint "reservation" out.')
@@ -213,8 +218,8 @@ class LeaseMiddleware:
         response = webob.Request(environ).get_response(self._app)
         if response.status_int == 204:
             try:
-                if self._parts.leases.lookup.is_leased(server_id):
-                    self._parts.lifecycle.reconciliation.check(server_id)
+                if self._lookup.is_leased(server_id):
+                    self._reconciliation.check(server_id)
             except errors.DatabaseUnavailable as exc:
                 LOG.info('Server %s was deleted; whether it had a lease is '
                          'seen to later: %s', server_id, exc)

@@ -13,6 +13,7 @@ from oslo_log import log as logging
 import webob
 import webob.dec
 
+from blazar_nova.api import assembly
 from blazar_nova.api import calendar
 from blazar_nova.api import floating_ips
 from blazar_nova.api import host_maintenance
@@ -83,24 +84,26 @@ _VERSION = 'reservation 1.0'
 class Application:
     """WSGI application behind Nova's authentication."""
 
-    def __init__(self, parts: wiring.Parts) -> None:
+    def __init__(self, services: assembly.ApiServices) -> None:
         self._controllers: dict[type, object] = {
-            of: of(parts) for of in {route.controller for route in ROUTES}}
-        self._parts = parts
+            of: of(services) for of in {route.controller for route in ROUTES}}
+        self._follow = services.parts.follow
+        self._database = services.parts.database
+        self._clock = services.parts.clock
 
     @webob.dec.wsgify  # type: ignore[untyped-decorator]
     def __call__(self, request: webob.Request) -> webob.Response:
         # WSGI servers have forked by now.
-        self._parts.follow()
+        self._follow()
         try:
             response = self._respond(request)
         except Exception as exc:
             response = error_answers.answer(
                 error_answers.unless_skewed(
-                    exc, self._parts.database,
+                    exc, self._database,
                     getattr(request.environ.get('nova.context'),
                             'project_id', '') or '',
-                    self._parts.clock.now()))
+                    self._clock.now()))
             if response.status_int == 500:
                 LOG.exception('%s %s failed', request.method,
                               request.environ['PATH_INFO'])
@@ -147,7 +150,7 @@ def factory(global_config: ty.Any, **local_config: ty.Any) -> Application:
     :raises ConfigurationError: if this release of Nova or its configuration
         is not as required; names the line to write
     """
-    return Application(wiring.shared())
+    return Application(assembly.ApiServices(wiring.shared()))
 
 
 def versions(global_config: ty.Any, **local_config: ty.Any) -> ty.Any:

@@ -9,24 +9,25 @@ from blazar_core.common import clocks
 from blazar_core.common import errors
 from blazar_core.common import inputs
 from blazar_core.leases import accounting
+from blazar_nova.api import assembly
 from blazar_nova.schemas import usage_schema
 from blazar_nova.schemas import web_requests
 from blazar_nova.services import prices
-from blazar_nova.services import wiring
 
 
 class UsageController:
     """Request handler, behind the authentication."""
 
-    def __init__(self, parts: wiring.Parts) -> None:
-        self._parts = parts
-        self._policy = parts.policy
-        self._prices = prices.read(parts.conf)
+    def __init__(self, services: assembly.ApiServices) -> None:
+        self._database = services.parts.database
+        self._clock = services.parts.clock
+        self._policy = services.policy
+        self._prices = prices.read(services.parts.conf)
 
     def index(self, request: webob.Request) -> web_requests.Answer:
         context = web_requests.context(request)
         self._policy.authorize(context, 'blazar:usage:get')
-        now = self._parts.clock.now()
+        now = self._clock.now()
         values: dict[str, ty.Any] = web_requests.query(request)
         rates = self._rates(context, inputs.boolean(
             values.pop('costs', 'false'), 'costs'))
@@ -34,7 +35,7 @@ class UsageController:
         query = self._policy.limited(
             context, 'blazar:usage:get_all_projects', query,
             'The usage of other projects is for admins.')
-        with self._parts.database.connection() as connection:
+        with self._database.connection() as connection:
             found = accounting.totals(connection, query, now, limit + 1)
             rows = usage_schema.rows(connection, query, found[:limit])
             body: dict[str, ty.Any] = {'usage': rows}

@@ -17,9 +17,9 @@ import webob
 
 from blazar_core.common import clocks
 from blazar_core.common import errors
+from blazar_core.leases import lookup
 from blazar_nova.api import guards
 from blazar_nova.compat import server_ports
-from blazar_nova.services import wiring
 
 LOG = logging.getLogger(__name__)
 
@@ -27,7 +27,7 @@ LOG = logging.getLogger(__name__)
 CODES = (400, 409)
 
 
-def explain(parts: wiring.Parts, environ: dict[str, ty.Any],
+def explain(known: lookup.Lookup, environ: dict[str, ty.Any],
             response: webob.Response) -> None:
     """Add to the refusal of a boot with a lease when the boot would succeed,
     if it uses ports or addresses of servers in other leases of its project.
@@ -38,7 +38,7 @@ def explain(parts: wiring.Parts, environ: dict[str, ty.Any],
         return
     try:
         found = [said for one in server_ports.in_use(context, ports, addresses)
-                 if (said := _until(parts, context.project_id, one))]
+                 if (said := _until(known, context.project_id, one))]
     except (errors.DatabaseUnavailable, errors.CloudUnavailable) as exc:
         LOG.info('Until when what a boot needs is in use is not known: %s',
                  exc)
@@ -68,10 +68,10 @@ def _asked(environ: dict[str, ty.Any],
     return ports, addresses
 
 
-def _until(parts: wiring.Parts, project_id: str, one: server_ports.InUse,
+def _until(known: lookup.Lookup, project_id: str, one: server_ports.InUse,
            ) -> str | None:
     lease = None if one.server_id is None else (
-        parts.leases.lookup.lease_of(one.server_id))
+        known.lease_of(one.server_id))
     if lease is None or lease['project_id'] != project_id:
         return None
     end = clocks.minute(lease['end_date'] + (lease['grace_period'] or 0))

@@ -362,7 +362,6 @@ def _host_maintain(parsed: argparse.Namespace) -> int:
 def _host_power(parsed: argparse.Namespace) -> None:
     parts = _parts(parsed)
     from blazar_nova.listener import power
-    from blazar_nova.services import host_enrollment
 
     if parsed.retry:
         power.retry(parts.database, parsed.retry)
@@ -371,17 +370,13 @@ def _host_power(parsed: argparse.Namespace) -> None:
         found = switch.hosts()
         listing = listings.switched(found, switch.decide(found))
     else:
-        listing = listings.power(
-            host_enrollment.HostEnrollment(parts).switched())
+        listing = listings.power(parts.host_enrollment.switched())
     listings.show(parsed.format, listing)
 
 
 def _enrollment(parsed: argparse.Namespace) -> 'HostEnrollment':
     """Load Nova, which takes a while: check the arguments before."""
-    parts = _parts(parsed)
-    from blazar_nova.services import host_enrollment
-
-    return host_enrollment.HostEnrollment(parts)
+    return ty.cast('HostEnrollment', _parts(parsed).host_enrollment)
 
 
 def _parts(parsed: argparse.Namespace) -> ty.Any:

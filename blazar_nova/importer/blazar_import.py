@@ -73,8 +73,9 @@ class Importer:
         self._blazar = blazar
         self._say = say
         self._cloud = Nova()
-        self._looks = host_sync.HostSync(parts)
-        self._enrolling = host_enrollment.HostEnrollment(parts)
+        self._looks = host_sync.HostSync(
+            parts.database, parts.clock, parts.types)
+        self._enrolling = parts.host_enrollment
         self._imports = imports.LeaseImport(
             parts.database, parts.clock, parts.types)
 
@@ -86,7 +87,10 @@ class Importer:
         :raises CloudUnavailable: if Nova does not answer before anything is
             imported
         """
-        plan = import_plan.plan(self._parts, self._cloud, self._blazar)
+        parts = self._parts
+        plan = import_plan.plan(import_plan.Here(
+            parts.database, parts.clock, parts.types,
+            60 * parts.conf.blazar.cleaning_time), self._cloud, self._blazar)
         if apply:
             for work, of_a_kind in ((self._enrol, plan.hosts),
                                     (self._hide, plan.properties),

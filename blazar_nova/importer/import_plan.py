@@ -20,8 +20,10 @@ from blazar_core.common import clocks
 from blazar_core.common import errors
 from blazar_core.common import model
 from blazar_core.common import states
+from blazar_core.db import api
 from blazar_core.db import models
 from blazar_core.leases import imports
+from blazar_core.plugins import resource_types
 from blazar_nova.compat import host_servers
 from blazar_nova.compat import pool
 from blazar_nova.importer import blazar_source
@@ -29,7 +31,6 @@ from blazar_nova.importer import items
 from blazar_nova.importer import translation
 from blazar_nova.schemas import host_schema
 from blazar_nova.services import host_enrollment
-from blazar_nova.services import wiring
 
 #: Blazar's statuses of leases that have ended.
 _OVER = ('TERMINATED', 'ERROR')
@@ -45,15 +46,27 @@ class Cloud(ty.Protocol):
         """Return the servers of a host: see :func:`host_servers.on`."""
 
 
-def plan(parts: wiring.Parts, cloud: Cloud, blazar: blazar_source.Blazar,
+class Here(ty.NamedTuple):
+    """Where the import goes.
+
+    :ivar cleaning_time: seconds after each lease
+    """
+
+    database: api.Database
+    clock: clocks.Clock
+    types: resource_types.ResourceTypes
+    cleaning_time: int
+
+
+def plan(here: Here, cloud: Cloud, blazar: blazar_source.Blazar,
          ) -> items.Plan:
     """Check everything in Blazar.
 
     :raises CloudUnavailable: if Nova does not answer
     :raises DatabaseUnavailable: if the reservation database does not answer
     """
-    hosts = _Hosts(parts, cloud, blazar)
-    leases = _Leases(parts, cloud, hosts.judged())
+    hosts = _Hosts(here, cloud, blazar)
+    leases = _Leases(here, cloud, hosts.judged())
     found = leases.judged(blazar.leases)
     while _refuse_more(hosts.items.values(), found):
         pass
@@ -99,9 +112,9 @@ def _of_host(name: str) -> str:
 class _Hosts:
     """Checks hosts."""
 
-    def __init__(self, parts: wiring.Parts, cloud: Cloud,
+    def __init__(self, here: Here, cloud: Cloud,
                  blazar: blazar_source.Blazar) -> None:
-        self._parts = parts
+        self._here = here
         self._cloud = cloud
         self._blazar = blazar
         self.items: dict[str, items.HostItem] = {}
@@ -138,8 +151,8 @@ class _Hosts:
         item.member = self._cloud.member(host.name)
         _name, item.extra = host_schema.create(
             {**host.extra, 'name': host.name})
-        now = self._parts.clock.now()
-        with self._parts.database.reader() as session:
+        now = self._here.clock.now()
+        with self._here.database.reader() as session:
             item.row = session.scalars(sa.select(models.Host).where(
                 models.Host.uuid == item.member.uuid)).one_or_none()
             if item.row is None:
@@ -172,7 +185,7 @@ class _Hosts:
         """Return the properties that are private in Blazar. Those that exist
         here already keep their settings.
         """
-        with self._parts.database.reader() as session:
+        with self._here.database.reader() as session:
             said = set(session.scalars(sa.select(models.HostProperty.name)))
         there = {name for item in self.items.values() if (
             item.outcome != items.Outcome.REFUSED) for name in item.extra}
@@ -212,15 +225,15 @@ class _Taken(ty.NamedTuple):
 class _Leases:
     """Checks leases, in the order of their creation."""
 
-    def __init__(self, parts: wiring.Parts, cloud: Cloud,
+    def __init__(self, here: Here, cloud: Cloud,
                  hosts: ty.Mapping[str, items.HostItem]) -> None:
-        self._parts = parts
+        self._here = here
         self._cloud = cloud
         self._hosts = hosts
-        self._now = parts.clock.now()
+        self._now = here.clock.now()
         self.over: collections.Counter[str] = collections.Counter()
         self._taken: dict[int, list[_Taken]] = collections.defaultdict(list)
-        with parts.database.reader() as session:
+        with here.database.reader() as session:
             self._there = set(session.scalars(sa.select(models.Lease.id)))
             for row in session.execute(
                     sa.select(models.Booking.host_id,
@@ -283,7 +296,7 @@ class _Leases:
         item.known, notes = translation.known(
             lease, {one: [host.row.id for host in its if host.row is not None]
                     for one, its in item.hosts.items()},
-            self._parts.types, self._now)
+            self._here.types, self._now)
         if item.known.active:
             _check_places(item)
         self._take(item.known)
@@ -387,4 +400,4 @@ class _Leases:
                   for one in self._taken[host_id]
                   if one.lease_id != item.id and one.window.start >= end]
         item.known = dataclasses.replace(item.known, cleaning_time=min([
-            60 * self._parts.conf.blazar.cleaning_time, *pauses]))
+            self._here.cleaning_time, *pauses]))

@@ -50,7 +50,6 @@ from blazar_nova.listener import monitors
 from blazar_nova.listener import periodic_sync
 from blazar_nova.listener import power
 from blazar_nova.listener import server_sync
-from blazar_nova.services import host_enrollment
 from blazar_nova.services import notifications
 from blazar_nova.services import wiring
 
@@ -115,7 +114,7 @@ class Listener:
         self.engine = engine.Engine(
             conf, self.parts.database, self.parts.clock,
             self.parts.lifecycle, name)
-        self.server_sync = server_sync.ServerSync(
+        self.server_sync = server_sync.of_parts(
             self.parts, self.engine.trigger)
         self.overbooking = overbooking.OverbookingCheck(
             self.parts.database, self.parts.clock, self.parts.admission,
@@ -133,10 +132,11 @@ class Listener:
                 self.parts.database, self.parts.clock, self.parts.cloud,
                 self.parts.admission, credential,
                 conf.blazar.interruptible_safe_for))
-        self.monitors = monitors.Monitors(self.parts)
+        self.monitors = monitors.Monitors(
+            conf, self.parts.database, self.parts.clock,
+            self.parts.host_status)
         self.power = power.of_parts(
             self.parts) if conf.blazar_power.enabled else None
-        self._enrolling = host_enrollment.HostEnrollment(self.parts)
         self._messages = process.notification_listener(
             conf.blazar.notification_topic, self.handle)
         self._stopping = threading.Event()
@@ -150,7 +150,8 @@ class Listener:
             self.server_sync, self._stopping, self._with_sync())
         self._threads: list[threading.Thread] = []
         self.metrics = metrics.Metrics(
-            self.parts, name, self._threads, self.power)
+            conf, self.parts.database, self.parts.clock,
+            self.parts.admission.index, name, self._threads, self.power)
         self._threads += [
             self._thread('server_sync', self.server_sync.run),
             self._thread('periodic_sync', self.periodic_sync.run),
@@ -214,7 +215,8 @@ class Listener:
              life.lease_close.close_left),
             ('Unused leases', life.no_shows.look),
             ('Ends of announced leases', self.announce),
-            ('Unfinished removals of hosts', self._enrolling.remove_left),
+            ('Unfinished removals of hosts',
+             self.parts.host_enrollment.remove_left),
             ('Due events', self.engine.wake))
 
     # -- threads -------------------------------------------------------------

@@ -13,6 +13,7 @@ from blazar_core.capacity import enrollment
 from blazar_core.capacity import interruptible
 from blazar_core.capacity import inventory
 from blazar_core.capacity import pending
+from blazar_core.common import clocks
 from blazar_core.common import errors
 from blazar_core.common import model
 from blazar_core.db import api
@@ -22,7 +23,6 @@ from blazar_nova.compat import compute_hosts
 from blazar_nova.compat import process
 from blazar_nova.compat import unmapped_servers
 from blazar_nova.listener import batches
-from blazar_nova.services import wiring
 
 LOG = logging.getLogger(__name__)
 
@@ -51,9 +51,11 @@ class _Before:
 class HostSync:
     """Syncs the hosts in the reservation database with Nova and placement."""
 
-    def __init__(self, parts: wiring.Parts) -> None:
-        self._parts = parts
-        self._database = parts.database
+    def __init__(self, database: api.Database, clock: clocks.Clock,
+                 types: resource_types.ResourceTypes) -> None:
+        self._database = database
+        self._clock = clock
+        self._types = types
         #: By host uuid, what was seen last of it in full, and when; without
         #: the allocations of consumers, which may be many.
         self._facts: dict[str, tuple[int, compute_hosts.Facts]] = {}
@@ -73,7 +75,7 @@ class HostSync:
         before = self._before_all()
         found, complete = compute_hosts.all_hosts()
         batches.walk(
-            self._parts.clock, found,
+            self._clock, found,
             lambda host: apart(f'Host {host.name}', self.compare, host,
                                before), go_on, spread)
         if complete and go_on():
@@ -86,7 +88,7 @@ class HostSync:
         """Read the reservation database first: a later write to it is based on
         newer data.
         """
-        now = self._parts.clock.now()
+        now = self._clock.now()
         with self._database.connection() as connection:
             generations = inventory.generations(connection)
         try:
@@ -102,13 +104,13 @@ class HostSync:
 
         :param apart: see :meth:`compare_all`
         """
-        for name, kind in self._parts.types.named.items():
+        for name, kind in self._types.named.items():
             apart(f'Capacity and usage of {name}',
                   self._compare_pool, name, kind)
 
     def _compare_pool(self, name: str,
                       kind: resource_types.ResourceType) -> None:
-        asked = self._parts.clock.now()
+        asked = self._clock.now()
         found = kind.hosts()
         if found is None:
             self._examine(name, kind)
@@ -120,7 +122,7 @@ class HostSync:
 
     def _examine(self, name: str, kind: resource_types.ResourceType) -> None:
         """Sync the enrolled hosts of a pool."""
-        now = self._parts.clock.now()
+        now = self._clock.now()
         with self._database.reader() as session:
             rows = {row.uuid: row for row in enrollment.pooled(session, name)}
             holders = enrollment.holders(session, now, name) if rows else {}
@@ -157,7 +159,7 @@ class HostSync:
         """
         with self._database.writer() as session:
             gone = inventory.retain(
-                session, uuids, self._parts.clock.now(), pool, asked)
+                session, uuids, self._clock.now(), pool, asked)
         if gone:
             LOG.warning('Hosts that no longer exist (%s): %s', pool,
                         ', '.join(gone))
@@ -208,7 +210,7 @@ class HostSync:
         to write: by the generation it notices that it has to ask again.
         """
         with self._database.connection() as connection:
-            return self._parts.clock.now(), inventory.generations(
+            return self._clock.now(), inventory.generations(
                 connection, [uuid]).get(uuid)
 
     def compare_usage(self, service_host: str) -> None:
@@ -222,7 +224,7 @@ class HostSync:
                           models.Host.units)
                 .where(models.Host.service_host == service_host,
                        models.Host.pool == model.COMPUTE)).all()
-        now = self._parts.clock.now()
+        now = self._clock.now()
         seen = [facts if now - _LASTS <= at <= now else None for at, facts in (
             self._facts.get(host.uuid, (0, None)) for host in hosts)]
         if not hosts or [(host.capacity, host.units) for host in hosts] != [
@@ -278,7 +280,7 @@ class HostSync:
         """
         with self._database.begin() as connection:
             return inventory.record(
-                connection, self._parts.clock.now(), told.service_host,
+                connection, self._clock.now(), told.service_host,
                 told.node, told.server_id, told.takes)
 
     def due(self, now: int) -> set[str]:

@@ -22,10 +22,13 @@ import prometheus_client
 from prometheus_client import core
 import sqlalchemy as sa
 
+from blazar_core.capacity import booking_index
 from blazar_core.capacity import rule
+from blazar_core.common import clocks
 from blazar_core.common import errors
 from blazar_core.common import model
 from blazar_core.common import states
+from blazar_core.db import api
 from blazar_core.db import counters
 from blazar_core.db import leader_election
 from blazar_core.db import models
@@ -35,7 +38,6 @@ from blazar_core.lifecycle import eviction
 from blazar_core.lifecycle import lease_start
 from blazar_nova.compat import aggregates
 from blazar_nova.listener import power
-from blazar_nova.services import wiring
 
 LOG = logging.getLogger(__name__)
 
@@ -64,15 +66,19 @@ class Metrics:
     :param switches: switches hosts; None: nothing does
     """
 
-    def __init__(self, parts: wiring.Parts, name: str,
-                 threads: ty.Sequence[threading.Thread],
+    def __init__(self, conf: ty.Any, database: api.Database,
+                 clock: clocks.Clock, index: booking_index.Index,
+                 name: str, threads: ty.Sequence[threading.Thread],
                  switches: power.Power | None = None) -> None:
-        self._parts = parts
+        self._conf = conf
+        self._database = database
+        self._clock = clock
+        self._index = index
         self._switches = switches
         self._threads = threads
-        self._timeout: int = parts.conf.blazar.worker_timeout
+        self._timeout: int = conf.blazar.worker_timeout
         self._leader = leader_election.Leader(
-            parts.database, parts.clock, 'metrics', name, PAUSE, self._timeout)
+            database, clock, 'metrics', name, PAUSE, self._timeout)
         #: The values of the whole cloud, and until when no other listener
         #: serves them.
         self._shared: tuple[list[_Family], int] = [], 0
@@ -94,22 +100,22 @@ class Metrics:
 
         :param pause: seconds between two calls
         """
-        self._loops[name] = pause, self._parts.clock.now()
+        self._loops[name] = pause, self._clock.now()
 
         def watched() -> object:
             found = look()
-            self._loops[name] = pause, self._parts.clock.now()
+            self._loops[name] = pause, self._clock.now()
             return found
 
         return watched
 
     def problems(self) -> list[str]:
         """Return why this listener is not healthy, in sentences."""
-        found, now = [], self._parts.clock.now()
-        if self._parts.database.status.away()[0]:
+        found, now = [], self._clock.now()
+        if self._database.status.away()[0]:
             found.append('The reservation database is unavailable.')
         try:
-            self._parts.database.skew.check_step()
+            self._database.skew.check_step()
         except errors.ClockSkewed as exc:
             found.append(str(exc))
         found += [f'The thread {one.name} has ended.'
@@ -126,13 +132,13 @@ class Metrics:
 
         :raises DatabaseUnavailable: when the database does not answer
         """
-        now = self._parts.clock.now()
+        now = self._clock.now()
         if self._leader.take() is not None:
             return
-        began = self._parts.clock.elapsed()
+        began = self._clock.elapsed()
         if began >= self._reserved[1]:
             read = [*self._of_capacity(now), *self._of_projects(now)]
-            ended = self._parts.clock.elapsed()
+            ended = self._clock.elapsed()
             self._reserved = read, ended + min(
                 _LATEST, _SHARE * (ended - began))
         found = [*self._of_leases(now), *self._reserved[0], *self._counted()]
@@ -156,7 +162,7 @@ class Metrics:
         deferred = core.GaugeMetricFamily(
             'blazar_events_deferred', 'Events of more than a minute ago that '
             'are retried.')
-        with self._parts.database.connection() as connection:
+        with self._database.connection() as connection:
             late.add_metric([], host_status.late_events(connection, now))
             deferred.add_metric([], host_status.deferred_events(
                 connection, now))
@@ -172,7 +178,7 @@ class Metrics:
             labels=['kind'])
         for kind, number in sorted(collections.Counter(
                 one.kind for one in host_status.away(
-                    self._parts.database)).items()):
+                    self._database)).items()):
             away.add_metric([kind], number)
         yield from (leases, late, deferred, away)
 
@@ -199,7 +205,7 @@ class Metrics:
             'blazar_capacity_used', 'What servers in leases use now, also '
             'past their end; a whole host is used while servers are on it.',
             labels=by)
-        with self._parts.database.connection() as connection:
+        with self._database.connection() as connection:
             hosts = connection.execute(sa.select(
                 host.id, host.service_host, host.capacity, host.usage,
                 host.interruptible)).all()
@@ -207,7 +213,7 @@ class Metrics:
                 connection, now + 3600 * hours, _BOOKING.host_id)
                 for hours in AHEAD}
         zone_of = {row.id: zones.get(
-            row.service_host, self._parts.conf.default_availability_zone)
+            row.service_host, self._conf.default_availability_zone)
             for row in hosts}
         # Amounts of zero are reported, too.
         none = [(row.id, dict.fromkeys(model.plain(row.capacity), 0))
@@ -228,7 +234,7 @@ class Metrics:
         yield from (capacity, others, evictable, reserved, used)
 
     def _of_projects(self, now: int) -> ty.Iterator[_Family]:
-        if not self._parts.conf.blazar.metrics_by_project:
+        if not self._conf.blazar.metrics_by_project:
             return
         by = ['project_id', 'resource_class']
         reserved = core.GaugeMetricFamily(
@@ -237,7 +243,7 @@ class Metrics:
         used = core.GaugeMetricFamily(
             'blazar_project_capacity_used', 'What servers in leases of a '
             'project use now, also past their end.', labels=by)
-        with self._parts.database.connection() as connection:
+        with self._database.connection() as connection:
             sums = _reserved(connection, now, _LEASE.project_id,
                              models.Reservation, models.Lease)
         if len(sums) > MOST:
@@ -251,7 +257,7 @@ class Metrics:
         yield from (reserved, used)
 
     def _counted(self) -> ty.Iterator[_Family]:
-        with self._parts.database.connection() as connection:
+        with self._database.connection() as connection:
             # Refused demands are left out: there may be very many.
             rows = counters.read(connection, 'blazar_')
         families: dict[str, core.CounterMetricFamily] = {}
@@ -276,8 +282,8 @@ class Metrics:
             'When a loop of this listener had success last.', labels=['loop'])
         for name, (_pause, last) in sorted(self._loops.items()):
             loops.add_metric([name], last)
-        is_away, away = self._parts.database.status.away()
-        index = self._parts.admission.index
+        is_away, away = self._database.status.away()
+        index = self._index
         yield loops
         yield core.GaugeMetricFamily(
             'blazar_database_up', 'Whether the reservation database answers '
@@ -299,7 +305,7 @@ class Metrics:
                 'hosts_file as it is now, not as it was before.',
                 value=int(not self._switches.problem()))
         shared, until = self._shared
-        leads = self._parts.clock.now() < until
+        leads = self._clock.now() < until
         yield core.GaugeMetricFamily(
             'blazar_metrics_leader', 'Whether this listener serves the values '
             'of the whole cloud.', value=int(leads))

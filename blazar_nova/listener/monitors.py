@@ -14,13 +14,14 @@ from oslo_log import log as logging
 import sqlalchemy as sa
 
 from blazar_core.capacity import outages
+from blazar_core.common import clocks
 from blazar_core.common import errors
 from blazar_core.common import model
+from blazar_core.db import api
 from blazar_core.db import models
 from blazar_core.healing import host_status
 from blazar_nova.compat import compute_hosts
 from blazar_nova.resource_types import extensions
-from blazar_nova.services import wiring
 
 LOG = logging.getLogger(__name__)
 
@@ -42,14 +43,13 @@ class Monitor(abc.ABC):
     event_types: ty.ClassVar[tuple[str, ...]] = ()
 
     @abc.abstractmethod
-    def look(self, parts: wiring.Parts) -> host_status.Report:
+    def look(self, database: api.Database) -> host_status.Report:
         """Return a report on hosts; hosts that it does not know are left out.
 
-        :param parts: those of the listener
         :raises CloudUnavailable: when there is no report now
         """
 
-    def fence(self, parts: wiring.Parts, host: str) -> bool:
+    def fence(self, host: str) -> bool:
         """Make sure that nothing runs on a failed host, for example by cutting
         its power. Safe to repeat, also concurrently by several listeners.
 
@@ -59,7 +59,6 @@ class Monitor(abc.ABC):
         nova-compute down, and does not call it again for that failure. Called
         in a separate thread, which nothing waits for.
 
-        :param parts: those of the listener
         :param host: the name of its nova-compute
         :returns: whether it is certain
         """
@@ -71,7 +70,7 @@ class ComputeServices(Monitor):
 
     event_types = ('service.',)
 
-    def look(self, parts: wiring.Parts) -> host_status.Report:
+    def look(self, database: api.Database) -> host_status.Report:
         states: dict[str, compute_hosts.ServiceState] = {}
         doubtful = set[str]()
         for cell, its in compute_hosts.service_states():
@@ -87,7 +86,7 @@ class ComputeServices(Monitor):
                           len(down), len(watched), cell)
                 doubtful.update(down)
             states |= watched
-        with parts.database.reader() as session:
+        with database.reader() as session:
             rows = session.execute(sa.select(
                 models.Host.uuid, models.Host.service_host).where(
                     models.Host.pool == model.COMPUTE)).all()
@@ -114,13 +113,16 @@ class Monitors:
     :raises ConfigurationError: when a monitor cannot be loaded
     """
 
-    def __init__(self, parts: wiring.Parts) -> None:
-        self._parts = parts
-        self._pushed = parts.conf.blazar.enable_notification_monitor
-        self._polling = parts.conf.blazar.polling_interval if (
-            parts.conf.blazar.enable_polling_monitor) else None
+    def __init__(self, conf: ty.Any, database: api.Database,
+                 clock: clocks.Clock, status: host_status.HostStatus) -> None:
+        self._database = database
+        self._clock = clock
+        self._status = status
+        self._pushed = conf.blazar.enable_notification_monitor
+        self._polling = conf.blazar.polling_interval if (
+            conf.blazar.enable_polling_monitor) else None
         self._monitors = extensions.load('blazar_nova.monitors', Monitor)
-        self._fencing = Fencing(parts, self._monitors)
+        self._fencing = Fencing(database, clock, self._monitors)
         #: Set when a notification may mean a failure.
         self.suspected = threading.Event()
 
@@ -135,7 +137,7 @@ class Monitors:
         """Look periodically, and at once when a failure is suspected, until
         ``stopping`` is set: set :attr:`suspected` then, too.
         """
-        clock = self._parts.clock
+        clock = self._clock
         while not stopping.is_set():
             try:
                 self.look()
@@ -158,7 +160,7 @@ class Monitors:
         report: dict[str, host_status.Down | None] = {}
         for name, monitor in self._monitors.items():
             try:
-                seen = monitor.look(self._parts)
+                seen = monitor.look(self._database)
             except errors.DatabaseUnavailable:
                 raise
             except Exception as exc:
@@ -170,7 +172,7 @@ class Monitors:
                 known = report.get(uuid)
                 if known is None or down is not None and down.certain:
                     report[uuid] = down
-        self._parts.host_status.update(report)
+        self._status.update(report)
 
     def certain(self, failed: ty.Mapping[str, bool]) -> frozenset[str]:
         """Return the failed hosts that are certain to run nothing: their
@@ -179,7 +181,7 @@ class Monitors:
         :param failed: by uuid, whether monitors may fence a host; this starts
             it, and the host is certain when they have done it
         """
-        with self._parts.database.reader() as session:
+        with self._database.reader() as session:
             rows = session.execute(sa.select(
                 models.Host.uuid, models.Host.service_host,
                 models.Outage.fenced_at).join(
@@ -204,9 +206,10 @@ class Fencing:
     know how long it takes. Nothing waits for these threads.
     """
 
-    def __init__(self, parts: wiring.Parts,
+    def __init__(self, database: api.Database, clock: clocks.Clock,
                  monitors: ty.Mapping[str, Monitor]) -> None:
-        self._parts = parts
+        self._database = database
+        self._clock = clock
         self._monitors = {
             name: one for name, one in monitors.items()
             if type(one).fence is not Monitor.fence}
@@ -224,7 +227,7 @@ class Fencing:
                          if thread.is_alive()}
         if not self._monitors or uuid in self._threads or (
                 len(self._threads) >= _AT_ONCE or
-                self._again.get(uuid, 0) > self._parts.clock.elapsed()):
+                self._again.get(uuid, 0) > self._clock.elapsed()):
             return
         self._threads[uuid] = threading.Thread(
             target=self._fence, args=(uuid, host), name=f'fence-{host}',
@@ -235,7 +238,7 @@ class Fencing:
         try:
             for name, monitor in self._monitors.items():
                 try:
-                    if not monitor.fence(self._parts, host):
+                    if not monitor.fence(host):
                         continue
                 except Exception as exc:
                     LOG.warning(
@@ -244,9 +247,9 @@ class Fencing:
                             exc, errors.CloudUnavailable))
                     continue
                 compute_hosts.force_down(host)
-                with self._parts.database.begin() as connection:
+                with self._database.begin() as connection:
                     outages.note_fenced(
-                        connection, uuid, self._parts.clock.now())
+                        connection, uuid, self._clock.now())
                 LOG.warning('Host %s was fenced by the monitor %s: its '
                             'nova-compute is forced down', host, name)
                 return
@@ -255,4 +258,4 @@ class Fencing:
                           'down failed',
                           host)
         finally:
-            self._again[uuid] = self._parts.clock.elapsed() + _PAUSE
+            self._again[uuid] = self._clock.elapsed() + _PAUSE

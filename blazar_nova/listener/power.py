@@ -135,21 +135,27 @@ class _Work(ty.NamedTuple):
         return self.row.name, self.row.service_host
 
 
+class Machines(ty.NamedTuple):
+    """The hosts that are switched, in Nova and by their BMCs."""
+
+    computes: power_services.Computes
+    switches: power_hosts.PowerHosts
+
+
 class Power:
     """Switches hosts.
 
     :param later: runs a function in another thread
     """
 
-    def __init__(self, parts: wiring.Parts, computes: power_services.Computes,
-                 switches: power_hosts.PowerHosts,
+    def __init__(self, database: api.Database, clock: clocks.Clock,
+                 status: host_status.HostStatus, machines: Machines,
                  policy: power_planner.Policy, notify: views.Notify,
                  later: background.Later) -> None:
-        self._database = parts.database
-        self._clock = parts.clock
-        self._host_status = parts.host_status
-        self._computes = computes
-        self._switches = switches
+        self._database = database
+        self._clock = clock
+        self._host_status = status
+        self._computes, self._switches = machines
         self._policy = policy
         self._notify = notify
         self._later = later
@@ -776,8 +782,9 @@ def of_parts(parts: wiring.Parts) -> Power:
         for field in dataclasses.fields(power_planner.Policy)
         if field.name != 'claim'}, claim=_REQUESTS * conf.command_timeout)
     return Power(
-        parts, power_services.Computes(conf.exclude, conf.common_hosts),
-        power_hosts.PowerHosts(conf.hosts_file, conf.command_timeout),
+        parts.database, parts.clock, parts.host_status, Machines(
+            power_services.Computes(conf.exclude, conf.common_hosts),
+            power_hosts.PowerHosts(conf.hosts_file, conf.command_timeout)),
         policy, parts.notify, _in_thread)
 
 

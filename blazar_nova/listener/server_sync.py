@@ -19,13 +19,18 @@ import sqlalchemy as sa
 
 from blazar_core.capacity import booking_index
 from blazar_core.capacity import feed
+from blazar_core.common import clocks
 from blazar_core.common import errors
+from blazar_core.db import api
 from blazar_core.db import models
 from blazar_core.leases import idempotency
 from blazar_core.leases import lease_purge
+from blazar_core.leases import lookup
+from blazar_core.lifecycle import reconciliation
 from blazar_core.plugins import cloud_api
 from blazar_nova.compat import build_calls
 from blazar_nova.compat import bulk_state
+from blazar_nova.compat import nova_cloud
 from blazar_nova.compat import process
 from blazar_nova.listener import batches
 from blazar_nova.listener import change_hints
@@ -48,18 +53,26 @@ _MOST_ORPHANS = 10
 class ServerSync:
     """Syncs the reservation database with Nova, change by change and in full.
 
+    :param hosts: syncs hosts
     :param freed: called when a server of a lease is found to be gone, with the
         lease and the id of the host where it was booked
     :ivar missed: set when a notified change could not be recorded
     """
 
-    def __init__(self, parts: wiring.Parts,
+    def __init__(self, database: api.Database, clock: clocks.Clock,
+                 cloud: nova_cloud.NovaCloud, known: lookup.Lookup,
+                 observing: reconciliation.Reconciliation,
+                 hosts: host_sync.HostSync,
                  freed: ty.Callable[[str, int | None], None]) -> None:
-        self._parts = parts
+        self._database = database
+        self._clock = clock
+        self._cloud = cloud
+        self._lookup = known
+        self._reconciliation = observing
         self._freed = freed
         self.missed = threading.Event()
-        self.hints = change_hints.Hints(parts.clock)
-        self.hosts = host_sync.HostSync(parts)
+        self.hints = change_hints.Hints(clock)
+        self.hosts = hosts
 
     # -- hints -------------------------------------------------------------
 
@@ -115,10 +128,10 @@ class ServerSync:
 
     def compare_server(self, server_id: str) -> None:
         """Reconcile a server, if it has a lease."""
-        booked = self._parts.leases.lookup.booked(server_id)
+        booked = self._lookup.booked(server_id)
         if booked is None:
             return
-        seen, stale = self._parts.lifecycle.reconciliation.check(server_id)
+        seen, stale = self._reconciliation.check(server_id)
         for service_host in stale:
             self.hints.add(usage=service_host)
         if seen.state is cloud_api.ServerState.GONE:
@@ -164,8 +177,8 @@ class ServerSync:
         return True
 
     def _compare_servers(self, go_on: batches.GoOn) -> None:
-        nova = bulk_state.BulkState(self._parts.cloud)
-        recorded = self._parts.lifecycle.reconciliation.unfinished()
+        nova = bulk_state.BulkState(self._cloud)
+        recorded = self._reconciliation.unfinished()
         for number, batch in enumerate(bulk_state.batches(recorded), 1):
             if not go_on():
                 return
@@ -189,7 +202,7 @@ class ServerSync:
         """
         for server_id, seen in nova.look(batch).items():
             if seen != recorded[server_id]:
-                booked = self._parts.leases.lookup.booked(server_id)
+                booked = self._lookup.booked(server_id)
                 differ.append(server_id if booked is None else (
                     f'{server_id} (lease {booked.lease_id}, project '
                     f'{booked.project_id})'))
@@ -201,12 +214,10 @@ class ServerSync:
 
         :raises DatabaseUnavailable: when the database does not answer
         """
-        now = self._parts.clock.now()
-        feed.trim(self._parts.database, now - booking_index.KEEP)
-        self._parts.database.retried(idempotency.trim, self._parts.database,
-                                     now)
-        self._parts.database.retried(refused_demands.forget,
-                                     self._parts.database, now)
+        now = self._clock.now()
+        feed.trim(self._database, now - booking_index.KEEP)
+        self._database.retried(idempotency.trim, self._database, now)
+        self._database.retried(refused_demands.forget, self._database, now)
 
     def recheck(self) -> None:
         """Look at the hosts that are due for a recheck.
@@ -215,13 +226,13 @@ class ServerSync:
         or a server has moved.
         """
         looked = {True: set[str](), False: set[str]()}
-        now, began = self._parts.clock.now(), self._parts.clock.elapsed()
+        now, began = self._clock.now(), self._clock.elapsed()
         due = [*self.hosts.due(now) | self.hints.due()]
         # So that the slowest ones are not always the first.
         random.shuffle(due)
         for one in due:
             # While placement hangs, each of them takes long.
-            in_time = self._parts.clock.elapsed() - began < _LONGEST
+            in_time = self._clock.elapsed() - began < _LONGEST
             looked[in_time and self._look_into(
                 change_hints.Hint('usage', one, None))].add(one)
         again = self.hints.add_again(looked[False])
@@ -235,7 +246,7 @@ class ServerSync:
         nova-api died between marking them and recording their lease: the user
         got no answer, and nothing would ever build them.
         """
-        before = self._parts.clock.now() - build_calls.ORPHAN_AGE
+        before = self._clock.now() - build_calls.ORPHAN_AGE
         orphans = [server_id for server_id, waits in nova.waiting.items()
                    if waits.reserved and waits.since < before and
                    server_id not in recorded]
@@ -258,21 +269,30 @@ class ServerSync:
         """Return whether the reservation database has any lease, or had one;
         leases that are over stay until they are purged.
         """
-        with self._parts.database.reader() as session:
+        with self._database.reader() as session:
             there = session.scalar(sa.select(models.Lease.id).limit(1))
         return there is not None or (
-            lease_purge.purged_before(self._parts.database) is not None)
+            lease_purge.purged_before(self._database) is not None)
 
     def delete_orphan(self, server_id: str) -> None:
         """Delete a server that waits for a lease that was never recorded."""
         # It may be old only by the clock of this process.
-        self._parts.database.check_clock()
-        if not self._parts.leases.lookup.is_leased(server_id):
+        self._database.check_clock()
+        if not self._lookup.is_leased(server_id):
             LOG.warning('Server %s is RESERVED without a lease, because '
                         'nova-api failed while creating it. Deleting '
                         'it.', server_id)
-            cloud = self._parts.cloud
+            cloud = self._cloud
             held = cloud.look(server_id).state is cloud_api.ServerState.HELD
             cloud.delete(server_id, None)
             if held:
                 cloud.forget(server_id)
+
+
+def of_parts(parts: wiring.Parts,
+             freed: ty.Callable[[str, int | None], None]) -> ServerSync:
+    """Return the sync of a process; ``freed`` as for :class:`ServerSync`."""
+    return ServerSync(
+        parts.database, parts.clock, parts.cloud, parts.leases.lookup,
+        parts.lifecycle.reconciliation, host_sync.HostSync(
+            parts.database, parts.clock, parts.types), freed)

@@ -54,6 +54,31 @@ class BootedServers(resource_types.BaseResourceType):
                                       reserved.window, self._known)
 
 
+class BootDemands:
+    """Demands of boots that are being admitted.
+
+    :param expects_changes: returns whether hosts that cannot be used now may
+        be usable at a time
+    """
+
+    def __init__(self, known: lookup.Lookup,
+                 expects_changes: ty.Callable[[int], bool]) -> None:
+        self._known = known
+        self._expects_changes = expects_changes
+
+    def of(self, call: build_calls.BuildCall, window: model.Window | None,
+           start: int) -> model.Demand:
+        """Return the demand of the servers of a boot, like :func:`demand_of`.
+
+        :param start: when their lease starts
+        :raises Refused: if Nova's own rules leave no host
+        """
+        with server_demand.refused(len(call.request_spec),
+                                   f'Boot of {", ".join(call.server_ids)}'):
+            return demand_of(call.context, call, self._known, window,
+                             self._expects_changes(start))
+
+
 def demand_of(context: ty.Any, call: build_calls.BuildCall,
               known: lookup.Lookup, window: model.Window | None,
               later: bool = False) -> model.Demand:

@@ -3,12 +3,15 @@
 """Requests of users for reservations."""
 
 import dataclasses
+import functools
 import json
 import typing as ty
 
+from blazar_core.capacity import enrollment
 from blazar_core.common import errors
 from blazar_core.common import host_properties
 from blazar_core.common import inputs
+from blazar_core.db import api
 from blazar_core.leases import new_leases
 from blazar_core.plugins import resource_types
 from blazar_nova.compat import server_demand
@@ -146,3 +149,32 @@ def _without_nothing(
                 f'another resource type.')
     return {key: value for key, value in given.items()
             if key not in kind.without}
+
+
+class ReservationRequests:
+    """Creates the contexts of requests for reservations.
+
+    :param public: see :class:`ReservationRequest`; also ``check_projects``
+    :param expects_changes: returns whether hosts that cannot be used now may
+        be usable at a time
+    """
+
+    def __init__(self, database: api.Database,
+                 types: resource_types.ResourceTypes,
+                 public: ty.Callable[[], ty.Sequence[str]],
+                 check_projects: ty.Callable[[ty.Collection[str]], None],
+                 expects_changes: ty.Callable[[int], bool]) -> None:
+        self._exist = functools.partial(enrollment.exists, database)
+        self._types = types
+        self._public = public
+        self._check_projects = check_projects
+        self.expects_changes = expects_changes
+
+    def of(self, context: ty.Any, start: int) -> ReservationRequest:
+        """Return the context in which a request asks for reservations.
+
+        :param start: when the lease starts
+        """
+        return ReservationRequest(
+            context, self._public, self._types, self._check_projects,
+            self.expects_changes(start), server_demand.Placement(self._exist))

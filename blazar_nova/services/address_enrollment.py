@@ -14,9 +14,9 @@ from blazar_core.common import errors
 from blazar_core.common import model
 from blazar_core.db import api
 from blazar_core.db import models
+from blazar_core.plugins import resource_types
 from blazar_nova.compat import network_api
 from blazar_nova.resource_types import floating_ips
-from blazar_nova.services import wiring
 
 LOG = logging.getLogger(__name__)
 
@@ -24,9 +24,11 @@ LOG = logging.getLogger(__name__)
 class AddressEnrollment:
     """Enrolls and removes addresses, and shows the enrolled ones."""
 
-    def __init__(self, parts: wiring.Parts) -> None:
-        self._parts = parts
-        self._database = parts.database
+    def __init__(self, database: api.Database, clock: clocks.Clock,
+                 types: resource_types.ResourceTypes) -> None:
+        self._database = database
+        self._clock = clock
+        self._types = types
 
     def add(self, network_id: str, address: str) -> dict[str, ty.Any]:
         """Enroll an address, so that leases can reserve it.
@@ -57,13 +59,13 @@ class AddressEnrollment:
 
     def _network(self) -> network_api.Neutron:
         kind = ty.cast(floating_ips.FloatingIPs,
-                       self._parts.types.named[floating_ips.NAME])
+                       self._types.named[floating_ips.NAME])
         return kind.network
 
     @api.retried
     def _add(self, host: model.HostFacts) -> models.Host:
         with self._database.writer() as session:
-            return enrollment.add(session, self._parts.clock.now(), host)
+            return enrollment.add(session, self._clock.now(), host)
 
     @api.retried
     def remove(self, address_id: str) -> None:
@@ -73,7 +75,7 @@ class AddressEnrollment:
         :raises Conflict: if leases have reserved it
         """
         with self._database.writer() as session:
-            enrollment.take_out(session, self._parts.clock.now(),
+            enrollment.take_out(session, self._clock.now(),
                                 _row(session, address_id))
 
     def show(self, address_id: str) -> dict[str, ty.Any]:

@@ -9,10 +9,10 @@ from blazar_core.common import clocks
 from blazar_core.common import errors
 from blazar_core.common import words
 from blazar_core.leases import requests
+from blazar_core.lifecycle import end_notices
 from blazar_nova.compat import build_calls
 from blazar_nova.schemas import boot_hints
 from blazar_nova.schemas import hint_params
-from blazar_nova.services import wiring
 
 #: Values of ``[blazar] default_reservation`` other than "off".
 ON, ANNOUNCE = 'on', 'announce'
@@ -30,12 +30,15 @@ class DefaultLeases:
     The decision depends on the flavor and the image that Nova has resolved.
     """
 
-    def __init__(self, parts: wiring.Parts) -> None:
-        self._parts = parts
+    def __init__(self, conf: ty.Any, clock: clocks.Clock,
+                 announced: end_notices.EndNotices) -> None:
+        self._conf = conf
+        self._clock = clock
+        self._announced = announced
 
     def is_on(self) -> bool:
         """Return whether every boot gets a lease."""
-        return bool(self._parts.conf.blazar.default_reservation == ON)
+        return bool(self._conf.blazar.default_reservation == ON)
 
     def binds(self, context: ty.Any) -> bool:
         """Return whether the servers of a user must have a lease, whatever
@@ -51,13 +54,13 @@ class DefaultLeases:
 
         :raises Forbidden: if the hint of the boot declines a lease
         """
-        mode = self._parts.conf.blazar.default_reservation
+        mode = self._conf.blazar.default_reservation
         if mode not in (ON, ANNOUNCE) or self._is_exempt(call):
             return None
         asked = _by_default(
-            self._parts.clock.now(), hint_params.defaults(self._parts.conf))
+            self._clock.now(), hint_params.defaults(self._conf))
         if mode == ANNOUNCE:
-            self._parts.end_notices.note(
+            self._announced.note(
                 call.context.project_id, call.context.user_id,
                 call.server_ids, asked.window)
             return None
@@ -80,7 +83,7 @@ class DefaultLeases:
                 _folded(self._exempt('roles'))))
 
     def _exempt(self, what: str) -> set[str]:
-        return {*self._parts.conf.blazar[f'default_reservation_exempt_{what}']}
+        return {*self._conf.blazar[f'default_reservation_exempt_{what}']}
 
 
 def explained(exc: Exception, request: requests.LeaseRequest) -> str:

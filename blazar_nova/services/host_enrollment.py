@@ -24,6 +24,7 @@ from blazar_core.common import states
 from blazar_core.common import words
 from blazar_core.db import api
 from blazar_core.db import models
+from blazar_core.leases import views
 from blazar_core.lifecycle import fault_points
 from blazar_nova.compat import aggregates
 from blazar_nova.compat import compute_hosts
@@ -31,7 +32,6 @@ from blazar_nova.compat import host_servers
 from blazar_nova.compat import pool
 from blazar_nova.compat import process
 from blazar_nova.schemas import host_schema
-from blazar_nova.services import wiring
 
 LOG = logging.getLogger(__name__)
 
@@ -52,11 +52,16 @@ _OF = {'lease_id': models.Reservation.lease_id,
 
 
 class HostEnrollment:
-    """Enrolls and removes hosts, and shows the enrolled ones."""
+    """Enrolls and removes hosts, and shows the enrolled ones.
 
-    def __init__(self, parts: wiring.Parts) -> None:
-        self._parts = parts
-        self._database = parts.database
+    :param publish: publishes an event of a host; raises nothing
+    """
+
+    def __init__(self, database: api.Database, clock: clocks.Clock,
+                 publish: views.Notify) -> None:
+        self._database = database
+        self._clock = clock
+        self._publish = publish
 
     def add(self, name: str, extra: ty.Mapping[str, str],
             staying: ty.Collection[str] = (), reservable: bool = True, *,
@@ -116,7 +121,7 @@ class HostEnrollment:
             raise
         LOG.info('Host %s (%s) is enrolled: it serves leases only',
                  enrolling.host_id, name)
-        self._parts.publish('host.enrolled', {'id': host.uuid, 'name': name})
+        self._publish('host.enrolled', {'id': host.uuid, 'name': name})
         return self.show(enrolling.host_id)
 
     def id_of(self, text: str) -> int:
@@ -164,7 +169,7 @@ class HostEnrollment:
             raise
         LOG.info('Host %s (%s) is available to all workloads again',
                  host.id, host.name)
-        self._parts.publish('host.removed', {
+        self._publish('host.removed', {
             'id': host.uuid, 'name': host.name})
 
     def retire(self, host_id: int) -> None:
@@ -196,7 +201,7 @@ class HostEnrollment:
 
     def _left(self) -> set[int]:
         with self._database.reader() as session:
-            return enrollment.left(session, self._parts.clock.now())
+            return enrollment.left(session, self._clock.now())
 
     def change(self, host_id: int, extra: ty.Mapping[str, str | None],
                reservable: bool | None) -> dict[str, ty.Any]:
@@ -287,7 +292,7 @@ class HostEnrollment:
             row = session.get(models.Host, host_id)
             awaited = pending.awaited(
                 None if row is None else row.consumers,
-                self._parts.clock.now())
+                self._clock.now())
         return awaited.keys() | host_servers.everybody(host)
 
     def _give_up(self, enrolling: enrollment.PendingEnrollment,
@@ -319,7 +324,7 @@ class HostEnrollment:
         processes change it concurrently.
         """
         with self._database.writer() as session:
-            return work(session, self._parts.clock.now(), *args)
+            return work(session, self._clock.now(), *args)
 
 
 def patient(seconds: float, say: ty.Callable[[str], None] = LOG.info,

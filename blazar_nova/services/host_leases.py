@@ -13,11 +13,11 @@ from oslo_log import log as logging
 from blazar_core.common import errors
 from blazar_core.common import states
 from blazar_core.common import words
+from blazar_core.db import api
 from blazar_core.leases import hosted_servers
 from blazar_core.leases import views
 from blazar_core.plugins import resource_types
 from blazar_nova.services import policy
-from blazar_nova.services import wiring
 
 LOG = logging.getLogger(__name__)
 
@@ -28,8 +28,11 @@ _UNKNOWN = ('Nova does not say now which servers run on the hosts of this '
 class HostLeases:
     """Adds hosts and servers to the representations of leases."""
 
-    def __init__(self, parts: wiring.Parts, rules: policy.Policy) -> None:
-        self._parts = parts
+    def __init__(self, database: api.Database,
+                 types: resource_types.ResourceTypes,
+                 rules: policy.Policy) -> None:
+        self._database = database
+        self._types = types
         self._policy = rules
 
     def complete(self, context: ty.Any, leases: ty.Sequence[views.Lease],
@@ -45,7 +48,7 @@ class HostLeases:
                  for one, kind in self._of_hosts(lease)}
         if not kinds:
             return [*leases]
-        with self._parts.database.reader() as session:
+        with self._database.reader() as session:
             hosts = hosted_servers.booked(session, kinds)
         used = {one['id'] for lease in leases for one in lease['reservations']
                 if lease['status'] in states.BEGUN}
@@ -62,11 +65,11 @@ class HostLeases:
         """Add the hosts of the resource types that show them."""
         names = {one['id']: kind.shows_hosts for lease in leases
                  for one in lease['reservations'] if (
-                     kind := self._parts.types.named.get(
+                     kind := self._types.named.get(
                          one['resource_type'])) and kind.shows_hosts}
         if not names:
             return leases
-        with self._parts.database.reader() as session:
+        with self._database.reader() as session:
             hosts = hosted_servers.booked(session, names)
         return [{**lease, 'reservations': [
             one if one['id'] not in names else {**one, names[one['id']]: [
@@ -97,7 +100,7 @@ class HostLeases:
                 if lease['status'] in states.BEGUN]
         if not mine:
             return
-        with self._parts.database.reader() as session:
+        with self._database.reader() as session:
             hosts = hosted_servers.booked(session, [one for one, _kind in
                                                     mine])
         others = [one.project_id for its_id, kind in mine
@@ -117,7 +120,7 @@ class HostLeases:
             tuple[views.Lease, resource_types.BaseResourceType]]:
         """Yield the reservations of whole hosts that are shown in full."""
         for one in lease['reservations']:
-            kind = self._parts.types.named.get(one['resource_type'])
+            kind = self._types.named.get(one['resource_type'])
             if kind is not None and kind.has_hosts:
                 yield one, kind
 

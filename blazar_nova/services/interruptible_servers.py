@@ -13,13 +13,17 @@ from oslo_log import log as logging
 from oslo_utils import uuidutils
 import sqlalchemy as sa
 
+from blazar_core.capacity import admissions
 from blazar_core.capacity import interruptible
 from blazar_core.capacity import inventory
 from blazar_core.common import clocks
 from blazar_core.common import errors
 from blazar_core.common import states
+from blazar_core.db import api
 from blazar_core.db import models
+from blazar_core.leases import lookup
 from blazar_core.lifecycle import eviction
+from blazar_core.plugins import end_policies
 from blazar_nova.compat import build_calls
 from blazar_nova.compat import flavors
 from blazar_nova.compat import join_checks
@@ -29,7 +33,7 @@ from blazar_nova.schemas import interruptible_params
 from blazar_nova.services import boot_context
 from blazar_nova.services import default_leases
 from blazar_nova.services import lease_trusts
-from blazar_nova.services import wiring
+from blazar_nova.services import policy
 
 LOG = logging.getLogger(__name__)
 
@@ -64,22 +68,27 @@ _DONE = {eviction.MIGRATE: 'moved to another host if one is safer',
 class InterruptibleServers:
     """Carries out requests about interruptible servers."""
 
-    def __init__(self, parts: wiring.Parts) -> None:
-        self._parts = parts
-        self._database = parts.database
-        self._clock = parts.clock
-        self._index = parts.admission.index
-        self._policy = parts.policy
+    def __init__(self, conf: ty.Any, database: api.Database,
+                 clock: clocks.Clock, admission: admissions.Admission,
+                 rules: policy.Policy, trusts: lease_trusts.LeaseTrusts,
+                 by_default: default_leases.DefaultLeases) -> None:
+        self._database = database
+        self._clock = clock
+        self._admission = admission
+        self._index = admission.index
+        self._policy = rules
+        self._trusts = trusts
+        self._defaults = by_default
+        self._lookup = lookup.Lookup(database, clock)
         self.authorize = self._policy.authorizer('blazar:interruptible')
-        self._defaults = default_leases.DefaultLeases(parts)
-        self._actions: ty.Sequence[str] = parts.conf.blazar.eviction_actions
+        self._actions: ty.Sequence[str] = conf.blazar.eviction_actions
         self._next = 0.0
         self._evicted: frozenset[str] = frozenset()
-        self._safe_for: int = parts.conf.blazar.interruptible_safe_for
-        self._notice: int = parts.conf.blazar.interruptible_notice
+        self._safe_for: int = conf.blazar.interruptible_safe_for
+        self._notice: int = conf.blazar.interruptible_notice
         self._lead_time: int = (
-            self._notice + parts.conf.blazar.eviction_timeout)
-        self._cleaning_time: int = 60 * parts.conf.blazar.cleaning_time
+            self._notice + conf.blazar.eviction_timeout)
+        self._cleaning_time: int = 60 * conf.blazar.cleaning_time
 
     # -- boots ---------------------------------------------------------------
 
@@ -131,9 +140,9 @@ class InterruptibleServers:
                     connection.execute(models.Credential.__table__.insert(), {
                         'lease_id': kept_as, 'replaced': None,
                         'created_at': self._clock.now(),
-                        'encrypted': self._parts.encryption.encrypt(trust)})
+                        'encrypted': self._trusts.encrypt(trust)})
 
-        with lease_trusts.unless_reserved(self._parts, trust):
+        with self._trusts.unless_reserved(trust):
             self._database.retried(attempt)
 
     def _row(self, context: ty.Any, server_id: str,
@@ -154,8 +163,9 @@ class InterruptibleServers:
         if _SHELVE not in eviction.actions_of(asked.on_evict, self._actions):
             return None
         try:
-            return self._parts.trusts.delegate(
-                context, self._clock.now() + _TRUST, as_owner=True)
+            return self._trusts.delegate(
+                context, end_policies.DELETE, self._clock.now() + _TRUST,
+                as_owner=True)
         except errors.TrustUnavailable as exc:
             done, without = (
                 ('shelved and unshelved', ' and without resume=auto')
@@ -171,8 +181,8 @@ class InterruptibleServers:
                 len(call.request_spec),
                 f'Boot of {", ".join(call.server_ids)}'):
             demand = booted_servers.demand_of(
-                call.context, call, self._parts.leases.lookup, None)
-        found = self._parts.admission.safe_for(
+                call.context, call, self._lookup, None)
+        found = self._admission.safe_for(
             demand, self._lead_time, wanted, self._cleaning_time)
         if found is None:
             raise errors.Conflict(
@@ -198,7 +208,7 @@ class InterruptibleServers:
         self.authorize(context, 'put')
         joiner = join_checks.joiner(
             server_id, context.project_id, 'becomes interruptible')
-        if self._parts.leases.lookup.is_leased(server_id):
+        if self._lookup.is_leased(server_id):
             raise _leased(server_id)
         if self._rows(server_ids=[server_id]):
             raise errors.Conflict(

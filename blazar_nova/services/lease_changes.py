@@ -9,16 +9,15 @@ import typing as ty
 
 from sqlalchemy import orm
 
-from blazar_core.capacity import enrollment
+from blazar_core.common import clocks
 from blazar_core.common import errors
 from blazar_core.common import inputs
 from blazar_core.common import model
 from blazar_core.common import states
-from blazar_core.leases import hosted_servers
+from blazar_core.leases import leases
 from blazar_core.leases import new_leases
 from blazar_core.leases import updates
 from blazar_core.leases import views
-from blazar_nova.compat import server_demand
 from blazar_nova.resource_types import reservation_requests
 from blazar_nova.schemas import hint_params
 from blazar_nova.schemas import lease_schema
@@ -27,7 +26,6 @@ from blazar_nova.schemas import web_requests
 from blazar_nova.services import lease_trusts
 from blazar_nova.services import limit_requests
 from blazar_nova.services import notifications
-from blazar_nova.services import wiring
 
 #: The most attempts to update a lease whose servers are started, moved or
 #: deleted meanwhile.
@@ -41,10 +39,24 @@ _Wanted: ty.TypeAlias = tuple[views.Lease, updates.LeaseChange, bool]
 
 
 class LeaseChanges:
-    """Updates leases, as far as the user may."""
+    """Updates leases, as far as the user may.
 
-    def __init__(self, parts: wiring.Parts) -> None:
-        self._parts = parts
+    :param defaults: of dates and of what a lease may have
+    :param asking: reads what a request asks for
+    """
+
+    def __init__(self, defaults: hint_params.Defaults, clock: clocks.Clock,
+                 own: leases.Leases, granting: limit_requests.LimitRequests,
+                 trusts: lease_trusts.LeaseTrusts,
+                 asking: reservation_requests.ReservationRequests,
+                 notify: views.Notify) -> None:
+        self._defaults = defaults
+        self._clock = clock
+        self._leases = own
+        self._limits = granting
+        self._trusts = trusts
+        self._asking = asking
+        self._notify = notify
 
     def make(self, context: ty.Any, body: object, lease: views.Lease,
              ) -> views.Lease:
@@ -68,12 +80,12 @@ class LeaseChanges:
         :returns: the updated leases
         :raises InvalidLeaseParams: with the message for the user
         """
-        asks = asking(self._parts, context, self._parts.clock.now())
-        asked = [(lease, self._read(body, lease)) for body, lease in wanted]
+        asks = self._asking.of(context, self._clock.now())
+        asked = [(lease, self.read(body, lease)) for body, lease in wanted]
         with contextlib.ExitStack() as undone:
             # Keystone creates them while the limits are checked.
             coming = {lease['id']: undone.enter_context(
-                lease_trusts.meanwhile(self._parts, make))
+                self._trusts.in_background(make))
                 for lease, one in asked
                 if (make := self._trust(context, lease, one.change))}
             resolved = [(lease, *self._asked(asks, one, lease))
@@ -81,23 +93,23 @@ class LeaseChanges:
             changes = self._granted(resolved)
             given = {lease_id: trust for lease_id, made in coming.items()
                      if (trust := made()) is not None}
-            keeping = lease_trusts.Keeping(self._parts, given, also)
+            trusts = self._trusts.to_store(given, also)
             for left in reversed(range(_TRIES)):
                 try:
-                    changed = self._parts.leases.updates.update_all(
-                        changes, keeping.write)
+                    changed = self._leases.updates.update_all(
+                        changes, trusts.write)
                     break
                 except errors.JustChanged:
                     if not left or not all(
                             self._is_as_read(lease) for lease, _one in asked):
                         raise
                     changes = self._granted(resolved)
-        keeping.take_back()
+        trusts.revoke_unused()
         for (before, _one), lease in zip(asked, changed, strict=True):
-            self._parts.notify('lease.update', notifications.diff(
+            self._notify('lease.update', notifications.diff(
                 before, lease, notifications.Reason.REQUESTED))
             if views.is_near_end(before) and not views.is_near_end(lease):
-                self._parts.notify('lease.event.before_end_lease.stop', lease)
+                self._notify('lease.event.before_end_lease.stop', lease)
         return changed
 
     def _is_as_read(self, lease: views.Lease) -> bool:
@@ -105,16 +117,16 @@ class LeaseChanges:
         whatever has become of its servers.
         """
         try:
-            now = views.get(self._parts.database, lease['id'])
+            now = self._leases.lookup.get(lease['id'])
         except errors.NotFound:
             return False
         return bool(_prepared_by(now) == _prepared_by(lease))
 
-    def _read(self, body: object, lease: views.Lease,
-              ) -> lease_schema.ChangeRequest:
+    def read(self, body: object, lease: views.Lease,
+             ) -> lease_schema.ChangeRequest:
         """Parse the requested changes of a lease."""
-        asked = lease_schema.change(body, self._parts.clock.now(), lease,
-                                    hint_params.defaults(self._parts.conf))
+        asked = lease_schema.change(
+            body, self._clock.now(), lease, self._defaults)
         change = asked.change
         lease_types.check_extension(
             lease['auto_extend'] if change.auto_extend is None
@@ -134,7 +146,7 @@ class LeaseChanges:
         asks = dataclasses.replace(
             asks, context=web_requests.for_project(
                 asks.context, lease['project_id']),
-            later=self._parts.expects_changes(
+            later=self._asking.expects_changes(
                 lease['start_date'] if change.start is None else change.start))
         reservations = self._changed(asks, lease, (
             *asked.reservations, *self._smaller(lease, asked)))
@@ -157,12 +169,12 @@ class LeaseChanges:
 
         :raises Forbidden: if the user may not give the lease a trust
         """
-        if not self._parts.trusts.is_configured():
+        if not self._trusts.is_configured():
             return None
         before, after = actions_of(lease), actions_of(lease, change)
         on_end = change.on_end or lease['on_end']
-        acts = lease_trusts.acts_for_owner(self._parts, (
-            one['resource_type'] for one in lease['reservations']))
+        acts = self._trusts.acts_for_owner(
+            one['resource_type'] for one in lease['reservations'])
         takes_one = acts or lease_trusts.needs_one(on_end, after)
         end = _over(lease, change)
         # A trust is not valid longer than the lease for which it was created.
@@ -171,10 +183,10 @@ class LeaseChanges:
                     change.on_end is not None or
                     not lease_trusts.needs_one(lease['on_end'], before))):
             return None
-        if not takes_one and not self._parts.leases.lookup.keeps_build(
+        if not takes_one and not self._leases.lookup.keeps_build(
                 lease['id']):
             return functools.partial(
-                lease_trusts.attempted, self._parts, context, on_end, end,
+                self._trusts.optional, context, on_end, end,
                 f'Lease {lease["id"]}') if may_entrust(
                     context, lease) else None
         if not may_entrust(context, lease):
@@ -189,7 +201,7 @@ class LeaseChanges:
         return functools.partial(
             self._trust_until, context, lease, end, on_end,
             functools.partial(
-                lease_trusts.needed, self._parts, context, on_end, end, acts)
+                self._trusts.required, context, on_end, end, acts)
             if takes_one else None)
 
     def _check_trust_suffices(self, lease: views.Lease,
@@ -204,12 +216,9 @@ class LeaseChanges:
         """
         how = ('What happens to its servers is done', 'its end')
         if not until_end:
-            start = max(self._parts.clock.now(), lease['start_date']
-                        if change.start is None else change.start)
-            kept = self._parts.lifecycle.lease_close.credential(
-                lease['id'], False)
-            if kept is None or self._parts.trusts.valid_until(kept) > (
-                    start + self._parts.conf.blazar.start_timeout):
+            if self._trusts.lasts_for_build(lease['id'], max(
+                    self._clock.now(), lease['start_date']
+                    if change.start is None else change.start)):
                 return
             how = 'Its servers are built', 'then'
         what, until = how
@@ -225,9 +234,10 @@ class LeaseChanges:
                      needed: ty.Callable[[], str | None] | None) -> str:
         try:
             return ty.cast(
-                str, needed() if needed is not None else (lease_trusts.given(
-                    self._parts, context, on_end, end, lease_trusts.has_one(
-                        self._parts, lease['id']))))
+                str, needed() if needed is not None else (
+                    self._trusts.delegate(
+                        context, on_end, end,
+                        self._trusts.has_one(lease['id']))))
         except errors.TrustUnavailable as exc:
             raise errors.Forbidden(str(exc)) from exc
 
@@ -270,8 +280,7 @@ class LeaseChanges:
                 f'to return. Write a smaller "max" in its reservation.')
         own = {one['id']: one for one in lease['reservations']
                if model.HOST in one['resources']}
-        with self._parts.database.reader() as session:
-            hosts = hosted_servers.booked(session, own)
+        hosts = self._leases.lookup.hosts(own)
         # Hosts that were replaced stay until the end.
         of = {host.name: its_id for its_id, those in hosts.items()
               for host in those if not (
@@ -333,7 +342,7 @@ class LeaseChanges:
         """
         if not limit_requests.extended(lease, change):
             return change
-        generation = self._parts.leases.lookup.generation(lease['id'])
+        generation = self._leases.lookup.generation(lease['id'])
         limit_requests.check_confirmed(lease, change)
         return dataclasses.replace(change, generation=generation)
 
@@ -343,7 +352,6 @@ class LeaseChanges:
 
         :param wanted: for the leases that are updated together
         """
-        parts = self._parts
         ids = frozenset(lease['id'] for lease, _change, _resized in wanted)
         wanted = [(lease, self._confirmed(lease, change), resized)
                   for lease, change, resized in wanted]
@@ -352,16 +360,16 @@ class LeaseChanges:
                 lease_schema.check_total(
                     (demand.count for demand in limit_requests.as_changed(
                         lease, change).demands),
-                    parts.conf.blazar.max_amount,
+                    self._defaults.max_amount,
                     sum(one['amount'] for one in lease['reservations']),
-                    others=parts.leases.series.amount_beside(lease))
-        asked = [limit_requests.asked_of_change(
-            parts.types, parts.answers, lease, change, resized,
-            ids - {lease['id']}) for lease, change, resized in wanted]
+                    others=self._leases.series.amount_beside(lease))
+        asked = [self._limits.asked_of_change(
+            lease, change, resized, ids - {lease['id']})
+            for lease, change, resized in wanted]
         asked[:1] = [dataclasses.replace(one, together=tuple(asked[1:]))
                      for one in asked[:1]]
         return {lease['id']: dataclasses.replace(
-            change, granted=parts.limits.check(one))
+            change, granted=self._limits.check(one))
             for (lease, change, _resized), one in zip(
                 wanted, asked, strict=True)}
 
@@ -370,20 +378,6 @@ def _prepared_by(lease: views.Lease) -> ty.Any:
     """Return by what of a lease its changes are prepared."""
     return [lease[key] for key in _OF_LEASE], [
         [one[key] for key in _OF_RESERVATION] for one in lease['reservations']]
-
-
-def asking(parts: wiring.Parts, context: ty.Any, start: int,
-           ) -> reservation_requests.ReservationRequest:
-    """Return the context in which a request asks for reservations.
-
-    :param start: when the lease starts
-    """
-    return reservation_requests.ReservationRequest(context, functools.partial(
-        enrollment.public, parts.database,
-        parts.conf.blazar.public_properties), parts.types, functools.partial(
-            parts.identity.check_exist, key='projects'),
-        parts.expects_changes(start), server_demand.Placement(
-            functools.partial(enrollment.exists, parts.database)))
 
 
 def actions_of(lease: views.Lease,

@@ -30,24 +30,34 @@ from blazar_core.leases import views
 from blazar_core.lifecycle import fault_points
 from blazar_nova.compat import bound_servers
 from blazar_nova.compat import build_calls
-from blazar_nova.compat import server_demand
 from blazar_nova.resource_types import booted_servers
-from blazar_nova.schemas import hint_params
 from blazar_nova.schemas import lease_schema
 from blazar_nova.services import lease_changes
 from blazar_nova.services import lease_trusts
 from blazar_nova.services import limit_requests
 from blazar_nova.services import notifications
-from blazar_nova.services import wiring
 
 
 class LeaseSeries:
-    """Carries out requests for all occurrences of a lease."""
+    """Carries out requests for all occurrences of a lease.
 
-    def __init__(self, parts: wiring.Parts) -> None:
-        self._parts = parts
-        self._all = parts.leases.series
-        self._changes = lease_changes.LeaseChanges(parts)
+    :param most: servers or hosts that all occurrences may have together
+    :param publish: publishes an event of a lease; raises nothing
+    """
+
+    def __init__(self, own: series.Series,
+                 granting: limit_requests.LimitRequests,
+                 trusts: lease_trusts.LeaseTrusts,
+                 changes: lease_changes.LeaseChanges,
+                 demands: booted_servers.BootDemands, most: int,
+                 publish: views.Notify) -> None:
+        self._all = own
+        self._limits = granting
+        self._trusts = trusts
+        self._changes = changes
+        self._demands = demands
+        self._most = most
+        self._publish = publish
 
     # -- creation ----------------------------------------------------------
 
@@ -71,15 +81,12 @@ class LeaseSeries:
                 'A lease that recurs is not for servers within a reservation '
                 'of hosts. Leave the hint "reservation" out, or '
                 '"recurrence".')
-        lease_schema.check_total([each], self._parts.conf.blazar.max_amount,
-                                 times=len(asked.windows))
+        lease_schema.check_total([each], self._most, times=len(asked.windows))
         parts = [call.part(ids[number:number + each])
                  for number in range(0, len(ids), each)]
-        with server_demand.refused(each, f'Boot of {", ".join(ids)}'):
-            demand = booted_servers.demand_of(
-                call.context, parts[0], self._parts.leases.lookup,
-                requests.stay_of(request.occurrences),
-                self._parts.expects_changes(request.window.start))
+        demand = self._demands.of(
+            parts[0], requests.stay_of(request.occurrences),
+            request.window.start)
         new = new_leases.NewLease(
             call.context.project_id, call.context.user_id, request,
             (new_leases.NewReservation(demand, parts[0].server_ids, spec=(
@@ -97,7 +104,7 @@ class LeaseSeries:
         leases = [
             _with_servers(new, () if part is None else part.server_ids)
             for new, part in paired]
-        encrypt = self._parts.encryption.encrypt
+        encrypt = self._trusts.encrypt
         leases, made = self._make(call.context, asked, leases, left_out, [
             None if part is None else encrypt(part.dump())
             for _new, part in paired], ids, call.makes_what_is_the_users)
@@ -158,8 +165,8 @@ class LeaseSeries:
         held = [bool(server_ids) and not (
             number and asked.keeps_servers)
             for number, _one in enumerate(leases)]
-        granted = self._parts.limits.check_all([dataclasses.replace(
-            limit_requests.asked_of(one, waits, self._parts.types),
+        granted = self._limits.check_all([dataclasses.replace(
+            self._limits.asked_of(one, waits),
             server_ids=server_ids)
             for one, waits in zip(leases, held, strict=True)])
         return [dataclasses.replace(one, granted=granted) for one in leases]
@@ -195,20 +202,20 @@ class LeaseSeries:
         """
         for new, lease in zip(leases, made, strict=True):
             if new.credential is None:
-                lease_trusts.entrust(self._parts, context, lease)
-            self._parts.publish('lease.create', lease)
+                self._trusts.add_to(context, lease)
+            self._publish('lease.create', lease)
 
     def _entrusted(self, context: ty.Any, new: new_leases.NewLease,
                    on_end: str, undone: contextlib.ExitStack, as_owner: bool,
                    ) -> new_leases.NewLease:
         """Return an occurrence with a trust until its end."""
         until = new.span.end
-        trust = lease_trusts.needed(
-            self._parts, context, on_end, until) if lease_trusts.needs_one(
-                on_end, new.request.actions) else lease_trusts.given(
-                    self._parts, context, on_end, until, as_owner)
-        undone.enter_context(lease_trusts.unless_reserved(self._parts, trust))
-        return lease_trusts.with_trust(self._parts, new, trust)
+        trust = self._trusts.required(
+            context, on_end, until) if lease_trusts.needs_one(
+                on_end, new.request.actions) else self._trusts.delegate(
+                    context, on_end, until, as_owner)
+        undone.enter_context(self._trusts.unless_reserved(trust))
+        return self._trusts.with_trust(new, trust)
 
     # -- updates -----------------------------------------------------------
 
@@ -222,9 +229,7 @@ class LeaseSeries:
         :raises InvalidLeaseParams: with the message for the user
         :raises Refused: if there is no capacity for one of them
         """
-        asked = lease_schema.change(
-            body, self._parts.clock.now(), lease,
-            hint_params.defaults(self._parts.conf))
+        asked = self._changes.read(body, lease)
         if set(inputs.json_object(body, 'The body of the request')) - {
                 'name', 'start_date', 'end_date', 'end', 'duration'}:
             raise errors.InvalidLeaseParams(
@@ -284,21 +289,13 @@ class LeaseSeries:
 
         :param first: the one for which the limits are checked
         """
-        parts = self._parts
         change = updates.LeaseChange(name=change.name)
-        limit_requests.of_change(
-            parts.limits, parts.types, parts.answers, first, change)
+        self._limits.of_change(first, change)
         self._all.rename(recurrence_id, ty.cast(str, change.name))
         for one in self._all.unfinished(recurrence_id):
-            parts.notify('lease.update', one | {
+            self._publish('lease.update', one | {
                 'changed': ['name'],
                 'reason': notifications.Reason.REQUESTED})
-
-    def delete(self, recurrence_id: str) -> None:
-        """End all occurrences, the last first; idempotent."""
-        for one in reversed(self._all.unfinished(recurrence_id)):
-            with contextlib.suppress(errors.NotFound):
-                self._parts.lifecycle.lease_end.delete(one['id'])
 
 
 def _window(lease: views.Lease) -> model.Window:

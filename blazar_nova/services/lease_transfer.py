@@ -15,11 +15,12 @@ from blazar_core.common import states
 from blazar_core.leases import limits
 from blazar_core.leases import transfer
 from blazar_core.leases import updates
+from blazar_core.leases import views
+from blazar_core.lifecycle import orphans
 from blazar_nova.services import lease_changes
 from blazar_nova.services import lease_trusts
 from blazar_nova.services import limit_requests
 from blazar_nova.services import notifications
-from blazar_nova.services import wiring
 
 LOG = logging.getLogger(__name__)
 
@@ -35,10 +36,24 @@ def is_asked(body: object) -> bool:
 
 
 class LeaseTransfer:
-    """Transfers leases; the caller has checked the policy."""
+    """Transfers leases; the caller has checked the policy.
 
-    def __init__(self, parts: wiring.Parts) -> None:
-        self._parts = parts
+    :param check_exist: refuses ids of projects and users that do not exist
+    :param owners: which of them no longer exist
+    """
+
+    def __init__(self, transferring: transfer.Transfer,
+                 granting: limit_requests.LimitRequests,
+                 trusts: lease_trusts.LeaseTrusts,
+                 check_exist: ty.Callable[
+                     [ty.Collection[str], ty.Collection[str]], None],
+                 owners: orphans.Orphans, notify: views.Notify) -> None:
+        self._transfer = transferring
+        self._limits = granting
+        self._trusts = trusts
+        self._check_exist = check_exist
+        self._owners = owners
+        self._notify = notify
 
     def make(self, context: ty.Any, body: object, lease_id: str,
              ) -> dict[str, ty.Any]:
@@ -57,20 +72,20 @@ class LeaseTransfer:
                 f'A lease that is handed over is not changed besides. Leave '
                 f'"{inputs.shown(others[0])}" out, and write it in another '
                 f'request.')
-        looked = self._parts.leases.transfer.look(lease_id)
+        looked = self._transfer.look(lease_id)
         before = looked.owner
         owner = dataclasses.replace(before, **{
             key: inputs.text(value, key, _LONGEST)
             for key, value in values.items()})
         if owner == before:
             return looked.described
-        if lease_trusts.acts_for_owner(self._parts, (
+        if self._trusts.acts_for_owner(
                 one['resource_type']
-                for one in looked.described['reservations'])):
+                for one in looked.described['reservations']):
             raise errors.InvalidLeaseParams(
                 f'Lease {lease_id} has a stack, which belongs to its user and '
                 'cannot be handed over.')
-        self._parts.identity.check_exist(
+        self._check_exist(
             {owner.project_id} - {before.project_id},
             {owner.user_id} - {before.user_id})
         if owner.project_id != before.project_id:
@@ -79,13 +94,13 @@ class LeaseTransfer:
         # built.
         keep = looked.build and owner.project_id == before.project_id
         trust = None if keep else self._trust(context, looked, owner)
-        keeping = lease_trusts.Keeping(
-            self._parts, {} if trust is None else {lease_id: trust}, None)
-        with lease_trusts.unless_reserved(self._parts, trust):
+        trusts = self._trusts.to_store(
+            {} if trust is None else {lease_id: trust})
+        with self._trusts.unless_reserved(trust):
             granted = self._granted(looked, owner)
-            lease, encrypted = self._parts.leases.transfer.transfer(
+            lease, encrypted = self._transfer.transfer(
                 lease_id, looked.generation, owner, granted, keep,
-                also=keeping.write)
+                also=trusts.write)
         if owner.project_id != before.project_id:
             self._check_again(looked, before, trust)
         self._after(lease, before, encrypted)
@@ -106,12 +121,12 @@ class LeaseTransfer:
                         looked.described['id'], exc)
         except errors.Conflict:
             with excutils.save_and_reraise_exception():
-                own = self._parts.leases.transfer
+                own = self._transfer
                 own.transfer(
                     looked.described['id'],
                     own.look(looked.described['id']).generation, before, None,
                     False, back=True)
-                lease_trusts.take_back(self._parts, trust)
+                self._trusts.revoke(trust)
 
     def _after(self, lease: dict[str, ty.Any], before: transfer.Owner,
                encrypted: ty.Iterable[str]) -> None:
@@ -119,13 +134,13 @@ class LeaseTransfer:
         LOG.info('Lease %s was handed over by project %s, user %s, to project '
                  '%s, user %s', lease['id'], before.project_id,
                  before.user_id, lease['project_id'], lease['user_id'])
-        lease_trusts.revoke_replaced(self._parts, lease['id'], encrypted)
+        self._trusts.revoke_replaced(lease['id'], encrypted)
         try:
-            self._parts.orphans.forget(lease['id'])
+            self._owners.forget(lease['id'])
         except errors.BlazarError as exc:
             LOG.warning('Lease %s: whether its owner exists is checked again '
                         'later: %s', lease['id'], exc)
-        self._parts.notify('lease.update', lease | {
+        self._notify('lease.update', lease | {
             'changed': ['project_id', 'user_id'],
             'reason': notifications.Reason.TRANSFERRED})
 
@@ -150,7 +165,7 @@ class LeaseTransfer:
         lease = looked.described
         actions = lease_changes.actions_of(lease)
         if not lease_trusts.needs_one(lease['on_end'], actions) or (
-                not self._parts.trusts.is_configured()):
+                not self._trusts.is_configured()):
             return None
         images = ', and images' if states.Action.SNAPSHOT in actions else ''
         if not lease_changes.is_owner(context, dataclasses.asdict(owner)):
@@ -161,8 +176,8 @@ class LeaseTransfer:
                 f'trust that takes. Change "on_end" to "delete", and '
                 f'every "snapshot" of its events to "notify", first; the new '
                 f'user may change that back.')
-        return lease_trusts.needed(
-            self._parts, context, lease['on_end'],
+        return self._trusts.required(
+            context, lease['on_end'],
             lease['end_date'] + lease['grace_period'])
 
     def _granted(self, looked: transfer.OwnerLookup, owner: transfer.Owner,
@@ -172,11 +187,11 @@ class LeaseTransfer:
         For another project the lease counts as new; for another user, as
         changed.
         """
-        lease, parts = looked.described, self._parts
+        lease = looked.described
         stays = owner.project_id == looked.owner.project_id
-        new = limit_requests.as_changed(
-            {**lease, **dataclasses.asdict(owner)}, updates.LeaseChange())
-        asked = limit_requests.asked_of(new, False, parts.types)
-        return parts.limits.check(asked if not stays else dataclasses.replace(
+        asked = self._limits.asked_of(limit_requests.as_changed(
+            {**lease, **dataclasses.asdict(owner)}, updates.LeaseChange()),
+            False)
+        return self._limits.check(asked if not stays else dataclasses.replace(
             asked, lease_id=lease['id'], resized=False,
-            current=parts.answers.lease(lease)))
+            current=self._limits.describe(lease)))

@@ -20,43 +20,84 @@ from blazar_nova.compat import server_state
 from blazar_nova.schemas import lease_views
 
 
-def asked_of(new: new_leases.NewLease, held: bool,
-             available: resource_types.ResourceTypes) -> limits.Asked:
-    """Return what a new lease takes of the limits."""
-    request = new.request
-    return limits.Asked(
-        new.project_id, new.user_id, new.span,
-        sum(one.demand.count for one in new.reservations if available.of(
-            one.resource_type, one.params is None).for_servers),
-        model.total(new.demands),
-        held=held, cleaning_time=new.span.end - (
-            request.window.end + request.grace_period),
-        server_ids=tuple(new.server_ids), described={
-            'name': request.name, 'project_id': new.project_id,
-            'user_id': new.user_id,
-            **clocks.span(request.window.start, request.window.end),
-            'reservations': [
-                {'resource_type': one.resource_type,
-                 'amount': one.demand.count,
-                 'resources': model.plain(one.demand.resources),
-                 **(one.params or {})} for one in new.reservations]})
+class LimitRequests:
+    """Checks leases and their changes against the limits.
 
-
-def reading_of(allowed: limits.Limits, threads: background.Background,
-               context: ty.Any, request: requests.LeaseRequest,
-               server_ids: ty.Sequence[str] = (),
-               ) -> ty.Callable[[], limits.Reading]:
-    """Read in another thread what the check of a new lease of servers needs.
-
-    :param server_ids: those of its servers that exist
-    :returns: a function that waits for the result, and raises what
-        :meth:`.Limits.read` raises
+    :ivar describe: describes a lease for an external service
+    :param threads: in which the limits are read ahead
     """
-    asked = limits.Asked(
-        context.project_id, context.user_id, request.window, 1,
-        {'VCPU': 1, 'MEMORY_MB': 1, 'DISK_GB': 1},
-        server_ids=tuple(server_ids))
-    return threads.start(functools.partial(allowed.read, asked)).result
+
+    def __init__(self, allowed: limits.Limits,
+                 types: resource_types.ResourceTypes,
+                 words: lease_views.LeaseViews,
+                 threads: background.Background) -> None:
+        self._types = types
+        self.describe = words.lease
+        self._threads = threads
+        self._read = allowed.read
+        self.check, self.check_all = allowed.check, allowed.check_all
+
+    def asked_of(self, new: new_leases.NewLease, held: bool) -> limits.Asked:
+        """Return what a new lease takes of the limits."""
+        request = new.request
+        return limits.Asked(
+            new.project_id, new.user_id, new.span,
+            sum(one.demand.count for one in new.reservations
+                if self._types.of(one.resource_type,
+                                  one.params is None).for_servers),
+            model.total(new.demands),
+            held=held, cleaning_time=new.span.end - (
+                request.window.end + request.grace_period),
+            server_ids=tuple(new.server_ids), described={
+                'name': request.name, 'project_id': new.project_id,
+                'user_id': new.user_id,
+                **clocks.span(request.window.start, request.window.end),
+                'reservations': [
+                    {'resource_type': one.resource_type,
+                     'amount': one.demand.count,
+                     'resources': model.plain(one.demand.resources),
+                     **(one.params or {})} for one in new.reservations]})
+
+    def reading_of(self, context: ty.Any, request: requests.LeaseRequest,
+                   server_ids: ty.Sequence[str] = (),
+                   ) -> ty.Callable[[], limits.Reading]:
+        """Read in another thread what the check of a new lease of servers
+        needs.
+
+        :param server_ids: those of its servers that exist
+        :returns: a function that waits for the result, and raises what
+            :meth:`.Limits.read` raises
+        """
+        asked = limits.Asked(
+            context.project_id, context.user_id, request.window, 1,
+            {'VCPU': 1, 'MEMORY_MB': 1, 'DISK_GB': 1},
+            server_ids=tuple(server_ids))
+        return self._threads.start(
+            functools.partial(self._read, asked)).result
+
+    def asked_of_change(self, lease: dict[str, ty.Any],
+                        change: updates.LeaseChange, resized: bool = False,
+                        beside: frozenset[str] = frozenset()) -> limits.Asked:
+        """Return what a lease with changes applied takes of the limits.
+
+        :param lease: its current state
+        :param resized: whether it would have other servers than before
+        :param beside: the leases that are changed together with it
+        """
+        return dataclasses.replace(
+            self.asked_of(as_changed(lease, change), False),
+            lease_id=lease['id'], resized=resized, beside=beside,
+            current=self.describe(lease))
+
+    def of_change(self, lease: dict[str, ty.Any], change: updates.LeaseChange,
+                  ) -> limits.Granted | None:
+        """Check the limits for a lease with changes applied.
+
+        :raises LimitExceeded: if a limit forbids the change
+        :raises ServerOnTwoHosts: see :func:`check_confirmed`
+        """
+        check_confirmed(lease, change)
+        return self.check(self.asked_of_change(lease, change))
 
 
 def as_changed(lease: dict[str, ty.Any], change: updates.LeaseChange,
@@ -93,22 +134,6 @@ def _count(reservation: dict[str, ty.Any]) -> int:
             else reservation['amount'])
 
 
-def asked_of_change(types: resource_types.ResourceTypes,
-                    words: lease_views.LeaseViews, lease: dict[str, ty.Any],
-                    change: updates.LeaseChange, resized: bool = False,
-                    beside: frozenset[str] = frozenset()) -> limits.Asked:
-    """Return what a lease with changes applied takes of the limits.
-
-    :param lease: its current state
-    :param resized: whether it would have other servers than before
-    :param beside: the leases that are changed together with it
-    """
-    return dataclasses.replace(
-        asked_of(as_changed(lease, change), False, types),
-        lease_id=lease['id'], resized=resized, beside=beside,
-        current=words.lease(lease))
-
-
 def extended(lease: dict[str, ty.Any], change: updates.LeaseChange,
              ) -> list[str]:
     """Return the servers of a started lease if a change extends it."""
@@ -133,15 +158,3 @@ def check_confirmed(lease: dict[str, ty.Any],
             f'The resize or migration of server {one} of lease {lease["id"]} '
             'is not confirmed. Confirm or revert it, and extend the lease '
             'then.')
-
-
-def of_change(allowed: limits.Limits, types: resource_types.ResourceTypes,
-              words: lease_views.LeaseViews, lease: dict[str, ty.Any],
-              change: updates.LeaseChange) -> limits.Granted | None:
-    """Check the limits for a lease with changes applied.
-
-    :raises LimitExceeded: if a limit forbids the change
-    :raises ServerOnTwoHosts: see :func:`check_confirmed`
-    """
-    check_confirmed(lease, change)
-    return allowed.check(asked_of_change(types, words, lease, change))

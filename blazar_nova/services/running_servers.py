@@ -7,20 +7,23 @@ import typing as ty
 
 from oslo_utils import uuidutils
 
+from blazar_core.common import clocks
 from blazar_core.common import errors
 from blazar_core.common import inputs
 from blazar_core.common import model
 from blazar_core.leases import idempotency
+from blazar_core.leases import leases
 from blazar_core.leases import limits
 from blazar_core.leases import new_leases
 from blazar_core.leases import updates
+from blazar_core.leases import views
+from blazar_core.lifecycle import server_removal
 from blazar_nova.compat import join_checks
 from blazar_nova.schemas import hint_params
 from blazar_nova.schemas import lease_schema
 from blazar_nova.services import lease_trusts
 from blazar_nova.services import limit_requests
 from blazar_nova.services import notifications
-from blazar_nova.services import wiring
 
 #: Keys of requests: servers of a new lease, and changes of an existing one.
 _NEW, _ADDED, _REMOVED = 'servers', 'add_servers', 'remove_servers'
@@ -44,8 +47,19 @@ def lets_leave(body: object) -> bool:
 class RunningServers:
     """Adds running servers to leases, and removes them."""
 
-    def __init__(self, parts: wiring.Parts) -> None:
-        self._parts = parts
+    def __init__(self, defaults: hint_params.Defaults, clock: clocks.Clock,
+                 own: leases.Leases,
+                 granting: limit_requests.LimitRequests,
+                 trusts: lease_trusts.LeaseTrusts,
+                 removal: server_removal.ServerRemoval,
+                 notify: views.Notify) -> None:
+        self._defaults = defaults
+        self._clock = clock
+        self._leases = own
+        self._limits = granting
+        self._trusts = trusts
+        self._removal = removal
+        self._notify = notify
 
     def create(self, context: ty.Any, body: object,
                key: idempotency.Key | None) -> dict[str, ty.Any]:
@@ -58,8 +72,7 @@ class RunningServers:
         """
         values = dict(inputs.json_object(body, 'The body of the request'))
         servers = _ids(values.pop(_NEW, []), _NEW)
-        asked = lease_schema.create(values, self._parts.clock.now(),
-                                    hint_params.defaults(self._parts.conf))
+        asked = lease_schema.create(values, self._clock.now(), self._defaults)
         if asked.reservations or asked.offer_seconds is not None or (
                 asked.lease.patience is not None) or (
                 asked.lease.recurrence is not None):
@@ -71,20 +84,19 @@ class RunningServers:
             raise errors.InvalidLeaseParams(
                 'A lease of "servers" that run starts now. Leave "start_date" '
                 'out, or write "now".')
-        joining = self._parts.leases.members
-        with lease_trusts.ahead(
-                self._parts, context, asked.lease) as entrusted:
+        joining = self._leases.members
+        with self._trusts.during_admission(context, asked.lease) as entrusted:
             joiners = [join_checks.joiner(one, context.project_id)
                        for one in servers]
             new = new_leases.NewLease(
                 context.project_id, context.user_id, asked.lease,
                 joining.reservations(joiners), key=key)
-            new = dataclasses.replace(new, granted=self._parts.limits.check(
+            new = dataclasses.replace(new, granted=self._limits.check(
                 dataclasses.replace(
-                    limit_requests.asked_of(new, False, self._parts.types),
+                    self._limits.asked_of(new, False),
                     running=_running(new.reservations))))
             lease = joining.create(entrusted(new), joiners)
-        self._parts.notify('lease.create', lease)
+        self._notify('lease.create', lease)
         return lease
 
     def make(self, body: object, lease: dict[str, ty.Any],
@@ -111,15 +123,15 @@ class RunningServers:
              ) -> dict[str, ty.Any]:
         joiners = [join_checks.joiner(one, lease['project_id']) for one in
                    servers]
-        joining = self._parts.leases.members
+        joining = self._leases.members
         wanted = joining.reservations(joiners)
         lease_schema.check_total(
             [*(one.demand.count for one in wanted),
              *(len(one['servers']) for one in lease['reservations'])],
-            self._parts.conf.blazar.max_amount)
+            self._defaults.max_amount)
         changed = joining.join(lease['id'], joiners, wanted,
                                self._granted(lease, wanted))
-        self._parts.notify('lease.update', notifications.diff(
+        self._notify('lease.update', notifications.diff(
             lease, changed, notifications.Reason.REQUESTED))
         return changed
 
@@ -128,30 +140,29 @@ class RunningServers:
                  ) -> limits.Granted | None:
         """Check the limits for a lease with more servers."""
         new = limit_requests.as_changed(lease, updates.LeaseChange())
-        asked = limit_requests.asked_of(dataclasses.replace(
-            new, reservations=(*new.reservations, *wanted)),
-            False, self._parts.types)
+        asked = self._limits.asked_of(dataclasses.replace(
+            new, reservations=(*new.reservations, *wanted)), False)
         # The other servers count as booked: some may have been resized.
-        return self._parts.limits.check(dataclasses.replace(
+        return self._limits.check(dataclasses.replace(
             asked, servers=sum(one.demand.count for one in wanted),
             resources=model.total([one.demand for one in wanted]),
             added=True, lease_id=lease['id'], running=_running(wanted),
-            current=self._parts.answers.lease(lease)))
+            current=self._limits.describe(lease)))
 
     def _remove(self, servers: list[str], lease: dict[str, ty.Any],
                 ) -> dict[str, ty.Any]:
-        if _RELEASE not in self._parts.conf.blazar.on_end:
+        if _RELEASE not in self._defaults.ends:
             raise errors.Forbidden(
                 f'Servers do not leave their lease here: "{_RELEASE}" is not '
                 f'one of [blazar] on_end. Ask the operator, or prolong the '
                 f'lease.')
         for server_id in servers:
-            booked = self._parts.leases.lookup.booked(server_id)
+            booked = self._leases.lookup.booked(server_id)
             if booked is None or booked.lease_id != lease['id']:
                 raise errors.InvalidLeaseParams(
                     f'Server {server_id} is not in lease {lease["id"]}. Leave '
                     f'it out.')
-        return self._parts.lifecycle.server_removal.leave(
+        return self._removal.leave(
             lease['id'], servers, lambda one: join_checks.leaves(
                 one, lease['project_id']))
 

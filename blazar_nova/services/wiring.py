@@ -42,6 +42,7 @@ from blazar_nova.schemas import interruptible_params
 from blazar_nova.schemas import lease_views
 from blazar_nova.services import budget_service
 from blazar_nova.services import hoarding
+from blazar_nova.services import host_enrollment
 from blazar_nova.services import keystone_identity
 from blazar_nova.services import limit_requests
 from blazar_nova.services import notifications
@@ -78,8 +79,9 @@ class Parts:
     leases: leases.Leases
     cloud: nova_cloud.NovaCloud
     lifecycle: handlers.Handlers
-    limits: limits.Limits
+    limits: limit_requests.LimitRequests
     end_notices: end_notices.EndNotices
+    host_enrollment: host_enrollment.HostEnrollment
     identity: keystone_identity.KeystoneIdentity
     orphans: orphans.Orphans
     host_status: host_status.HostStatus
@@ -152,12 +154,12 @@ def assemble(conf: ty.Any, clock: clocks.Clock | None = None) -> Parts:
         [budget.check], types.serverless,
         [hoarding.Hoarding(conf, clock, quota).rules])
     threads = background.Background()
+    granting = limit_requests.LimitRequests(allowed, types, answers, threads)
     lifecycle = handlers.Handlers(
         conf, database, clock, admission, handlers.Integration(
             cloud=cloud, types=types, policies=extensions.installed_policies(),
             decrypt=secrets.decrypt, notify=notify,
-            granting=functools.partial(
-                limit_requests.of_change, allowed, types, answers),
+            granting=granting.of_change,
             budget=budget if budget.commits else None, later=threads.later,
             bound=allowed.of_waiting), lost_after(conf))
     _set_owners(types, user_credentials.LeaseOwners(
@@ -169,11 +171,13 @@ def assemble(conf: ty.Any, clock: clocks.Clock | None = None) -> Parts:
     return Parts(
         conf=conf, database=database, clock=clock, encryption=secrets,
         trusts=trusts, admission=admission, types=types, answers=answers,
-        notify=notify, cloud=cloud, lifecycle=lifecycle, limits=allowed,
+        notify=notify, cloud=cloud, lifecycle=lifecycle, limits=granting,
         identity=identity, evacuation=drain, background=threads,
         leases=leases.Leases(database, clock, admission, types, _charge(
             conf, budget), _eviction_time(conf)),
         end_notices=end_notices.EndNotices(database, clock, cloud, notify),
+        host_enrollment=host_enrollment.HostEnrollment(
+            database, clock, functools.partial(_publish, notify)),
         orphans=orphans.Orphans(
             database, clock, identity, lifecycle.lease_end.delete,
             conf.blazar.orphaned_leases == 'end',

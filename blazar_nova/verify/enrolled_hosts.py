@@ -10,22 +10,27 @@ import sqlalchemy as sa
 from blazar_core.audit import findings
 from blazar_core.capacity import enrollment
 from blazar_core.common import states
+from blazar_core.db import api
 from blazar_core.db import models
 from blazar_nova.compat import compute_hosts
 from blazar_nova.compat import host_servers
 from blazar_nova.compat import pool
 from blazar_nova.services import host_enrollment
-from blazar_nova.services import wiring
 
 
-def differences(parts: wiring.Parts) -> ty.Iterator[findings.Difference]:
+def differences(database: api.Database, now: int,
+                enrolling: host_enrollment.HostEnrollment,
+                reopen: ty.Callable[[str], object],
+                ) -> ty.Iterator[findings.Difference]:
     """Yield enrolled hosts that Nova does not keep others off, or whose
     reservation it does not know.
+
+    :param reopen: gives a lease its hosts in Nova
     """
-    with parts.database.reader() as session:
+    with database.reader() as session:
         hosts = enrollment.listed(session)
-        left = enrollment.left(session, parts.clock.now())
-    yield from _unfinished(parts, hosts, left)
+        left = enrollment.left(session, now)
+    yield from _unfinished(enrolling, hosts, left)
     there = pool.joined() if hosts else set()
     lost = _not_in_nova(hosts)
     for host in lost:
@@ -46,7 +51,7 @@ def differences(parts: wiring.Parts) -> ty.Iterator[findings.Difference]:
                 'workloads off it.', '--fix adds it to the pool again',
                 functools.partial(pool.join, pool.Member(
                     host.uuid, host.service_host)))
-    yield from _elsewhere(parts)
+    yield from _elsewhere(database, reopen)
 
 
 def _not_in_nova(hosts: ty.Collection[models.Host]) -> list[models.Host]:
@@ -61,14 +66,13 @@ def _not_in_nova(hosts: ty.Collection[models.Host]) -> list[models.Host]:
         host.enrollment == states.Enrollment.ENROLLED)] if complete else []
 
 
-def _unfinished(parts: wiring.Parts, hosts: ty.Iterable[models.Host],
-                left: ty.Container[int],
+def _unfinished(enrolling: host_enrollment.HostEnrollment,
+                hosts: ty.Iterable[models.Host], left: ty.Container[int],
                 ) -> ty.Iterator[findings.Difference]:
     """Yield the hosts whose enrollment or removal was interrupted.
 
     :param left: the ids of the hosts whose removal nothing prevents
     """
-    at_work = host_enrollment.HostEnrollment(parts)
     for host in hosts:
         if host.enrollment == states.Enrollment.ENROLLING:
             yield findings.Difference(
@@ -76,7 +80,7 @@ def _unfinished(parts: wiring.Parts, hosts: ty.Iterable[models.Host],
                 f'Host {host.name} is being enrolled, and accepts no servers '
                 'until that is complete.',
                 '--fix completes it', functools.partial(
-                    at_work.add, host.name, host.extra or {},
+                    enrolling.add, host.name, host.extra or {},
                     reservable=bool(host.reservable),
                     pause=host_enrollment.patient(host_enrollment.PATIENCE)))
         elif host.id in left:
@@ -85,14 +89,15 @@ def _unfinished(parts: wiring.Parts, hosts: ty.Iterable[models.Host],
                 f'Host {host.name} is being removed, and accepts no servers '
                 'until that is complete.',
                 '--fix completes it', functools.partial(
-                    at_work.remove, host.id))
+                    enrolling.remove, host.id))
 
 
-def _elsewhere(parts: wiring.Parts) -> ty.Iterator[findings.Difference]:
+def _elsewhere(database: api.Database, reopen: ty.Callable[[str], object],
+               ) -> ty.Iterator[findings.Difference]:
     """Yield the reservations that have other hosts in Nova than recorded, and
     the hosts of reservations with servers that do not belong to them.
     """
-    with parts.database.reader() as session:
+    with database.reader() as session:
         held = session.execute(
             sa.select(models.Host.uuid, models.Host.service_host,
                       models.Host.assigned_to, models.Host.overdue_at,
@@ -117,8 +122,7 @@ def _elsewhere(parts: wiring.Parts) -> ty.Iterator[findings.Difference]:
                 f'reservation {reservation_id} has other hosts in Nova than '
                 'in the reservation database.',
                 '--fix assigns the hosts of the reservation database',
-                functools.partial(parts.lifecycle.lease_opening.open,
-                                  rows[0].lease_id))
+                functools.partial(reopen, rows[0].lease_id))
 
 
 def _strangers(members: ty.Collection[pool.Member], reservation_id: str,

@@ -13,14 +13,15 @@ from blazar_core.audit.findings import Difference
 from blazar_core.capacity import interruptible
 from blazar_core.capacity import inventory
 from blazar_core.capacity import pending
+from blazar_core.common import clocks
 from blazar_core.common import errors
 from blazar_core.common import model
+from blazar_core.db import api
 from blazar_core.db import models
 from blazar_core.plugins import cloud_api
 from blazar_nova.compat import compute_hosts
 from blazar_nova.listener import batches
 from blazar_nova.listener import host_sync
-from blazar_nova.services import wiring
 from blazar_nova.verify import gaps
 
 LOG = logging.getLogger(__name__)
@@ -38,9 +39,12 @@ class HostCapacity:
     :param say: called with lines of progress
     """
 
-    def __init__(self, parts: wiring.Parts, sync: host_sync.HostSync,
+    def __init__(self, database: api.Database, clock: clocks.Clock,
+                 cloud: cloud_api.Cloud, sync: host_sync.HostSync,
                  gaps: gaps.Gaps, say: ty.Callable[[str], None]) -> None:
-        self._parts = parts
+        self._database = database
+        self._clock = clock
+        self._cloud = cloud
         self._sync = sync
         self._gaps = gaps
         self._say = say
@@ -53,7 +57,7 @@ class HostCapacity:
         if not complete:
             self._gaps.failures.append(
                 'A cell did not answer: its hosts were not compared.')
-        with self._parts.database.reader() as session:
+        with self._database.reader() as session:
             rows = {row.uuid: row for row in session.execute(
                 inventory.HOSTS.add_columns(
                     models.Host.consumers).where(
@@ -114,13 +118,13 @@ class HostCapacity:
             return
         bookings = self._booked_on(row.id)
         # As the report of a host counts claims: through their last second.
-        runs = {**pending.awaited(row.consumers, self._parts.clock.now() - 1),
+        runs = {**pending.awaited(row.consumers, self._clock.now() - 1),
                 **self._sync.by_server(host.uuid, facts.allocations)}
         # Servers on a whole host of a reservation are its own.
         counted = {} if row.assigned_to is not None else {
             consumer: amounts for consumer, amounts in runs.items()
             if consumer not in bookings}
-        with self._parts.database.connection() as connection:
+        with self._database.connection() as connection:
             evictable = interruptible.among(connection, counted)
         known = row.interruptible or {}
         about = {
@@ -175,17 +179,17 @@ class HostCapacity:
                     server_ids: ty.Collection[str]) -> None:
         mend()
         for server_id in server_ids:
-            self._parts.database.retried(
+            self._database.retried(
                 self._reclassify_one, host_id, server_id)
 
     def _reclassify_one(self, host_id: int, server_id: str) -> None:
         with contextlib.suppress(inventory.Leased), \
-                self._parts.database.begin() as connection:
-            inventory.reclassify(connection, self._parts.clock.now(), host_id,
+                self._database.begin() as connection:
+            inventory.reclassify(connection, self._clock.now(), host_id,
                                  server_id)
 
     def _booked_on(self, host_id: int) -> dict[str, ty.Any]:
-        with self._parts.database.reader() as session:
+        with self._database.reader() as session:
             return {row.server_id: row for row in session.execute(
                 sa.select(models.Booking.__table__).where(
                     models.Booking.host_id == host_id,
@@ -206,7 +210,7 @@ class HostCapacity:
                     f'{written}, but has {truth} in placement.',
                     '--fix updates the booking', mend)
             return
-        seen = self._parts.cloud.look(server_id)
+        seen = self._cloud.look(server_id)
         if seen.state is State.RUNNING and seen.host == host.uuid:
             yield Difference(
                 ('no allocation', host.uuid, server_id),

@@ -9,18 +9,20 @@ import sqlalchemy as sa
 
 from blazar_core.audit import findings
 from blazar_core.audit.findings import Difference
+from blazar_core.common import clocks
 from blazar_core.common import errors
 from blazar_core.common import states
 from blazar_core.common import words
+from blazar_core.db import api
 from blazar_core.db import models
 from blazar_core.plugins import cloud_api
 from blazar_nova.compat import bulk_state
+from blazar_nova.compat import nova_cloud
 from blazar_nova.compat import request_specs
 from blazar_nova.compat import unbuilt_leftovers
 from blazar_nova.compat import unmapped_servers
 from blazar_nova.listener import server_sync
 from blazar_nova.schemas import hint_params
-from blazar_nova.services import wiring
 from blazar_nova.verify import gaps
 
 #: Seconds after which an admission has succeeded or failed.
@@ -44,16 +46,21 @@ class LeasedServers:
     :param say: called with lines of progress
     """
 
-    def __init__(self, parts: wiring.Parts, sync: server_sync.ServerSync,
-                 gaps: gaps.Gaps, say: ty.Callable[[str], None]) -> None:
-        self._parts = parts
+    def __init__(self, conf: ty.Any, database: api.Database,
+                 clock: clocks.Clock, cloud: nova_cloud.NovaCloud,
+                 sync: server_sync.ServerSync, gaps: gaps.Gaps,
+                 say: ty.Callable[[str], None]) -> None:
+        self._defaults = hint_params.defaults(conf)
+        self._database = database
+        self._clock = clock
+        self._cloud = cloud
         self._sync = sync
         self._gaps = gaps
         self._say = say
 
     def differences(self) -> ty.Iterator[Difference]:
         """Yield differences of servers of leases, and servers without one."""
-        nova = bulk_state.BulkState(self._parts.cloud)
+        nova = bulk_state.BulkState(self._cloud)
         count = 0
         for rows in self._leased():
             seen = nova.look(row.server_id for row in rows)
@@ -92,7 +99,7 @@ class LeasedServers:
             models.Booking.id).limit(_STEP)
         last = 0
         while True:
-            with self._parts.database.reader() as session:
+            with self._database.reader() as session:
                 rows = session.execute(
                     query.where(models.Booking.id > last)).all()
             if not rows:
@@ -161,7 +168,7 @@ class LeasedServers:
         if seen.state is State.HELD:
             return None
         if seen.state is State.BUILDING and seen.host is None:
-            if row.start_date <= self._parts.clock.now():
+            if row.start_date <= self._clock.now():
                 return None
             return 'is shown as being built instead of RESERVED', (
                 'nothing to do: it is built when its lease starts')
@@ -171,7 +178,7 @@ class LeasedServers:
     def _judge_unbuilt(self, row: ty.Any) -> tuple[str, str | None] | None:
         if row.status not in states.BEGUN or (
                 row.dispatched_at is None or
-                row.dispatched_at > self._parts.clock.now() - findings.STUCK):
+                row.dispatched_at > self._clock.now() - findings.STUCK):
             return None
         return (f'has been building since {findings.when(row.dispatched_at)}, '
                 'but no host has started the build'), (
@@ -239,7 +246,7 @@ class LeasedServers:
 
     def _strangers(self, silent: set[str]) -> ty.Iterator[Difference]:
         """Yield the consumers in placement that are no server of any cell."""
-        with self._parts.database.reader() as session:
+        with self._database.reader() as session:
             hosts = {consumer: row.name for row in session.execute(
                 sa.select(models.Host.name, models.Host.consumers).where(
                     models.Host.consumers.is_not(None)))
@@ -261,8 +268,8 @@ class LeasedServers:
         """Return whether hints request a lease, at any time."""
         try:
             return hint_params.lease_request(
-                hints, self._parts.clock.now(),
-                hint_params.defaults(self._parts.conf)) is not None
+                hints, self._clock.now(),
+                self._defaults) is not None
         except errors.InvalidLeaseParams:
             # Its time has passed; for other errors, the boot was refused.
             return True
@@ -271,7 +278,7 @@ class LeasedServers:
         """Return those of some servers that have no booking."""
         unleased: list[str] = []
         for batch in bulk_state.batches(server_ids):
-            with self._parts.database.reader() as session:
+            with self._database.reader() as session:
                 leased = set(session.scalars(
                     sa.select(models.Booking.server_id).where(
                         models.Booking.server_id.in_(batch))))

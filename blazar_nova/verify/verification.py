@@ -82,29 +82,35 @@ class Verifier:
     def __init__(self, parts: wiring.Parts, pause: ty.Callable[[int], None],
                  say: ty.Callable[[str], None], grace: int,
                  trusts_are_ours: bool = False) -> None:
-        self._parts = parts
+        self._clock = parts.clock
         self._pause = pause
         self._say = say
         self._grace = grace
-        self._sync = server_sync.ServerSync(parts, lambda *_lease: None)
+        self._sync = server_sync.of_parts(parts, lambda *_lease: None)
         self._audit = auditor(parts)
         self._gaps = gaps.Gaps()
-        of_servers = leased_servers.LeasedServers(parts, self._sync,
-                                                  self._gaps, say)
+        database, clock, life = parts.database, parts.clock, parts.lifecycle
+        of_hosts = host_capacity.HostCapacity(
+            database, clock, parts.cloud, self._sync.hosts, self._gaps, say)
+        of_servers = leased_servers.LeasedServers(
+            parts.conf, database, clock, parts.cloud, self._sync, self._gaps,
+            say)
         of_trusts = owner_trusts.OwnerTrusts(
-            parts, self._audit.encrypted, trusts_are_ours)
+            database, clock, parts.trusts, life.lease_close,
+            self._audit.encrypted, trusts_are_ours)
         # Hosts first: a booking can only follow its server to a known host.
         self._sections: dict[str, ty.Callable[[
             set[ty.Hashable] | None], ty.Iterable[Difference]]] = {
-                'hosts': host_capacity.HostCapacity(parts, self._sync.hosts,
-                                                    self._gaps,
-                                                    say).differences,
+                'hosts': of_hosts.differences,
                 'servers': lambda _only: of_servers.differences(),
                 'database': lambda _only: self._audit.differences(),
                 'enrolled hosts':
-                    lambda _only: enrolled_hosts.differences(parts),
+                    lambda _only: enrolled_hosts.differences(
+                        database, clock.now(), parts.host_enrollment,
+                        life.lease_opening.open),
                 'reservations':
-                    lambda _only: open_reservations.differences(parts),
+                    lambda _only: open_reservations.differences(
+                        database, parts.types, life),
                 'trusts': lambda _only: of_trusts.differences()}
 
     def size(self) -> dict[str, int]:
@@ -132,7 +138,7 @@ class Verifier:
         for difference in differences:
             if difference.mend is None:
                 continue
-            young = difference.mend_after - self._parts.clock.now()
+            young = difference.mend_after - self._clock.now()
             if young > 0:
                 self._say(f'Waiting {young} s, in case an operation is in '
                           f'progress: {difference.text}')

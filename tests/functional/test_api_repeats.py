@@ -12,8 +12,8 @@ from blazar_core.common import errors
 from blazar_core.leases import idempotency
 from blazar_core.leases import slots
 from blazar_core.lifecycle import fault_points
+from blazar_nova.api import boots
 from blazar_nova.compat import bound_servers
-from blazar_nova.services import lease_admission
 from tests.functional import api_base
 
 HOUR = 3600
@@ -98,7 +98,7 @@ class TestRequestsThatDie(api_base.ApiTestCase):
         self.assertEqual((1, []), (self.sent, self.left()))
 
     def test_listener_sends_build_of_dead_request(self):
-        with mock.patch.object(lease_admission.LeaseAdmission, '_send'):
+        with mock.patch.object(boots.BootHandler, '_send'):
             servers = self.boot_two()
         self.look(after=0)
         self.assertEqual(0, self.sent)
@@ -167,7 +167,7 @@ class TestRequestsThatDie(api_base.ApiTestCase):
             self.alice.get_server(one)['status'] for one in servers})
 
     def test_build_of_deleted_servers_is_not_sent(self):
-        with mock.patch.object(lease_admission.LeaseAdmission, '_send'):
+        with mock.patch.object(boots.BootHandler, '_send'):
             servers = self.boot_two()
         for server_id in servers:
             self.alice.delete_server(server_id)
@@ -175,7 +175,7 @@ class TestRequestsThatDie(api_base.ApiTestCase):
         self.assertEqual((0, []), (self.sent, self.left()))
 
     def test_build_is_retried_after_placement_was_unavailable(self):
-        with mock.patch.object(lease_admission.LeaseAdmission, '_send'):
+        with mock.patch.object(boots.BootHandler, '_send'):
             servers = self.boot_two()
         with mock.patch('blazar_nova.compat.compute_hosts.ask_placement',
                         side_effect=errors.CloudUnavailable('It is away')):

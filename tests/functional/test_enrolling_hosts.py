@@ -18,7 +18,6 @@ from blazar_nova.compat import bounded_calls
 from blazar_nova.compat import compute_hosts
 from blazar_nova.compat import pool
 from blazar_nova.compat import providers
-from blazar_nova.services import host_enrollment
 from blazar_nova.verify import enrolled_hosts
 from blazar_nova.verify import verification
 from tests.functional import whole_hosts_base
@@ -66,7 +65,9 @@ class TestEnrolling(whole_hosts_base.HostsTestCase):
                 'blazar_nova.compat.compute_hosts.all_hosts',
                 lambda: ([], False)):
             self.assertEqual([], [
-                one for one in enrolled_hosts.differences(parts)
+                one for one in enrolled_hosts.differences(
+                    parts.database, parts.clock.now(), parts.host_enrollment,
+                    parts.lifecycle.lease_opening.open)
                 if one.key[0] == 'enrolled'])
 
     def test_reinstalled_host_stays_enrolled_if_old_one_is_removed(self):
@@ -286,7 +287,7 @@ class TestCommands(whole_hosts_base.HostsTestCase):
         for late in ('before', 'within'):
             host, = self.enrol('host1')
             self.enrolling.retire(int(host['id']))
-            other = host_enrollment.HostEnrollment(self.listener.parts)
+            other = self.listener.parts.host_enrollment
             real, again = pool.leave, []
 
             def meanwhile(*args, other=other, again=again):

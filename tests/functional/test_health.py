@@ -308,15 +308,16 @@ class HealthTest(Failing, leased.LeasedTestCase):
         asked, says = [], [False]
 
         class Controllers(monitors.Monitor):
-            def look(self, _parts):
+            def look(self, _database):
                 return {}
 
-            def fence(self, _parts, host):
+            def fence(self, host):
                 asked.append(host)
                 return says[-1]
 
+        parts = self.listener.parts
         fencing = monitors.Fencing(
-            self.listener.parts, {'controllers': Controllers()})
+            parts.database, parts.clock, {'controllers': Controllers()})
         self.listener.monitors._fencing = fencing
 
         def certain(may_fence=True):

@@ -288,8 +288,9 @@ class TestUnderWay(AlternatesTestCase):
 
         with futures.ThreadPoolExecutor(1) as executor:
             def first(_server_ids):
-                self.going_on = executor.submit(host_enrollment.HostEnrollment(
-                    self.listener.parts).add, 'host1', {}, pause=late)
+                self.going_on = executor.submit(
+                    self.listener.parts.host_enrollment.add, 'host1', {},
+                    pause=late)
                 self.assertTrue(waits.wait(60))
                 raise errors.Conflict('It takes too long.')
 

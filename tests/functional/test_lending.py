@@ -320,7 +320,8 @@ class PowerTest(LendingTestCase):
         switches = test_power.Switches('host1', 'host2', 'plain')
         parts = self.listener.parts
         switcher = power.Power(
-            parts, power_services.Computes((), ()), switches,
+            parts.database, parts.clock, parts.host_status,
+            power.Machines(power_services.Computes((), ()), switches),
             machines.policy(spare_hosts=0), lambda *_args: None,
             lambda work: work())
         leader = leader_election.Leader(

@@ -74,9 +74,11 @@ class PowerTest(whole_hosts_base.HostsTestCase):
             60)
 
     def switcher(self, exclude, common=(), **values):
+        parts = self.listener.parts
         return power.Power(
-            self.listener.parts, power_services.Computes(exclude, common),
-            self.switches, machines.policy(**values),
+            parts.database, parts.clock, parts.host_status, power.Machines(
+                power_services.Computes(exclude, common), self.switches),
+            machines.policy(**values),
             lambda event, payload: self.told.append((event, payload['host'])),
             lambda work: work())
 

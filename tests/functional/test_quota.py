@@ -7,7 +7,6 @@ from nova import context as nova_context
 from nova import objects
 from oslo_limit import fixture as limit_fixture
 
-from blazar_nova.listener import host_sync
 from blazar_nova.resource_types import extensions
 from tests.functional import api_base
 from tests.unit.blazar_nova import fake_network
@@ -97,7 +96,7 @@ class TestNetworks(QuotaTestCase):
         self.useFixture(fixtures.MockPatchObject(
             extensions.installed_types()['virtual:network'], 'network',
             network))
-        host_sync.HostSync(self.listener.parts).compare_pools(
+        self.listener.server_sync.hosts.compare_pools(
             lambda _what, work, *args: work(*args))
         lan = {'resource_type': 'virtual:network'}
         lease = self.make(start_in=HOUR, reservations=[lan])

@@ -9,7 +9,6 @@ import fixtures
 from blazar_core.common import errors
 from blazar_core.db import models
 from blazar_core.leases import creation
-from blazar_nova.listener import host_sync
 from blazar_nova.resource_types import extensions
 from tests.functional import api_base
 from tests.functional import test_deletion
@@ -31,7 +30,7 @@ class StacksTest(api_base.ApiTestCase, test_deletion.DeletionTestCase):
             'properties': {'flavor': self.flavor_name}}
             for name in ('0', '1')]]
         self.useFixture(fixtures.MockPatchObject(kind, 'heat', self.heat))
-        host_sync.HostSync(self.listener.parts).compare_pools(
+        self.listener.server_sync.hosts.compare_pools(
             lambda _what, work, *args: work(*args))
 
     @property

@@ -15,7 +15,6 @@ from testtools import matchers
 from blazar_core.common import clocks
 from blazar_nova.cmd import manage
 from blazar_nova.compat import compute_hosts
-from blazar_nova.services import host_enrollment
 from tests.functional import api_base
 from tests.functional import nova_box
 
@@ -28,7 +27,7 @@ class HostsTestCase(api_base.ApiTestCase):
 
     def setUp(self):
         super().setUp()
-        self.enrolling = host_enrollment.HostEnrollment(self.listener.parts)
+        self.enrolling = self.listener.parts.host_enrollment
         self.bob = self.api(project=uuids.other, user='bob')
 
     def enrol(self, *names, **extra):

@@ -23,7 +23,7 @@ from blazar_nova.compat import network_api
 from blazar_nova.listener import host_sync
 from blazar_nova.resource_types import floating_ips
 from blazar_nova.resource_types import networks
-from blazar_nova.resource_types import registry
+from blazar_nova.resource_types import reservation_requests
 from blazar_nova.resource_types import stacks
 from blazar_nova.resource_types import volumes
 from blazar_nova.services import address_enrollment
@@ -159,10 +159,10 @@ class Services:
 
     def sync(self, core: worlds.Core) -> None:
         """Record what is enrolled, as a listener does."""
-        parts = ty.cast(ty.Any, types.SimpleNamespace(
-            database=core.database, clock=core.clock,
-            types=self._world.types))
-        pools = host_sync.HostSync(parts)
+        pools = host_sync.HostSync(
+            core.database, core.clock, self._world.types)
+        enrolling = address_enrollment.AddressEnrollment(
+            core.database, core.clock, self._world.types)
 
         def apart(_what: str, work: ty.Callable[..., None],
                   *args: ty.Any) -> bool:
@@ -174,7 +174,7 @@ class Services:
         while True:
             taken = {*self._neutron.taken}
             with contextlib.suppress(errors.DatabaseUnavailable):
-                self._enroll(parts, apart)
+                self._enroll(enrolling, apart)
                 pools.compare_pools(apart)
             self._baton.let_pass(PAUSE)
             if len(self._world.look(
@@ -183,15 +183,15 @@ class Services:
                 self._baton.wait(
                     lambda: self._neutron.taken != taken, worlds.REST)
 
-    def _enroll(self, parts: ty.Any, apart: ty.Callable[..., bool]) -> None:
+    def _enroll(self, enrolling: address_enrollment.AddressEnrollment,
+                apart: ty.Callable[..., bool]) -> None:
         """Enroll the addresses that are not, as an operator does."""
         enrolled = {name for name, in self._world.look(
             f"SELECT name FROM hosts WHERE pool = '{ADDRESS}' "
             f"AND enrolled_at IS NOT NULL")}
         for address in sorted({*ADDRESSES} - enrolled):
             with contextlib.suppress(errors.Conflict):
-                apart(address, address_enrollment.AddressEnrollment(parts).add,
-                      fake_network.NETWORK, address)
+                apart(address, enrolling.add, fake_network.NETWORK, address)
 
     def ask(self, core: worlds.Core, until: float) -> None:
         """Request, change, use and delete leases."""
@@ -217,11 +217,11 @@ class Services:
         context = types.SimpleNamespace(
             project_id=self._dice.choice(owners.PROJECTS), user_id='user',
             is_admin=False, auth_token=orchestration.OWN)
-        asking = registry.Asking(
+        asking = reservation_requests.ReservationRequest(
             context, tuple, self._world.types, lambda _projects: None)
         trust = self._trust() if STACK in wanted else None
         with lease_trusts.prepared(
-                ty.cast(ty.Any, self._world), context, new_leases.NewLease(
+                self._world.types, context, new_leases.NewLease(
                     context.project_id, 'user', requests.LeaseRequest(
                         name='services', window=window, before_end=None,
                         events=(), on_end='delete',

@@ -6,7 +6,6 @@ import collections.abc
 import contextlib
 import math
 import random
-import types
 import typing as ty
 from unittest import mock
 
@@ -83,13 +82,11 @@ class Machines:
     def run(self, core: ty.Any) -> None:
         """Switch hosts, as a listener does."""
         switch = power.Power(
-            ty.cast(ty.Any, types.SimpleNamespace(
-                database=core.database, clock=core.clock,
-                host_status=host_status.HostStatus(
-                    core.database, core.clock,
-                    host_status.Thresholds(90, 90, 7200),
-                    self._world.notified))),
-            ty.cast(ty.Any, self), ty.cast(ty.Any, self), self._policy,
+            core.database, core.clock, host_status.HostStatus(
+                core.database, core.clock,
+                host_status.Thresholds(90, 90, 7200), self._world.notified),
+            power.Machines(ty.cast(ty.Any, self), ty.cast(ty.Any, self)),
+            self._policy,
             lambda event, payload: self._baton.tell(
                 f'{event}: {payload["host"]} {payload["reason"]}'),
             lambda work: core.process.spawn('switch', work))

@@ -106,12 +106,13 @@ class TestMonth(base.BaseTestCase):
 
     def answer(self, **query):
         """What the API says of the month to an operator."""
-        parts = types.SimpleNamespace(
-            conf=None, database=self.cloud.core.database,
-            clock=self.cloud.core.clock)
-        with (mock.patch.object(calendar_api.policy, 'Policy'),
-              mock.patch.object(calendar_api.web_requests, 'context')):
-            _code, body = calendar_api.CalendarController(parts).index(
+        services = types.SimpleNamespace(
+            parts=types.SimpleNamespace(
+                database=self.cloud.core.database,
+                clock=self.cloud.core.clock),
+            policy=mock.Mock())
+        with mock.patch.object(calendar_api.web_requests, 'context'):
+            _code, body = calendar_api.CalendarController(services).index(
                 types.SimpleNamespace(GET=mock.Mock(mixed=lambda: {
                     'start_date': clocks.iso(self.month.start),
                     'end_date': clocks.iso(self.month.end), **query})))

@@ -76,6 +76,18 @@ class TestSubpackages(base.BaseTestCase):
         for package in ROOMS:
             self.assertEqual([], circle(code.arrows(package)))
 
+    def test_imported_modules_of_this_project_exist(self):
+        # Also those that a function imports, when it is called.
+        for path in code.sources(*ROOMS, 'benchmarks', 'tests', 'tools'):
+            for name in code.imports(path):
+                if is_in(name, *ROOMS, 'benchmarks', 'tests'):
+                    self.assertTrue(code.exists(name), f'{path}: {name}')
+
+    def test_missing_module_is_found(self):
+        self.assertFalse(code.exists('blazar_core.common.no_such'))
+        self.assertFalse(code.exists('blazar_core.no_such.clocks'))
+        self.assertTrue(code.exists('blazar_core.common.clocks.Clock'))
+
     def test_import_cycle_is_found(self):
         known = {'a': {'b', 'c'}, 'b': set(), 'c': {'d'}, 'd': {'c', 'b'}}
         self.assertEqual(['c', 'd', 'c'], circle(known))

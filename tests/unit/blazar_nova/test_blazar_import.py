@@ -2,7 +2,6 @@
 
 """Reading Blazar's database, and planning its import."""
 
-import types
 
 import fixtures
 from oslo_utils.fixture import uuidsentinel as uuids
@@ -170,10 +169,8 @@ class ImportPlanTestCase(base.DatabaseTestCase):
                 name, VCPU=4, MEMORY_MB=100, DISK_GB=20)
 
     def plan(self):
-        return import_plan.plan(types.SimpleNamespace(
-            database=self.database, clock=self.clock, types=self.types,
-            conf=types.SimpleNamespace(blazar=types.SimpleNamespace(
-                cleaning_time=self.cleaning_time))),
+        return import_plan.plan(import_plan.Here(
+            self.database, self.clock, self.types, 60 * self.cleaning_time),
             self.cloud, blazar_source.read(self.blazar.url))
 
     def lease(self, start, end, *hosts, **values):

@@ -28,9 +28,8 @@ class DefaultLeasesTestCase(base.TestCase):
                   default_config_dirs=[])
         self.set('default_reservation', 'on')
         self.noted = mock.Mock()
-        self.by_default = default_leases.DefaultLeases(types.SimpleNamespace(
-            conf=self.conf, clock=driven.ManualClock(base.NOW),
-            end_notices=self.noted))
+        self.by_default = default_leases.DefaultLeases(
+            self.conf, driven.ManualClock(base.NOW), self.noted)
 
     def set(self, name, value, group='blazar'):
         self.conf.set_override(name, value, group)

@@ -52,9 +52,8 @@ class FloatingIPTestCase(base.LeaseTestCase):
     def setUp(self):
         super().setUp()
         self.host('compute', VCPU=10)
-        self.parts = types.SimpleNamespace(
-            database=self.database, clock=self.clock, types=self.types)
-        self.enrolled = address_enrollment.AddressEnrollment(self.parts)
+        self.enrolled = address_enrollment.AddressEnrollment(
+            self.database, self.clock, self.types)
         self.ids = {address: self.enrolled.add(NETWORK, address)['id']
                     for address in (FIRST, SECOND, THIRD)}
         self.engine = self.new_engine()
@@ -73,8 +72,9 @@ class FloatingIPTestCase(base.LeaseTestCase):
 
     def allocated(self, lease):
         """Return the addresses that a lease shows."""
-        answers, = host_leases.HostLeases(self.parts, mock.Mock()).complete(
-            None, [views.get(self.database, lease['id'])])
+        answers, = host_leases.HostLeases(
+            self.database, self.types, mock.Mock()).complete(
+                None, [views.get(self.database, lease['id'])])
         return answers['reservations'][0]['floating_ips']
 
     def run_for(self, seconds):
@@ -103,8 +103,9 @@ class FloatingIPTestCase(base.LeaseTestCase):
             self.start_timeout).look()
 
     def sync(self):
-        host_sync.HostSync(self.parts).compare_pools(
-            lambda _what, work, *args: work(*args))
+        host_sync.HostSync(
+            self.database, self.clock, self.types).compare_pools(
+                lambda _what, work, *args: work(*args))
 
 
 class TestLifecycle(FloatingIPTestCase):

@@ -48,7 +48,7 @@ class TestHostLeases(base.LeaseTestCase):
             self.host(name, VCPU=4)
         self.allowed = True
         self.host_leases = host_leases.HostLeases(
-            types.SimpleNamespace(database=self.database, types=self.types),
+            self.database, self.types,
             types.SimpleNamespace(allows=lambda *_args: self.allowed))
         params = {'min': 2, 'max': 2}
         self.lease = self.reserve(0, 100, new_leases.NewReservation(

@@ -54,9 +54,8 @@ class MetricsTestCase(base.LeaseTestCase):
     def listener(self, name):
         conf = types.SimpleNamespace(
             blazar=self.books.conf.blazar, default_availability_zone='nova')
-        return metrics.Metrics(types.SimpleNamespace(
-            conf=conf, database=self.database, clock=self.clock,
-            admission=self.admission), name,
+        return metrics.Metrics(
+            conf, self.database, self.clock, self.admission.index, name,
             [self.in_thread(self.ending.wait)])
 
     def refresh(self):

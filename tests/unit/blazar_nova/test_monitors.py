@@ -29,7 +29,7 @@ class Rack(monitors.Monitor):
         self.seen = {}
         self.looked = threading.Semaphore(0)
 
-    def look(self, parts):
+    def look(self, database):
         self.looked.release()
         if isinstance(self.seen, Exception):
             raise self.seen
@@ -66,10 +66,10 @@ class MonitorsTestCase(base.TestCase):
         options = {'enable_notification_monitor': True,
                    'enable_polling_monitor': True, 'polling_interval': 60,
                    **self.options}
-        self.monitors = monitors.Monitors(types.SimpleNamespace(
-            conf=types.SimpleNamespace(
-                blazar=types.SimpleNamespace(**options)), clock=self.clock,
-            host_status=types.SimpleNamespace(update=self.believed.append)))
+        self.monitors = monitors.Monitors(
+            types.SimpleNamespace(blazar=types.SimpleNamespace(**options)),
+            None, self.clock,
+            types.SimpleNamespace(update=self.believed.append))
 
 
 class TestLook(MonitorsTestCase):
@@ -94,7 +94,7 @@ class TestComputeServices(base.TestCase):
 
     def setUp(self):
         super().setUp()
-        self.parts = types.SimpleNamespace(database=mock.MagicMock())
+        self.database = mock.MagicMock()
         self.states = []
         self.failed = set()
         self.useFixture(fixtures.MockPatchObject(
@@ -108,9 +108,9 @@ class TestComputeServices(base.TestCase):
         """Return which hosts are reported as down, of those reported."""
         rows = [types.SimpleNamespace(uuid=host, service_host=host)
                 for _cell, hosts in self.states for host in hosts]
-        session = self.parts.database.reader.return_value.__enter__
+        session = self.database.reader.return_value.__enter__
         session.return_value.execute.return_value.all.return_value = rows
-        report = monitors.ComputeServices().look(self.parts)
+        report = monitors.ComputeServices().look(self.database)
         return {host for host, down in report.items() if down}, len(report)
 
     def cell(self, name, up, down, forced=0):
@@ -214,10 +214,10 @@ class Controllers(monitors.Monitor):
         self.asked = []
         self.goes_on = threading.Event()
 
-    def look(self, parts):
+    def look(self, database):
         return {}
 
-    def fence(self, parts, host):
+    def fence(self, host):
         self.asked.append(host)
         assert self.goes_on.wait(30)
         if isinstance(self.says, Exception):
@@ -235,9 +235,9 @@ class TestFencing(base.TestCase):
             self.useFixture(fixtures.MonkeyPatch(
                 where, lambda *what, where=where: self.done.append(
                     (where.rpartition('.')[2], *what[-2:]))))
-        found = monitors.Fencing(types.SimpleNamespace(
-            clock=self.clock, database=types.SimpleNamespace(
-                begin=contextlib.nullcontext)), by_name)
+        found = monitors.Fencing(
+            types.SimpleNamespace(begin=contextlib.nullcontext), self.clock,
+            by_name)
         self.addCleanup(self.over, found)
         return found
 

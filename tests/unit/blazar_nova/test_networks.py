@@ -49,8 +49,6 @@ class NetworkTestCase(base.LeaseTestCase):
     def setUp(self):
         super().setUp()
         self.host('compute', VCPU=10)
-        self.parts = types.SimpleNamespace(
-            database=self.database, clock=self.clock, types=self.types)
         self.sync()
         self.engine = self.new_engine()
 
@@ -62,8 +60,9 @@ class NetworkTestCase(base.LeaseTestCase):
         return True
 
     def sync(self):
-        host_sync.HostSync(self.parts).compare_pools(
-            lambda _what, work, *args: work(*args))
+        host_sync.HostSync(
+            self.database, self.clock, self.types).compare_pools(
+                lambda _what, work, *args: work(*args))
 
     def wanted(self, **values):
         asking = reservation_requests.ReservationRequest(

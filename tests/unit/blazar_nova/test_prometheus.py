@@ -48,11 +48,10 @@ class Clock(driven.ManualClock):
 clock = Clock()
 conf = databases.configuration(url)
 database = api.Database(conf)
-one = metrics.Metrics(types.SimpleNamespace(
-    conf=types.SimpleNamespace(
+one = metrics.Metrics(
+    types.SimpleNamespace(
         blazar=conf.blazar, default_availability_zone='nova'),
-    database=database, clock=clock,
-    admission=admissions.Admission(database, clock)), name, [])
+    database, clock, admissions.Admission(database, clock).index, name, [])
 ended = threading.Event()
 threading.Thread(target=lambda: (sys.stdin.read(), ended.set()),
                  daemon=True).start()

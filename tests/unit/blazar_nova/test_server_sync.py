@@ -2,7 +2,6 @@
 
 """The hosts that are synced again."""
 
-import types
 
 import fixtures
 from oslo_utils import uuidutils
@@ -16,6 +15,7 @@ from blazar_core.leases import idempotency
 from blazar_core.leases import lease_purge
 from blazar_core.plugins import resource_types
 from blazar_nova.compat import compute_hosts
+from blazar_nova.listener import host_sync
 from blazar_nova.listener import server_sync
 from tests import databases
 from tests.unit import base
@@ -23,11 +23,18 @@ from tests.unit import base
 load_tests = databases.load_tests
 
 
+def sync_of(case):
+    """Return a sync that does not ask Nova about servers."""
+    return server_sync.ServerSync(
+        case.database, case.clock, None, None, None, host_sync.HostSync(
+            case.database, case.clock, resource_types.ResourceTypes(
+                {}, base.FakeType())), lambda *_args: None)
+
+
 class TestRecheck(base.DatabaseTestCase):
 
     def test_host_is_rechecked_after_a_move_until_success(self):
-        looked = server_sync.ServerSync(types.SimpleNamespace(
-            database=self.database, clock=self.clock), lambda: None)
+        looked = sync_of(self)
         answers = [OSError('placement is away'), None, None]
         asked = []
 
@@ -50,8 +57,7 @@ class TestRecheck(base.DatabaseTestCase):
         self.assertEqual(['one'] * 3, asked)
 
     def test_other_hosts_are_rechecked_later_while_placement_hangs(self):
-        looked = server_sync.ServerSync(types.SimpleNamespace(
-            database=self.database, clock=self.clock), lambda: None)
+        looked = sync_of(self)
         hosts = {f'host{n}' for n in range(9)}
         asked = []
 
@@ -84,8 +90,7 @@ class TestTrim(base.DatabaseTestCase):
             session.add_all(models.RequestKey(
                 digest=str(one), asked='', lease_id='', created_at=one)
                 for one in (now - idempotency.KEEP - 1, now))
-        server_sync.ServerSync(types.SimpleNamespace(
-            database=self.database, clock=self.clock), lambda: None).trim()
+        sync_of(self).trim()
         # The newest old one proves that the database is the same.
         self.assertEqual([old[1], now], sorted(
             self.scalars(models.Change.created_at)))
@@ -95,8 +100,7 @@ class TestTrim(base.DatabaseTestCase):
 class TestLeases(base.LeaseTestCase):
 
     def test_existence_of_leases_is_known_after_purge(self):
-        looked = server_sync.ServerSync(types.SimpleNamespace(
-            database=self.database, clock=self.clock), lambda: None)
+        looked = sync_of(self)
         self.assertFalse(looked._have_leases())
         self.host('host', VCPU=1)
         lease = self.lease(0, 10)
@@ -124,11 +128,7 @@ class TestCompare(base.DatabaseTestCase):
                               ('facts', self.facts), ('trees', dict)):
             self.useFixture(fixtures.MonkeyPatch(
                 f'blazar_nova.compat.compute_hosts.{name}', instead))
-        self.server_sync = server_sync.ServerSync(
-            types.SimpleNamespace(
-                database=self.database, clock=self.clock,
-                types=resource_types.ResourceTypes({}, base.FakeType())),
-            lambda *_args: None)
+        self.server_sync = sync_of(self)
         self.compared = []
         self.server_sync._compare_servers = (
             lambda _go_on: self.compared.append(len(self.asked)))
@@ -194,8 +194,7 @@ class TestMissed(base.DatabaseTestCase):
     scenarios = []
 
     def test_database_outage_sets_missed(self):
-        looked = server_sync.ServerSync(types.SimpleNamespace(
-            database=self.database, clock=self.clock), lambda *_args: None)
+        looked = sync_of(self)
         looked.hosts.compare_usage = lambda _host: None
         looked.hints.add(usage='one')
         looked.catch_up()
@@ -230,8 +229,7 @@ class TestTwoListeners(base.DatabaseTestCase):
 
         self.useFixture(fixtures.MonkeyPatch(
             'blazar_nova.compat.compute_hosts.taken', taken))
-        looked = server_sync.ServerSync(types.SimpleNamespace(
-            database=self.database, clock=self.clock), lambda: None)
+        looked = sync_of(self)
         looked.hosts._facts[uuid] = self.clock.now(), compute_hosts.Facts(
             {'VCPU': 4}, {}, {})
         looked.hosts.compare_usage('one')

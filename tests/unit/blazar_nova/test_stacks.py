@@ -221,9 +221,9 @@ class StackTestCase(base.LeaseTestCase):
     def setUp(self):
         super().setUp()
         self.host('compute', VCPU=10)
-        host_sync.HostSync(types.SimpleNamespace(
-            database=self.database, clock=self.clock, types=self.types),
-        ).compare_pools(lambda _what, work, *args: work(*args))
+        host_sync.HostSync(
+            self.database, self.clock, self.types).compare_pools(
+                lambda _what, work, *args: work(*args))
         self.engine = self.new_engine()
         self.context = types.SimpleNamespace(
             project_id='project', user_id='user', is_admin=False,
@@ -688,14 +688,13 @@ class TestFailures(StackTestCase):
             self.assertTrue(self.ended())
 
     def test_stack_is_kept_only_if_a_lease_may_have_it(self):
-        parts = types.SimpleNamespace(types=self.types)
         new = new_leases.NewLease('project', 'user', self.request(0, 1000),
                                   tuple(self.wanted()))
         for exc, kept in ((errors.OutcomeUnknown(), True),
                           (errors.Conflict('no'), False)):
             log = self.useFixture(fixtures.FakeLogger())
             with testtools.ExpectedException(type(exc)), (
-                    lease_trusts.prepared(parts, self.context, new)):
+                    lease_trusts.prepared(self.types, self.context, new)):
                 raise exc
             (path, stack), = self.heat.stacks.items()
             self.assertEqual(kept, stack.status == 'CREATE_COMPLETE')

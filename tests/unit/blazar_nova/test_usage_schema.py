@@ -151,8 +151,10 @@ class PagesTest(base.LeaseTestCase):
         self.enterContext(mock.patch(
             'blazar_nova.schemas.web_requests.context'))
         self.usage = usage_api.UsageController(types.SimpleNamespace(
-            conf=types.SimpleNamespace(blazar=types.SimpleNamespace(
-                rates_file='')), database=self.database, clock=self.clock,
+            parts=types.SimpleNamespace(
+                conf=types.SimpleNamespace(blazar=types.SimpleNamespace(
+                    rates_file='')),
+                database=self.database, clock=self.clock),
             policy=mock.Mock(
                 limited=lambda _context, _rule, query, _why: query)))
 

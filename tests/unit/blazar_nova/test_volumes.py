@@ -245,14 +245,13 @@ class VolumeTestCase(base.LeaseTestCase):
         self.host('compute', VCPU=10)
         self.cinder.enroll(SSD, 'ssd', 100)
         self.cinder.enroll(DISK, 'disk', 1000)
-        self.parts = types.SimpleNamespace(
-            database=self.database, clock=self.clock, types=self.types)
         self.sync()
         self.engine = self.new_engine()
 
     def sync(self):
-        host_sync.HostSync(self.parts).compare_pools(
-            lambda _what, work, *args: work(*args))
+        host_sync.HostSync(
+            self.database, self.clock, self.types).compare_pools(
+                lambda _what, work, *args: work(*args))
 
     def wanted(self, **values):
         asking = reservation_requests.ReservationRequest(

@@ -258,15 +258,37 @@ class Lookup:
                     () if lease is None else (
                         lease.window, not lease.starts_now)))
 
-    def lease_over(self, reservation_id: str) -> str | None:
-        """Return the name of the lease of a reservation if the lease has
-        ended, though it may still have servers.
+    def lease_status(self, reservation_id: str) -> tuple[str, str] | None:
+        """Return the name and the status of the lease of a reservation; None:
+        it does not exist any longer.
         """
         with self._database.reader() as session:
-            return session.scalar(
-                sa.select(models.Lease.name).join(models.Reservation)
-                .where(models.Reservation.id == reservation_id,
-                       models.Lease.status.in_(states.ENDING)))
+            row = session.execute(
+                sa.select(models.Lease.name, models.Lease.status)
+                .join(models.Reservation)
+                .where(models.Reservation.id == reservation_id)).one_or_none()
+        return None if row is None else (row.name, row.status)
+
+    def next_of_kept(self, server_id: str, project_id: str | None,
+                     ) -> tuple[models.Lease, model.Resources] | None:
+        """Return the next occurrence of the series that keeps a server, and
+        the resources of the server's booking there; None: there is none.
+
+        :param project_id: of the series; None: any
+        """
+        with self._database.reader() as session:
+            for lease, servers in session.execute(
+                    sa.select(models.Lease, models.Recurrence.servers).join(
+                        models.Recurrence, models.Recurrence.id ==
+                        models.Lease.recurrence_id).where(
+                            models.Recurrence.between != end_policies.DELETE,
+                            models.Lease.status.in_(states.TO_START),
+                            sa.true() if project_id is None else
+                            models.Lease.project_id == project_id).order_by(
+                                models.Lease.start_date)):
+                if server_id in servers:
+                    return lease, dict(lease.reservations[0].resources)
+        return None
 
     def hosts_within(self, reservation_id: str) -> frozenset[str]:
         """Return the uuids of the hosts that are booked for a reservation."""

@@ -16,6 +16,7 @@ import webob
 
 from blazar_core.common import clocks
 from blazar_core.common import errors
+from blazar_core.common import states
 from blazar_core.leases import lookup
 from blazar_core.leases import server_growth
 from blazar_nova.api import assembly
@@ -233,7 +234,7 @@ class Guards:
         try:
             why = self._interruptible.why_not_resized(
                 environ['nova.context'], server_id, wanted)
-        except errors.DatabaseUnavailable:
+        except (errors.DatabaseUnavailable, errors.CloudUnavailable):
             return None
         return why and nova_router.fault(environ, 409, why)
 
@@ -247,7 +248,10 @@ class Guards:
             return None
         context = environ['nova.context']
         try:
-            found = server_growth.booked(self._database, server_id)
+            found = server_growth.booked(
+                self._database, server_id) or self._lookup.next_of_kept(
+                    server_id, None if context.is_admin
+                    else context.project_id)
             if found is None or not (context.is_admin or (
                     context.project_id == found[0].project_id)):
                 return None
@@ -285,9 +289,14 @@ class Guards:
         try:
             within = bound_servers.reservation_of_server(
                 server_id, None if context.is_admin else context.project_id)
-            over = within and self._lookup.lease_over(within)
+            found = within and self._lookup.lease_status(within)
+            if within and (not found or found[1] == states.Lease.TERMINATED):
+                # Such as one of a project that no longer shared the hosts.
+                flavors.release(server_id)
         except (errors.DatabaseUnavailable, errors.CloudUnavailable):
             return None
+        over = found[0] if found and (
+            found[1] == states.Lease.TERMINATING) else None
         return nova_router.fault(environ, 409, (
             f'Server {server_id} is in reservation {within}, and its lease '
             f'{over} has ended: it cannot move to another host of the '

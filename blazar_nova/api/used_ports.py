@@ -23,6 +23,8 @@ from blazar_nova.compat import server_ports
 
 LOG = logging.getLogger(__name__)
 
+#: Maximum number of ports and addresses of a boot that are looked up.
+_MOST = 20
 #: Nova's answers in this case: for an address, and for a port.
 CODES = (400, 409)
 
@@ -34,7 +36,8 @@ def explain(known: lookup.Lookup, environ: dict[str, ty.Any],
     """
     context = environ['nova.context']
     ports, addresses = _asked(environ)
-    if not ports and not addresses:
+    # Each address is a request to neutron.
+    if not 0 < len(ports) + len(addresses) <= _MOST:
         return
     try:
         found = [said for one in server_ports.in_use(context, ports, addresses)
@@ -65,7 +68,7 @@ def _asked(environ: dict[str, ty.Any],
             case {'uuid': str(network), 'fixed_ip': str(ip)} if (
                     netutils.is_valid_ip(ip)):
                 addresses.append(server_ports.Address(network, ip))
-    return ports, addresses
+    return [*dict.fromkeys(ports)], [*dict.fromkeys(addresses)]
 
 
 def _until(known: lookup.Lookup, project_id: str, one: server_ports.InUse,

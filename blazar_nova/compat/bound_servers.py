@@ -173,14 +173,27 @@ def reservation_of_server(server_id: str, project_id: str | None = None,
     :param project_id: the project that the server must belong to; None: any
     :raises CloudUnavailable: if Nova's API database does not answer
     """
+    spec = _spec_of(server_id)
+    return host_reservation_of(spec.flavor) if spec is not None and (
+        project_id in (None, spec.project_id)) else None
+
+
+def is_of_project(server_id: str, project_id: str) -> bool:
+    """Return whether a server exists and belongs to a project.
+
+    :raises CloudUnavailable: if Nova's API database does not answer
+    """
+    spec = _spec_of(server_id)
+    return spec is not None and bool(spec.project_id == project_id)
+
+
+def _spec_of(server_id: str) -> ty.Any:
     try:
-        spec = bounded_calls.of_api(
+        return bounded_calls.of_api(
             objects.RequestSpec.get_by_instance_uuid,
             nova_context.get_admin_context(), server_id)
     except exception.RequestSpecNotFound:
         return None
-    return host_reservation_of(spec.flavor) if project_id in (
-        None, spec.project_id) else None
 
 
 def carry_over(instance: ty.Any, flavor: ty.Any) -> ty.Any:

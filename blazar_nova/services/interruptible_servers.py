@@ -24,6 +24,7 @@ from blazar_core.db import models
 from blazar_core.leases import lookup
 from blazar_core.lifecycle import eviction
 from blazar_core.plugins import end_policies
+from blazar_nova.compat import bound_servers
 from blazar_nova.compat import build_calls
 from blazar_nova.compat import flavors
 from blazar_nova.compat import join_checks
@@ -210,6 +211,12 @@ class InterruptibleServers:
             server_id, context.project_id, 'becomes interruptible')
         if self._lookup.is_leased(server_id):
             raise _leased(server_id)
+        kept = self._lookup.next_of_kept(server_id, context.project_id)
+        if kept is not None:
+            # The booking of the next occurrence follows the server.
+            raise errors.Conflict(
+                f'Server {server_id} is kept for lease {kept[0].id}, the next '
+                'occurrence of its series. Delete the series first.')
         if self._rows(server_ids=[server_id]):
             raise errors.Conflict(
                 f'Server {server_id} is interruptible already.')
@@ -269,7 +276,9 @@ class InterruptibleServers:
         flavor = flavors.named(context, flavor_id)
         return None if flavor is None or not (
             interruptible_params.of_flavor(flavor)) or (
-            self._rows(server_ids=[server_id])) else (
+            self._rows(server_ids=[server_id])) or not (
+            context.is_admin or bound_servers.is_of_project(
+                server_id, context.project_id)) else (
             'The servers of this flavor are interruptible. Make server '
             f'{server_id} interruptible first (openstack reservation '
             'interruptible set), or create a new server with it.')

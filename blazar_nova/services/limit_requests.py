@@ -120,18 +120,22 @@ def as_changed(lease: dict[str, ty.Any], change: updates.LeaseChange,
             grace_period=lease['grace_period']
             if change.grace_period is None else change.grace_period),
         tuple(change.reservations.get(one['id']) or new_leases.NewReservation(
-            model.Demand(one['resources'], _count(one),
+            model.Demand(one['resources'], _count(one, lease['status']),
                          cleaning_time=lease['cleaning_time']),
             resource_type=one['resource_type'], params=one['params'])
-            for one in lease['reservations'] if _count(one)))
+            for one in lease['reservations'] if _count(one, lease['status'])))
 
 
-def _count(reservation: dict[str, ty.Any]) -> int:
+def _count(reservation: dict[str, ty.Any], status: str) -> int:
     """Return how many servers or hosts a reservation has. Of servers that
-    were booted with it or added to it, these are the remaining ones.
+    were booted with it or added to it, these are the remaining ones; those
+    that are kept from the previous occurrence come when the lease starts.
+
+    :param status: of its lease
     """
-    return (len(reservation['servers']) if reservation['params'] is None
-            else reservation['amount'])
+    servers = len(reservation['servers'])
+    return reservation['amount'] if reservation['params'] is not None or (
+        not servers and status in states.BEFORE) else servers
 
 
 def extended(lease: dict[str, ty.Any], change: updates.LeaseChange,

@@ -14,6 +14,7 @@ from blazar_nova.services import limit_requests
 from tests import driven
 from tests.functional import api_base
 from tests.functional import test_owners
+from tests.functional import test_recurring
 from tests.functional import test_retrying
 
 HOUR, DAY = 3600, 86400
@@ -212,6 +213,42 @@ class TestRecurring(GrowthTestCase):
             403, self.boot, 'vm', count=4, hints=hints))
         self.assertEqual([], self.leases())
         self.boot('vm', count=3, hints=hints)
+
+
+class TestKept(test_recurring.RecurringTestCase):
+    """One server for all occurrences, whose limit is one CPU more."""
+
+    more_conf = (f'{GrowthTestCase.more_conf}'
+                 'max_class_hours_per_month = VCPU:30\n')
+
+    def test_limits_apply_to_later_end_of_later_occurrence(self):
+        lease = self.boot_each(how={'between': 'shelve'}, flavor='3')
+        second, third = (one['id'] for one in lease['occurrences'][1:])
+        # Another one follows immediately.
+        self.make(start_in=26 * HOUR, length=HOUR, name='other',
+                  reservations=[self.reservation(vcpus=2)])
+        for its_id, end, limit in ((second, 27 * HOUR, '3 CPUs'),
+                                   (third, 89 * HOUR, '30 VCPU hours')):
+            answer = self.ask('PUT', f'/leases/{its_id}',
+                              {'end_date': self.at(end)}, code=403)
+            self.assertIn(limit, answer['error_message'])
+
+    def test_limit_applies_to_resize_between_occurrences(self):
+        lease = self.boot_each(how={'between': 'shelve'})
+        server, = self.alice.get_servers()
+        self.runs_since(lease, 0, server['id'])
+        self.end_of(0, lease)
+        self.alice.post_server_action(server['id'], {'unshelve': None})
+        self.wait_for_status(server['id'], 'ACTIVE')
+        self.fill_books()
+        answer = self.alice.api_post(
+            f'/servers/{server["id"]}/action', {'resize': {'flavorRef': '4'}},
+            check_response_status=None)
+        self.assertEqual(403, answer.status, answer.body)
+        self.assertIn('3 CPUs', answer.body['forbidden']['message'])
+        self.alice.post_server_action(
+            server['id'], {'resize': {'flavorRef': '3'}})
+        self.wait_for_status(server['id'], 'VERIFY_RESIZE')
 
 
 class TestTransferred(test_owners.HandingMixin, GrowthTestCase):

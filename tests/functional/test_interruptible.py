@@ -60,6 +60,17 @@ class InterruptibleTestCase(api_base.ApiTestCase):
 
 class InterruptibleTest(InterruptibleTestCase):
 
+    def test_resize_does_not_tell_which_servers_of_others_are_interruptible(
+            self):
+        flavor = self.flavor_with('blazar:interruptible', 'True')
+        bob = self.api('f' * 32, 'bob')
+        for server_id in (self.boot_active('vm1', hints=YES)['id'],
+                          self.boot_active('vm2')['id'], uuids.none):
+            self.assertEqual(404, bob.api_post(
+                f'/servers/{server_id}/action',
+                {'resize': {'flavorRef': flavor}},
+                check_response_status=None).status)
+
     def test_server_is_listed_while_its_cell_is_down(self):
         server_id = self.boot_active('vm1', flavor='4', hints=YES)['id']
         self.wait_for(lambda: self.alice.get_server(server_id)['metadata'])

@@ -370,6 +370,22 @@ class TestKept(RecurringTestCase):
         self.end_of(2, lease)
         self.wait_until_gone(server['id'])
 
+    def test_kept_server_stays_ordinary_between_occurrences(self):
+        # Interruptible, it could be resized to capacity that others have
+        # reserved, and the booking of the next occurrence would follow it.
+        lease = self.boot_each(how={'between': 'shelve'})
+        server, = self.alice.get_servers()
+        self.runs_since(lease, 0, server['id'])
+        self.end_of(0, lease)
+        self.alice.post_server_action(server['id'], {'unshelve': None})
+        self.wait_for_status(server['id'], 'ACTIVE')
+        self.fill_books()
+        answer = self.ask('PUT', f'/interruptible/{server["id"]}', {},
+                          code=409)
+        self.assertIn(lease['occurrences'][1]['id'], answer['error_message'])
+        self.ask('DELETE', f'/leases/{lease["id"]}', code=204)
+        self.ask('PUT', f'/interruptible/{server["id"]}', {}, code=200)
+
     def test_deleted_server_is_not_recreated(self):
         lease = self.boot_each(count=2, how={'between': 'shelve'})
         self.run_until(self.start_of(lease, 0))

@@ -163,6 +163,22 @@ class TestLife(whole_hosts_base.HostsTestCase):
         self.ask('DELETE', f'/leases/{lease["id"]}', code=409)
         self.ask('DELETE', f'/leases/{lease["id"]}', code=204, force='true')
 
+    def test_shelved_server_of_former_sharer_is_ordinary_after_lease(self):
+        self.enrol('host1')
+        lease, reservation_id = self.lease_hosts(projects=[uuids.other])
+        server_id = self.within('hosted', reservation_id,
+                                client=self.bob)['id']
+        self.wait_for_status(server_id, 'ACTIVE')
+        self.bob.post_server_action(server_id, {'shelve': None})
+        self.wait_for_status(server_id, 'SHELVED_OFFLOADED')
+        self.ask('PUT', f'/leases/{lease["id"]}', {'reservations': [
+            {'id': reservation_id, 'projects': []}]}, code=200)
+        self.delete(lease['id'])
+        self.wait_until_over(lease['id'])
+        self.fill_books()
+        self.bob.post_server_action(server_id, {'unshelve': None})
+        self.wait_for_status(server_id, 'ACTIVE')
+
     def test_reservation_hint_is_refused_before_start_and_after_end(self):
         self.enrol('host1')
         lease = self.make(start_in=HOUR, reservations=[self.hosts_wanted()])

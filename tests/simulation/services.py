@@ -87,9 +87,6 @@ class _Port:
 class _Neutron(fake_network.FakeNetwork):
     """A neutron in which a port or a floating IP has an address, not both."""
 
-    def names_of(self, network_id: str) -> list[str]:
-        return [network_id]
-
     def allocate(self, network_id: str, address: str, project_id: str) -> str:
         if address in self.taken:
             raise errors.CloudUnavailable('Neutron refuses: in use.')
@@ -112,8 +109,8 @@ class _Cinder(test_volumes.FakeCinder):
         super().__init__()
         self._later = later
 
-    def delete_volume(self, volume_id: str) -> None:
-        super().delete_volume(volume_id)
+    def delete_volume(self, volume_id: str, forced: bool) -> None:
+        super().delete_volume(volume_id, forced)
         self._later(self.finish)
 
 
@@ -142,7 +139,7 @@ class Services:
         network.network = address.network = stack.network = ty.cast(
             ty.Any, _Port(world, self._neutron))
         volume.cinder = ty.cast(ty.Any, _Port(world, self._cinder))
-        volume.detach = lambda _server, _volume: False
+        volume.detach = lambda *_args: False
         stack.heat = ty.cast(ty.Any, _Port(world, self.heat))
         stack.flavor_id = lambda _context, name: name
         stack.owners = orchestration.Owners(world)

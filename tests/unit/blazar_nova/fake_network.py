@@ -72,6 +72,9 @@ class FakeNetwork:
     def is_configured(self) -> bool:
         return True
 
+    def names_of(self, network_id: str) -> list[str]:
+        return [network_id]
+
     def subnets(self, network_id: str) -> list[network_api.Subnet] | None:
         self._calls('subnets')
         return self.external.get(network_id)

@@ -69,8 +69,14 @@ class LeaseTrusts:
         self._current = current
         self._types = types
         self._threads = threads
-        self.is_configured = trusts.is_configured
-        self.encrypt = secrets.encrypt
+
+    def is_configured(self) -> bool:
+        """Return whether keystone is configured."""
+        return self._trusts.is_configured()
+
+    def encrypt(self, text: str) -> str:
+        """Return a trust or a stored call, encrypted."""
+        return self._secrets.encrypt(text)
 
     # -- creation ------------------------------------------------------------
 

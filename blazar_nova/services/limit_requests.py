@@ -23,7 +23,7 @@ from blazar_nova.schemas import lease_views
 class LimitRequests:
     """Checks leases and their changes against the limits.
 
-    :ivar describe: describes a lease for an external service
+    :param words: represents leases for an external service
     :param threads: in which the limits are read ahead
     """
 
@@ -32,10 +32,25 @@ class LimitRequests:
                  words: lease_views.LeaseViews,
                  threads: background.Background) -> None:
         self._types = types
-        self.describe = words.lease
+        self._words = words
         self._threads = threads
-        self._read = allowed.read
-        self.check, self.check_all = allowed.check, allowed.check_all
+        self._allowed = allowed
+
+    def check(self, asked: limits.Asked,
+              ahead: ty.Callable[[], limits.Reading] | None = None,
+              ) -> limits.Granted | None:
+        """Check the limits; see :meth:`.Limits.check`."""
+        return self._allowed.check(asked, ahead)
+
+    def check_all(self, wanted: ty.Sequence[limits.Asked],
+                  ) -> limits.Granted | None:
+        """Check the limits for several leases; see :meth:`.Limits.check_all`.
+        """
+        return self._allowed.check_all(wanted)
+
+    def describe(self, lease: dict[str, ty.Any]) -> dict[str, ty.Any]:
+        """Return a lease as an external service gets it."""
+        return self._words.lease(lease)
 
     def asked_of(self, new: new_leases.NewLease, held: bool) -> limits.Asked:
         """Return what a new lease takes of the limits."""
@@ -73,7 +88,7 @@ class LimitRequests:
             {'VCPU': 1, 'MEMORY_MB': 1, 'DISK_GB': 1},
             server_ids=tuple(server_ids))
         return self._threads.start(
-            functools.partial(self._read, asked)).result
+            functools.partial(self._allowed.read, asked)).result
 
     def asked_of_change(self, lease: dict[str, ty.Any],
                         change: updates.LeaseChange, resized: bool = False,

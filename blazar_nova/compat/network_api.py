@@ -237,10 +237,11 @@ class Neutron(rest_service.RestService):
         self._ask('PUT', 'routers', port.device_id, 'remove_router_interface',
                   json={'port_id': port.id}, missing={})
 
-    def disable(self, network_id: str) -> None:
-        """Set a network administratively down; ignores a missing one."""
+    def set_up(self, network_id: str, is_up: bool) -> None:
+        """Set a network administratively up or down; ignores a missing one.
+        """
         self._ask('PUT', 'networks', network_id, missing={}, json={
-            'network': {'admin_state_up': False}})
+            'network': {'admin_state_up': is_up}})
 
     @rest_service.reads
     def quota(self, project_id: str, name: str) -> rest_service.Quota:

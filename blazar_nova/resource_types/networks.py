@@ -104,9 +104,14 @@ class Networks(neutron_objects.NeutronObjects[network_api.Network]):
         return self.network.create_network(
             _segment_of(host), reserved.id, reserved.project_id)
 
-    def _remove(self, one: network_api.Network, forced: bool) -> None:
-        # The lease has ended, whatever keeps the network.
-        self.network.disable(one.id)
+    def _restore(self, one: network_api.Network) -> None:
+        self.network.set_up(one.id, True)
+
+    def _remove(self, one: network_api.Network, forced: bool,
+                is_over: bool) -> None:
+        if is_over:
+            # Whatever keeps the network.
+            self.network.set_up(one.id, False)
         ports = sorted((port for port in self.network.ports(one.id)
                         if port.device_owner not in _OWN), key=_order)
         used = [port for port in ports if port.device_id and not _order(port)]

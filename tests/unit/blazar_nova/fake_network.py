@@ -170,8 +170,12 @@ class FakeNetwork:
         self._gone(port_id)
         self._done('force_delete_port')
 
-    def disable(self, network_id: str) -> None:
-        self.disabled.add(network_id)
+    def set_up(self, network_id: str, is_up: bool) -> None:
+        self._calls('set_up')
+        if is_up:
+            self.disabled.discard(network_id)
+        else:
+            self.disabled.add(network_id)
 
     def _gone(self, port_id: str) -> None:
         for network_id, ports in self.of_network.items():

@@ -52,6 +52,8 @@ class FloatingIPTestCase(base.LeaseTestCase):
     def setUp(self):
         super().setUp()
         self.host('compute', VCPU=10)
+        self.pools = host_sync.HostSync(
+            self.database, self.clock, self.types)
         self.enrolled = address_enrollment.AddressEnrollment(
             self.database, self.clock, self.types)
         self.ids = {address: self.enrolled.add(NETWORK, address)['id']
@@ -102,10 +104,9 @@ class FloatingIPTestCase(base.LeaseTestCase):
             self.new_demands(), lambda event, lease: None,
             self.start_timeout).look()
 
-    def sync(self):
-        host_sync.HostSync(
-            self.database, self.clock, self.types).compare_pools(
-                lambda _what, work, *args: work(*args))
+    def sync(self, times=1):
+        for _time in range(times):
+            self.pools.compare_pools(lambda _what, work, *args: work(*args))
 
 
 class TestLifecycle(FloatingIPTestCase):
@@ -475,7 +476,7 @@ class TestAddressInUse(FloatingIPTestCase):
     def test_address_in_use_is_replaced_before_start(self):
         lease = self.reserve(50, 1000, self.ips(1, FIRST))
         self.network.allocate(NETWORK, FIRST, 'other')
-        self.sync()
+        self.sync(2)
         self.assertFalse(self.enrolled.show(self.ids[FIRST])['reservable'])
         self.overbooking_check()
         reservation, = views.get(self.database, lease['id'])['reservations']
@@ -493,7 +494,7 @@ class TestAddressInUse(FloatingIPTestCase):
         self.assertIn(f'Address {FIRST} is used by another project',
                       self.reason(lease))
         # The next sync detects it, and the lease gets another address.
-        self.sync()
+        self.sync(2)
         self.overbooking_check()
         self.run_for(300)
         self.assertEqual('ACTIVE', self.status(lease))
@@ -502,7 +503,7 @@ class TestAddressInUse(FloatingIPTestCase):
     def test_released_address_is_reservable_again(self):
         self.network.allocate(NETWORK, FIRST, 'other')
         self.network.taken = {SECOND}
-        self.sync()
+        self.sync(2)
         self.assertRaises(errors.Refused, self.reserve, 0, 10, self.ips(2))
         self.network.found.clear()
         self.network.taken = set()
@@ -512,10 +513,49 @@ class TestAddressInUse(FloatingIPTestCase):
     def test_lease_of_deleted_network_misses_resources(self):
         lease = self.reserve(50, 1000, self.ips())
         self.network.external.clear()
-        self.sync()
+        self.sync(2)
         self.overbooking_check()
         reservation, = views.get(self.database, lease['id'])['reservations']
         self.assertTrue(reservation['missing_resources'])
+
+    def found_without_subnets(self, syncs):
+        """Sync while neutron reports no external network, and do all that
+        follows; return the subnets.
+        """
+        subnets = dict(self.network.external)
+        self.network.external.clear()
+        self.clock.advance(5)
+        self.sync(syncs)
+        self.overbooking_check()
+        self.run_for(5)
+        return subnets
+
+    def test_one_answer_without_subnets_takes_no_address(self):
+        lease = self.reserve(50, 1000, self.ips(3))
+        self.network.external |= self.found_without_subnets(1)
+        self.assertEqual(3, len(self.allocated(lease)))
+        self.run_for(50)
+        self.assertEqual('ACTIVE', self.status(lease))
+
+    def test_started_lease_keeps_addresses_without_subnets(self):
+        lease = self.started(2)
+        before = dict(self.network.found)
+        self.network.external |= self.found_without_subnets(3)
+        self.assertEqual(('ACTIVE', before), (
+            self.status(lease), self.network.found))
+        # Even if neutron does not report them either.
+        self.network.found.clear()
+        self.network.external |= self.found_without_subnets(3)
+        self.assertEqual(2, len(self.allocated(lease)))
+
+    def test_address_without_replacement_is_not_released(self):
+        lease = self.started(3)
+        with self.database.reader() as session:
+            (kind, reserved), = self.types.reserved(
+                session, api.found(session, lease['id']))
+        before = dict(self.network.found)
+        kind.bookings_changed(reserved.only(reserved.hosts[:2]))
+        self.assertEqual(before, self.network.found)
 
     def test_sync_does_not_restore_removed_address(self):
         refreshed = self.kind.refreshed
@@ -525,7 +565,7 @@ class TestAddressInUse(FloatingIPTestCase):
             return [*refreshed(known, holders)]
 
         self.network.allocate(NETWORK, FIRST, 'other')
-        self.sync()
+        self.sync(2)
         self.network.found.clear()
         self.kind.refreshed = late
         self.sync()

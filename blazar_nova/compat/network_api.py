@@ -5,10 +5,13 @@
 import functools
 import typing as ty
 
+from oslo_log import log as logging
 from oslo_utils import timeutils
 
 from blazar_core.common import errors
 from blazar_nova.compat import rest_service
+
+LOG = logging.getLogger(__name__)
 
 #: The tag of the objects of all reservations, and how those of one begin, as
 #: in Blazar.
@@ -17,8 +20,10 @@ TAG, _RESERVATION = 'blazar', 'reservation:'
 #: creation on, when neutron tags nothing but ports.
 LEASED = 'The network of a lease'
 #: The fields of ranges that are read, without the many segments in use.
-_OF_RANGES = ('shared', 'project_id', 'network_type', 'physical_network',
-              'minimum', 'maximum')
+_OF_RANGES = ('id', 'name', 'shared', 'project_id', 'network_type',
+              'physical_network', 'minimum', 'maximum', 'created_at')
+#: The most segments that are enrolled: each is a row of the database.
+MOST_SEGMENTS = 10_000
 
 
 class FloatingIP(ty.NamedTuple):
@@ -142,7 +147,8 @@ class Neutron(rest_service.RestService):
     @rest_service.reads
     def segments(self) -> list[Segment]:
         """Return the segments of the ranges that belong to our own project,
-        from which neutron gives none to others.
+        from which neutron gives none to others: of the oldest ranges, and
+        :data:`MOST_SEGMENTS` at most.
         """
         # Ranges cannot be filtered by these, and the extension is optional.
         kind = 'network_segment_ranges'
@@ -150,11 +156,22 @@ class Neutron(rest_service.RestService):
             ('fields', name) for name in _OF_RANGES], missing={kind: []}),
             kind)
         mine = self._own_project() if found else ''
-        return [Segment(one['network_type'], one['physical_network'] or None,
-                        number)
-                for one in found
-                if not one['shared'] and one['project_id'] == mine
+        segments: list[Segment] = []
+        for one in sorted(found, key=lambda one: one.get('created_at') or ''):
+            if one['shared'] or one['project_id'] != mine:
+                continue
+            size = one['maximum'] - one['minimum'] + 1
+            if len(segments) + size > MOST_SEGMENTS:
+                LOG.error(
+                    'Network segment range %s (%s) is not enrolled: it has %s '
+                    'segments, and at most %s can be enrolled, of which %s '
+                    'are. Make it smaller, or delete it', one.get('id'),
+                    one.get('name'), size, MOST_SEGMENTS, len(segments))
+                continue
+            segments += [Segment(
+                one['network_type'], one['physical_network'] or None, number)
                 for number in range(one['minimum'], one['maximum'] + 1)]
+        return segments
 
     @rest_service.reads
     def networks(self, **limits: str) -> list[Network]:

@@ -6,6 +6,7 @@ import dataclasses
 import types
 from unittest import mock
 
+import fixtures
 from keystoneauth1 import exceptions
 
 from blazar_core.common import errors
@@ -829,6 +830,31 @@ class TestNeutron(base.TestCase):
             [network_api.Segment('vlan', 'physnet1', 7),
              network_api.Segment('vlan', 'physnet1', 8),
              network_api.Segment('vxlan', None, 7)], self.neutron.segments())
+
+    def test_segment_range_beyond_the_bound_is_left_out_and_logged(self):
+        self.adapter.get_project_id.return_value = 'service'
+        one = {'shared': False, 'project_id': 'service', 'id': 'large',
+               'name': 'all', 'network_type': 'vxlan', 'minimum': 1,
+               'maximum': 300_000, 'physical_network': None,
+               'created_at': '2027-01-15T08:00:00Z'}
+        self.answer({'network_segment_ranges': [
+            one, {**one, 'id': 'later', 'minimum': 9000, 'maximum': 9001,
+                  'created_at': '2027-01-16T08:00:00Z'},
+            {**one, 'id': 'older', 'minimum': 1, 'maximum': 9999,
+             'created_at': '2027-01-14T08:00:00Z'},
+            {**one, 'id': 'last', 'minimum': 7, 'maximum': 7,
+             'network_type': 'vlan', 'physical_network': 'physnet1',
+             'created_at': '2027-01-17T08:00:00Z'}]})
+        log = self.useFixture(fixtures.FakeLogger())
+        found = self.neutron.segments()
+        self.assertEqual(
+            (10_000, network_api.Segment('vlan', 'physnet1', 7)),
+            (len(found), found[-1]))
+        for part in ('range large (all) is not enrolled: it has 300000 '
+                     'segments, and at most 10000', 'range later',
+                     'Make it smaller, or delete it'):
+            self.assertIn(part, log.output)
+        self.assertEqual(2, log.output.count('is not enrolled'))
 
     def test_neutron_without_segment_ranges_has_no_segments(self):
         self.adapter.request.side_effect = exceptions.NotFound()

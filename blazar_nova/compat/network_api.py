@@ -95,6 +95,7 @@ class Neutron(rest_service.RestService):
     """Neutron's API."""
 
     name, group, prefix = 'Neutron', 'neutron', '/v2.0'
+    not_found = frozenset({'NeutronError'})
 
     @rest_service.reads
     def names_of(self, network_id: str) -> list[str]:
@@ -152,9 +153,8 @@ class Neutron(rest_service.RestService):
         """
         # Ranges cannot be filtered by these, and the extension is optional.
         kind = 'network_segment_ranges'
-        found = rest_service.list_of(self._ask('GET', kind, query=[
-            ('fields', name) for name in _OF_RANGES], missing={kind: []}),
-            kind)
+        found = self._all(kind, optional=True, query=[
+            ('fields', name) for name in _OF_RANGES])
         mine = self._own_project() if found else ''
         segments: list[Segment] = []
         for one in sorted(found, key=lambda one: one.get('created_at') or ''):
@@ -226,7 +226,7 @@ class Neutron(rest_service.RestService):
             'port': {'device_owner': '', 'device_id': ''}})
         try:
             self.delete('ports', port_id)
-        except errors.CloudUnavailable:
+        except errors.CloudRefusal:
             self._free_port(port_id)
             self.delete('ports', port_id)
 
@@ -297,16 +297,33 @@ class Neutron(rest_service.RestService):
             self._ask('DELETE', *parts, one[key], missing={})
 
     def _list(self, kind: str, **limits: str) -> list[dict[str, ty.Any]]:
-        return rest_service.list_of(
-            self._ask('GET', kind, query=limits), kind)
+        return self._all(kind, query=limits.items())
 
     def _found(self, *parts: str, **limits: str) -> list[dict[str, ty.Any]]:
         """Return the objects of a collection; none if a neutron does not have
         the extension.
         """
-        kind = parts[-1]
-        return rest_service.list_of(self._ask(
-            'GET', *parts, query=limits, missing={kind: []}), kind)
+        return self._all(*parts, optional=True, query=limits.items())
+
+    def _all(self, *parts: str, query: ty.Iterable[tuple[str, str]],
+             optional: bool = False) -> list[dict[str, ty.Any]]:
+        """Return the objects of all pages of a list.
+
+        :param optional: whether a neutron may not have the extension
+        """
+        kind, asked = parts[-1], [*query]
+        found: list[dict[str, ty.Any]] = []
+        marker: list[tuple[str, str]] = []
+        while True:
+            answer = self._ask(
+                'GET', *parts, query=[*asked, *marker],
+                missing={kind: []} if optional and not marker else None)
+            page = rest_service.list_of(answer, kind)
+            found += page
+            if not any(link['rel'] == 'next'
+                       for link in answer.get(f'{kind}_links', ())):
+                return found
+            marker = [('marker', page[-1]['id'])]
 
 
 def _created(found: ty.Mapping[str, ty.Any]) -> int:

@@ -116,7 +116,7 @@ class Networks(neutron_objects.NeutronObjects[network_api.Network]):
                         if port.device_owner not in _OWN), key=_order)
         used = [port for port in ports if port.device_id and not _order(port)]
         if used and not forced:
-            raise errors.CloudUnavailable(
+            raise errors.CloudRefusal(
                 f'Network {one.id} has {words.count(len(used), "port")} in '
                 f'use: delete the servers, or detach port '
                 f'{", ".join(port.id for port in used[:5])}.')
@@ -136,12 +136,12 @@ class Networks(neutron_objects.NeutronObjects[network_api.Network]):
         """Delete a port, whatever uses it."""
         if port.device_owner.startswith(_OF_SERVERS) and (
                 self.detach(port.device_id, port.id)):
-            raise errors.CloudUnavailable(
+            raise errors.CloudRefusal(
                 f'Port {port.id} is being detached from server '
                 f'{port.device_id}.')
         try:
             self._remove_port(port)
-        except errors.CloudUnavailable as exc:
+        except errors.CloudRefusal as exc:
             LOG.info('Port %s is deleted by force: %s', port.id, exc)
         self.network.force_delete_port(port.id)
 

@@ -111,7 +111,7 @@ class NeutronObjects(resource_types.ResourceType, ty.Generic[_Object]):
             if reserved.id not in self._reservations_of(one) and (
                     not reserved.may_own(one.project_id) or
                     self._is_next(one, reserved)):
-                raise errors.CloudUnavailable(
+                raise errors.CloudRefusal(
                     f'{self.host_noun} {host} is used by another project; an '
                     f'operator has to delete {self.noun} {one.id} there.')
             # The lease was transferred to another project.
@@ -172,7 +172,7 @@ class NeutronObjects(resource_types.ResourceType, ty.Generic[_Object]):
 
         :param forced: whatever uses it
         :param is_over: whether its project may no longer use it
-        :raises CloudUnavailable: if it is in use
+        :raises CloudRefusal: if it is in use
         """
 
     def _restore(self, one: _Object) -> None:
@@ -180,16 +180,18 @@ class NeutronObjects(resource_types.ResourceType, ty.Generic[_Object]):
 
 
 def carry_out(works: ty.Iterable[ty.Callable[[], None]]) -> None:
-    """Do something with each of some objects. A failure does not keep the
+    """Do something with each of some objects. A refusal does not keep the
     others.
 
-    :raises CloudUnavailable: the first one
+    :raises CloudRefusal: the first one
+    :raises CloudUnavailable: if neutron does not answer; then the others are
+        left, as each of them would wait for it
     """
     failed = []
     for work in works:
         try:
             work()
-        except errors.CloudUnavailable as exc:
+        except errors.CloudRefusal as exc:
             failed.append(exc)
     if failed:
         raise failed[0]

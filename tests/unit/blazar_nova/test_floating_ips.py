@@ -38,6 +38,11 @@ NOW = base.NOW
 NETWORK = fake_network.NETWORK
 FIRST, SECOND, THIRD = (f'203.0.113.{number}' for number in (10, 11, 12))
 
+#: What neutron answers if an object or an extension does not exist.
+MISSING = exceptions.NotFound(response=mock.Mock(json=lambda: {
+    'NeutronError': {'type': 'HTTPNotFound', 'message': 'no such',
+                     'detail': ''}}))
+
 load_tests = databases.load_tests
 
 
@@ -241,10 +246,23 @@ class TestCrash(FloatingIPTestCase):
 
         def refused(its_id):
             if its_id in kept:
-                raise errors.CloudUnavailable(f'Neutron refuses: {its_id}')
+                raise errors.CloudRefusal(f'Neutron refuses: {its_id}')
             release(its_id)
 
         return mock.patch.object(self.network, 'release', refused)
+
+    def test_silent_neutron_is_asked_once_about_many_addresses(self):
+        lease, asked = self.started(3), []
+
+        def silent(its_id):
+            asked.append(its_id)
+            raise errors.CloudUnavailable('Neutron does not answer.')
+
+        with mock.patch.object(self.network, 'release', silent):
+            self.clock.advance(1000)
+            driven.run_due(self.engine)
+        self.assertEqual(('TERMINATING', 1), (
+            self.status(lease), len(asked)))
 
     def test_refused_address_does_not_keep_others(self):
         lease = self.started(3)
@@ -799,6 +817,33 @@ class TestNeutron(base.TestCase):
         self.adapter.request.assert_called_once_with(
             '/v2.0/floatingips?tags=reservation%3Ar', 'GET', timeout=30)
 
+    def test_all_pages_of_a_list_are_read(self):
+        """Neutron's pagination_max_limit is 2."""
+        pages = {'': ('a', 'b'), '&marker=b': ('c', 'd'), '&marker=d': ()}
+        one = {'floating_ip_address': FIRST, 'project_id': 'p',
+               'created_at': '2027-01-15T08:00:00Z'}
+
+        def request(url, method, timeout):
+            found = pages[url.removeprefix('/v2.0/floatingips?tags=blazar')]
+            links = [{'rel': 'next', 'href': 'x'}] if found else []
+            return mock.Mock(content=b'x', json=lambda: {
+                'floatingips': [{**one, 'id': its_id} for its_id in found],
+                'floatingips_links': [
+                    *links, {'rel': 'previous', 'href': 'x'}]})
+
+        self.adapter.request.side_effect = request
+        self.assertEqual(['a', 'b', 'c', 'd'], [
+            one.id for one in self.neutron.floating_ips(tags='blazar')])
+
+    def test_page_that_does_not_exist_is_no_end_of_a_list(self):
+        """Its marker was deleted meanwhile."""
+        page = mock.Mock(content=b'x', json=lambda: {
+            'trunks': [{'id': '1', 'port_id': 'q', 'sub_ports': []}],
+            'trunks_links': [{'rel': 'next', 'href': 'x'}]})
+        self.adapter.request.side_effect = [page, MISSING]
+        self.assertRaises(
+            errors.CloudUnavailable, self.neutron._free_port, 'p')
+
     def test_quota_includes_requests_under_way(self):
         self.answer({'quota': {'floatingip': {
             'limit': 5, 'used': 3, 'reserved': 1}}})
@@ -809,7 +854,7 @@ class TestNeutron(base.TestCase):
         self.assertEqual(-1, self.neutron.quota('p', 'network').limit)
 
     def test_neutron_without_quotas_is_unlimited(self):
-        self.adapter.request.side_effect = exceptions.NotFound()
+        self.adapter.request.side_effect = MISSING
         self.assertEqual(-1, self.neutron.quota('p', 'network').limit)
 
     def test_network_that_is_not_external_has_no_subnets(self):
@@ -857,7 +902,7 @@ class TestNeutron(base.TestCase):
         self.assertEqual(2, log.output.count('is not enrolled'))
 
     def test_neutron_without_segment_ranges_has_no_segments(self):
-        self.adapter.request.side_effect = exceptions.NotFound()
+        self.adapter.request.side_effect = MISSING
         self.assertEqual([], self.neutron.segments())
 
     def test_a_network_is_marked_when_it_is_created(self):
@@ -898,7 +943,7 @@ class TestNeutron(base.TestCase):
                 (refusal, 'Neutron refuses: Quota exceeded'),
                 (exceptions.ConnectFailure('no'),
                  'does not answer'),
-                (exceptions.NotFound(), 'Neutron refuses'),
+                (MISSING, 'Neutron refuses: no such'),
                 (ValueError('html'), 'does not answer')):
             self.adapter.request.side_effect = exc
             self.assertIn(part, str(self.assertRaises(
@@ -965,12 +1010,11 @@ class TestNeutron(base.TestCase):
             ('DELETE', '/v2.0/local_ips/l'), delete],
             self.requests(lambda: self.neutron.force_delete_port('p'),
                           answers))
-        missing = exceptions.NotFound()
         self.requests(lambda: self.neutron.force_delete_port('p'), {
-            delete: [exceptions.Conflict(), missing],
-            ('GET', '/v2.0/trunks'): missing,
-            ('GET', '/v2.0/local_ips?local_port_id=p'): missing})
+            delete: [exceptions.Conflict(), MISSING],
+            ('GET', '/v2.0/trunks'): MISSING,
+            ('GET', '/v2.0/local_ips?local_port_id=p'): MISSING})
 
     def test_deleting_missing_floating_ip_succeeds(self):
-        self.adapter.request.side_effect = exceptions.NotFound()
+        self.adapter.request.side_effect = MISSING
         self.neutron.release('1')

@@ -257,7 +257,7 @@ class TestEnd(NetworkTestCase):
 
     def test_needed_router_interface_does_not_keep_network(self):
         self.network.broken['remove_router_interface'] = (
-            errors.CloudUnavailable('Neutron refuses: routes need it.'))
+            errors.CloudRefusal('Neutron refuses: routes need it.'))
         self.check_taken(ROUTER)
 
     def test_trunk_does_not_keep_network(self):

@@ -170,7 +170,7 @@ class RestService:
     def _is_its_own(self, response: ty.Any) -> bool:
         """Return whether a 404 is from the service, and not from a proxy."""
         try:
-            return self.not_found <= response.json().keys()
+            return bool(self.not_found <= response.json().keys())
         except (AttributeError, TypeError, ValueError):
             return False
 

@@ -51,7 +51,8 @@ class NeutronObjects(resource_types.ResourceType, ty.Generic[_Object]):
     def start(self, reserved: resource_types.ReservationContext) -> None:
         wanted: set[str] = set(reserved.services.values())
         # Without a replacement, the project keeps what it has.
-        is_complete = len(reserved.hosts) >= reserved.params['amount']
+        is_complete: bool = (
+            len(reserved.hosts) >= reserved.params['amount'])
         carry_out([
             *(functools.partial(self._delete, one, reserved)
               for one in self._own(reserved).values()

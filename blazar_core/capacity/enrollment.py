@@ -364,7 +364,8 @@ def pooled(session: orm.Session, pool: str, uuid: str | None = None,
 def facts_of(host: models.Host) -> model.HostFacts:
     """Return what is recorded of a host."""
     return model.HostFacts(host.uuid, host.name, host.service_host,
-                           host.capacity, host.properties, host.pool)
+                           host.capacity, host.properties, host.pool,
+                           host.units)
 
 
 def add(session: orm.Session, now: int, facts: model.HostFacts,

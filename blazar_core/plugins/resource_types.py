@@ -360,8 +360,9 @@ class ResourceType(BaseResourceType):
         """Return the complete inventory of a pool of its own; None: it uses
         the hosts of the cloud.
 
-        Called periodically; changes are not noticed earlier. Its resource
-        classes must be its own (``CUSTOM_...``), as others would book them.
+        Called periodically; changes are not noticed earlier, and a missing
+        host not before the second time. Its resource classes must be its own
+        (``CUSTOM_...``), as others would book them.
         """
         return None
 

@@ -13,9 +13,12 @@ from nova import context as nova_context
 from nova import exception
 
 from blazar_core.common import errors
+from blazar_nova.compat import bounded_calls
 from blazar_nova.compat import host_filters
 from blazar_nova.compat import process
 
+#: Nova's client has no limit of its own.
+_within = bounded_calls.Bounded()
 _PROFILE = 'accel:device_profile'
 #: The type of cyborg in keystone's catalog.
 _SERVICE = 'accelerator'
@@ -78,7 +81,8 @@ def _groups(context: ty.Any, extra_specs: ty.Mapping[str, str],
     try:
         # Nova's public function raises the same error for an unknown profile
         # and for no answer.
-        found = cyborg.get_client(context)._get_device_profile_list(name)
+        found = _within('Cyborg', lambda: cyborg.get_client(
+            context)._get_device_profile_list(name))
     except (exception.DeviceProfileError, ValueError) as exc:
         if _is_there(context):
             raise errors.CloudUnavailable(

@@ -115,6 +115,17 @@ class Bounded:
                 raise errors.CloudUnavailable(f'{who}: {exc}') from exc
             raise
 
+    def of_server(self, server_id: str, work: ty.Callable[P, R],
+                  *args: P.args, **kwargs: P.kwargs) -> R:
+        """Return what a call about a server returns, or raise its error; the
+        service is the cell of the server.
+
+        :raises CloudUnavailable: if the cell does not answer
+        """
+        cell = self(API, _cell_of, server_id)
+        return self(API if cell is None else f'Cell {name_of(cell)}', work,
+                    *args, **kwargs)
+
     def _begin(self, who: str) -> bool:
         """Return whether a call is the first since a service was silent.
 
@@ -210,6 +221,15 @@ _api, _cells = Bounded(), Bounded()
 _known_cells: list[ty.Any] = []
 #: The names of cells that did not answer last.
 _silent_cells: set[str] = set()
+
+
+def _cell_of(server_id: str) -> ty.Any:
+    """Return the CellMapping of a server; None: it has none (yet)."""
+    try:
+        return objects.InstanceMapping.get_by_instance_uuid(
+            nova_context.get_admin_context(), server_id).cell_mapping
+    except exception.InstanceMappingNotFound:
+        return None
 
 
 def of_api(work: ty.Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:

@@ -5,10 +5,13 @@
 import functools
 import typing as ty
 
+from oslo_log import log as logging
 from oslo_utils import timeutils
 
 from blazar_core.common import errors
 from blazar_nova.compat import rest_service
+
+LOG = logging.getLogger(__name__)
 
 #: The tag of the objects of all reservations, and how those of one begin, as
 #: in Blazar.
@@ -17,8 +20,10 @@ TAG, _RESERVATION = 'blazar', 'reservation:'
 #: creation on, when neutron tags nothing but ports.
 LEASED = 'The network of a lease'
 #: The fields of ranges that are read, without the many segments in use.
-_OF_RANGES = ('shared', 'project_id', 'network_type', 'physical_network',
-              'minimum', 'maximum')
+_OF_RANGES = ('id', 'name', 'shared', 'project_id', 'network_type',
+              'physical_network', 'minimum', 'maximum', 'created_at')
+#: The most segments that are enrolled: each is a row of the database.
+MOST_SEGMENTS = 10_000
 
 
 class FloatingIP(ty.NamedTuple):
@@ -90,6 +95,7 @@ class Neutron(rest_service.RestService):
     """Neutron's API."""
 
     name, group, prefix = 'Neutron', 'neutron', '/v2.0'
+    not_found = frozenset({'NeutronError'})
 
     @rest_service.reads
     def names_of(self, network_id: str) -> list[str]:
@@ -142,19 +148,30 @@ class Neutron(rest_service.RestService):
     @rest_service.reads
     def segments(self) -> list[Segment]:
         """Return the segments of the ranges that belong to our own project,
-        from which neutron gives none to others.
+        from which neutron gives none to others: of the oldest ranges, and
+        :data:`MOST_SEGMENTS` at most.
         """
         # Ranges cannot be filtered by these, and the extension is optional.
         kind = 'network_segment_ranges'
-        found = rest_service.list_of(self._ask('GET', kind, query=[
-            ('fields', name) for name in _OF_RANGES], missing={kind: []}),
-            kind)
+        found = self._all(kind, optional=True, query=[
+            ('fields', name) for name in _OF_RANGES])
         mine = self._own_project() if found else ''
-        return [Segment(one['network_type'], one['physical_network'] or None,
-                        number)
-                for one in found
-                if not one['shared'] and one['project_id'] == mine
+        segments: list[Segment] = []
+        for one in sorted(found, key=lambda one: one.get('created_at') or ''):
+            if one['shared'] or one['project_id'] != mine:
+                continue
+            size = one['maximum'] - one['minimum'] + 1
+            if len(segments) + size > MOST_SEGMENTS:
+                LOG.error(
+                    'Network segment range %s (%s) is not enrolled: it has %s '
+                    'segments, and at most %s can be enrolled, of which %s '
+                    'are. Make it smaller, or delete it', one.get('id'),
+                    one.get('name'), size, MOST_SEGMENTS, len(segments))
+                continue
+            segments += [Segment(
+                one['network_type'], one['physical_network'] or None, number)
                 for number in range(one['minimum'], one['maximum'] + 1)]
+        return segments
 
     @rest_service.reads
     def networks(self, **limits: str) -> list[Network]:
@@ -209,7 +226,7 @@ class Neutron(rest_service.RestService):
             'port': {'device_owner': '', 'device_id': ''}})
         try:
             self.delete('ports', port_id)
-        except errors.CloudUnavailable:
+        except errors.CloudRefusal:
             self._free_port(port_id)
             self.delete('ports', port_id)
 
@@ -237,10 +254,11 @@ class Neutron(rest_service.RestService):
         self._ask('PUT', 'routers', port.device_id, 'remove_router_interface',
                   json={'port_id': port.id}, missing={})
 
-    def disable(self, network_id: str) -> None:
-        """Set a network administratively down; ignores a missing one."""
+    def set_up(self, network_id: str, is_up: bool) -> None:
+        """Set a network administratively up or down; ignores a missing one.
+        """
         self._ask('PUT', 'networks', network_id, missing={}, json={
-            'network': {'admin_state_up': False}})
+            'network': {'admin_state_up': is_up}})
 
     @rest_service.reads
     def quota(self, project_id: str, name: str) -> rest_service.Quota:
@@ -279,16 +297,33 @@ class Neutron(rest_service.RestService):
             self._ask('DELETE', *parts, one[key], missing={})
 
     def _list(self, kind: str, **limits: str) -> list[dict[str, ty.Any]]:
-        return rest_service.list_of(
-            self._ask('GET', kind, query=limits), kind)
+        return self._all(kind, query=limits.items())
 
     def _found(self, *parts: str, **limits: str) -> list[dict[str, ty.Any]]:
         """Return the objects of a collection; none if a neutron does not have
         the extension.
         """
-        kind = parts[-1]
-        return rest_service.list_of(self._ask(
-            'GET', *parts, query=limits, missing={kind: []}), kind)
+        return self._all(*parts, optional=True, query=limits.items())
+
+    def _all(self, *parts: str, query: ty.Iterable[tuple[str, str]],
+             optional: bool = False) -> list[dict[str, ty.Any]]:
+        """Return the objects of all pages of a list.
+
+        :param optional: whether a neutron may not have the extension
+        """
+        kind, asked = parts[-1], [*query]
+        found: list[dict[str, ty.Any]] = []
+        marker: list[tuple[str, str]] = []
+        while True:
+            answer = self._ask(
+                'GET', *parts, query=[*asked, *marker],
+                missing={kind: []} if optional and not marker else None)
+            page = rest_service.list_of(answer, kind)
+            found += page
+            if not any(link['rel'] == 'next'
+                       for link in answer.get(f'{kind}_links', ())):
+                return found
+            marker = [('marker', page[-1]['id'])]
 
 
 def _created(found: ty.Mapping[str, ty.Any]) -> int:

@@ -12,7 +12,6 @@ from nova import context as nova_context
 from blazar_core.common import errors
 from blazar_nova.compat import bounded_calls
 from blazar_nova.compat import build_calls
-from blazar_nova.compat import unbuilt_servers
 
 P = ty.ParamSpec('P')
 R = ty.TypeVar('R')
@@ -53,12 +52,8 @@ class Acting:
 
         :raises CloudUnavailable: if the cell does not answer
         """
-        its = self._within(bounded_calls.API, unbuilt_servers.mapping,
-                           nova_context.get_admin_context(), server_id)
-        cell = None if its is None else its.cell_mapping
-        return self._within(bounded_calls.API if cell is None
-                            else f'Cell {bounded_calls.name_of(cell)}', work,
-                            server_id, *args, **kwargs)
+        return self._within.of_server(
+            server_id, work, server_id, *args, **kwargs)
 
     def _in_its_name(self, server_id: str, credential: str | None) -> ty.Any:
         """Return a context in the name of a lease's owner, for a server.

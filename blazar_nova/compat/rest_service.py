@@ -80,12 +80,12 @@ def id_of(answer: ty.Mapping[str, ty.Any], key: str) -> str:
 def path_of(*parts: str) -> str:
     """Return the path of an object; each part may be a text of users.
 
-    :raises CloudUnavailable: if a part has a slash, which services decode, or
-        only dots, which HTTP clients resolve
+    :raises CloudRefusal: if a part has a slash, which services decode, or only
+        dots, which HTTP clients resolve
     """
     for part in parts:
         if '/' in part or not part.strip('.'):
-            raise errors.CloudUnavailable(f'"{part}" is not an ID.')
+            raise errors.CloudRefusal(f'"{part}" is not an ID.')
     return ''.join(f'/{urllib.parse.quote(part, safe="")}' for part in parts)
 
 
@@ -101,11 +101,14 @@ class RestService:
     :cvar name: the service, as messages name it
     :cvar group: the group of nova.conf
     :cvar prefix: what each path begins with
+    :cvar not_found: keys of the body of a 404 of the service itself, whatever
+        is missing: an object, or an extension
     """
 
     name: ty.ClassVar[str]
     group: ty.ClassVar[str]
     prefix: ty.ClassVar[str] = ''
+    not_found: ty.ClassVar[frozenset[str]]
 
     def is_configured(self) -> bool:
         """Return whether nova.conf has credentials for the service."""
@@ -114,9 +117,13 @@ class RestService:
     @functools.cached_property
     def _adapter(self) -> ty.Any:
         auth = loading.load_auth_from_conf_options(process.CONF, self.group)
-        return auth and self._connect(
-            auth, loading.load_session_from_conf_options(
-                process.CONF, self.group, auth=auth))
+        if auth is None:
+            return None
+        session = loading.load_session_from_conf_options(
+            process.CONF, self.group, auth=auth)
+        # Otherwise keystone is waited for without a limit.
+        session.timeout = session.timeout or _SECONDS
+        return self._connect(auth, session)
 
     def _connect(self, auth: ty.Any, session: ty.Any) -> adapter.Adapter:
         return loading.load_adapter_from_conf_options(
@@ -144,8 +151,13 @@ class RestService:
             return ty.cast(dict[str, ty.Any],
                            answer.json() if answer.content else {})
         except exceptions.HttpError as exc:
-            if missing is not None and isinstance(exc, exceptions.NotFound):
-                return missing
+            if isinstance(exc, exceptions.NotFound):
+                if not self._is_its_own(exc.response):
+                    raise errors.CloudUnavailable(
+                        f'{self.name} does not answer, but something else: '
+                        f'{exc}') from exc
+                if missing is not None:
+                    return missing
             raise errors.CloudRefusal(
                 f'{self.name} refuses: {_refusal(exc).rstrip(".")}.',
             ) from exc
@@ -154,6 +166,13 @@ class RestService:
             # Or a proxy in front of the service does.
             raise errors.CloudUnavailable(
                 f'{self.name} does not answer: {exc}') from exc
+
+    def _is_its_own(self, response: ty.Any) -> bool:
+        """Return whether a 404 is from the service, and not from a proxy."""
+        try:
+            return bool(self.not_found <= response.json().keys())
+        except (AttributeError, TypeError, ValueError):
+            return False
 
     def _own_project(self) -> str | None:
         """Return the id of the project of the credentials."""

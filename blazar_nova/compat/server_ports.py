@@ -18,8 +18,12 @@ from nova import objects
 from oslo_log import log as logging
 
 from blazar_core.common import errors
+from blazar_nova.compat import bounded_calls
 
 LOG = logging.getLogger(__name__)
+
+#: Nova's clients have no limit of their own.
+_within = bounded_calls.Bounded()
 
 _FIELDS = ['id', 'device_id', 'device_owner', 'tenant_id']
 _OF_SERVERS = 'compute:'
@@ -115,8 +119,9 @@ def _server_of(port: ty.Mapping[str, ty.Any], project_id: str) -> str | None:
 
 def _ports(context: ty.Any, **limits: ty.Any) -> list[dict[str, ty.Any]]:
     try:
-        return ty.cast(list[dict[str, ty.Any]], neutron.API().list_ports(
-            context.elevated(), fields=_FIELDS, **limits)['ports'])
+        return _within('Neutron', lambda: ty.cast(
+            list[dict[str, ty.Any]], neutron.API().list_ports(
+                context.elevated(), fields=_FIELDS, **limits)['ports']))
     except Exception as exc:
         # neutronclient lets some errors of its own libraries through.
         raise errors.CloudUnavailable(
@@ -127,8 +132,17 @@ def detach(server_id: str, port_id: str) -> bool:
     """Have Nova detach a port from a server, once.
 
     :returns: whether it is requested now. Otherwise the server does not have
-        the port, it was requested before, or Nova refuses.
+        the port, it was requested before, or Nova refuses or does not answer.
     """
+    try:
+        return _within.of_server(server_id, _detach, server_id, port_id)
+    except errors.CloudUnavailable as exc:
+        LOG.warning('Port %s is not detached from server %s by Nova: %s',
+                    port_id, server_id, exc)
+        return False
+
+
+def _detach(server_id: str, port_id: str) -> bool:
     context = nova_context.get_admin_context()
     context.request_id = f'{_DETACH}{port_id}'
     api = compute_api.API()

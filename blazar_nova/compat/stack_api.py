@@ -69,6 +69,8 @@ class Heat(rest_service.RestService):
     """
 
     name, group = 'Heat', GROUP
+    # Keystone's has only the second one.
+    not_found = frozenset({'explanation', 'error'})
 
     @rest_service.reads
     def preview(self, token: str, project_id: str, body: _Body,
@@ -124,7 +126,8 @@ class Heat(rest_service.RestService):
         try:
             return self._call(token, project_id, 'POST', *parts, json=body)
         except errors.CloudUnavailable as exc:
-            if isinstance(exc.__cause__, exceptions.HTTPClientError) and (
+            if isinstance(exc, errors.CloudRefusal) and isinstance(
+                    exc.__cause__, exceptions.HTTPClientError) and (
                     exc.__cause__.http_status in (400, 403, 404, 409)):
                 raise errors.InvalidLeaseParams(str(exc)) from exc
             LOG.warning('A request for a stack fails: %s', exc)

@@ -55,6 +55,7 @@ class Cinder(rest_service.RestService):
     """Cinder's API."""
 
     name, group = 'Cinder', 'cinder'
+    not_found = frozenset({'itemNotFound'})
 
     def _connect(self, auth: ty.Any, session: ty.Any) -> adapter.Adapter:
         # As nova.volume.cinder does: Nova has no other options of it.

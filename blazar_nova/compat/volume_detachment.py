@@ -20,9 +20,14 @@ from oslo_log import log as logging
 from oslo_utils import timeutils
 from oslo_utils import uuidutils
 
+from blazar_core.common import errors
+from blazar_nova.compat import bounded_calls
 from blazar_nova.compat import timestamps
 
 LOG = logging.getLogger(__name__)
+
+#: Of its own, as cinder may be what does not answer, and not the cell.
+_within = bounded_calls.Bounded()
 
 #: Seconds for which a request is not repeated.
 _PAUSE = 60
@@ -43,8 +48,19 @@ def detach(server_id: str, volume_id: str, reservation_id: str) -> bool:
     is deleted too, unless its host is down.
 
     :param reservation_id: of which the volume is
-    :returns: whether there is such a server, and it has the volume
+    :returns: whether there is such a server, and it has the volume; also if
+        that is not known now
     """
+    try:
+        return _within.of_server(
+            server_id, _detach, server_id, volume_id, reservation_id)
+    except errors.CloudUnavailable as exc:
+        LOG.warning('Volume %s is not detached from server %s now: %s',
+                    volume_id, server_id, exc)
+        return True
+
+
+def _detach(server_id: str, volume_id: str, reservation_id: str) -> bool:
     context, api = nova_context.get_admin_context(), compute_api.API()
     # No request of a user has such an id.
     own = f'req-volume-{reservation_id}-{volume_id}-'

@@ -30,6 +30,12 @@ LOG = logging.getLogger(__name__)
 _KNOWN = sa.select(models.Host.consumers).where(
     models.Host.uuid == sa.bindparam('uuid'),
     sa.exists(sa.select(models.InterruptibleServer.server_id)))
+#: What is recorded of the hosts of a pool, in the order of
+#: :class:`model.HostFacts`.
+_RECORDED = sa.select(
+    models.Host.uuid, models.Host.name, models.Host.service_host,
+    models.Host.capacity, models.Host.properties, models.Host.pool,
+    models.Host.units).where(models.Host.pool == sa.bindparam('pool'))
 #: Seconds for which a host is assumed to keep its providers.
 _LASTS = 600
 
@@ -59,6 +65,8 @@ class HostSync:
         #: By host uuid, what was seen last of it in full, and when; without
         #: the allocations of consumers, which may be many.
         self._facts: dict[str, tuple[int, compute_hosts.Facts]] = {}
+        #: By pool, the hosts that were missing in the last answer.
+        self._missing: dict[str, set[str]] = {}
 
     def compare_all(self, apart: ty.Callable[..., bool],
                     go_on: batches.GoOn = batches.always, spread: int = 0,
@@ -99,26 +107,59 @@ class HostSync:
             trees = {}
         return _Before(now, generations, trees)
 
-    def compare_pools(self, apart: ty.Callable[..., bool]) -> None:
+    def compare_pools(self, apart: ty.Callable[..., bool],
+                      go_on: batches.GoOn = batches.always) -> None:
         """Sync the hosts of pools that resource types maintain.
 
+        A host loses its capacity when it is missing in two answers in a row:
+        one wrong answer of a service takes nothing from leases.
+
         :param apart: see :meth:`compare_all`
+        :param go_on: whether to continue
         """
         for name, kind in self._types.named.items():
-            apart(f'Capacity and usage of {name}',
-                  self._compare_pool, name, kind)
+            if go_on():
+                apart(f'Capacity and usage of {name}',
+                      self._compare_pool, name, kind, go_on)
 
-    def _compare_pool(self, name: str,
-                      kind: resource_types.ResourceType) -> None:
+    def _compare_pool(self, name: str, kind: resource_types.ResourceType,
+                      go_on: batches.GoOn) -> None:
         asked = self._clock.now()
         found = kind.hosts()
         if found is None:
             self._examine(name, kind)
             return
-        hosts = [dataclasses.replace(one, pool=name) for one in found]
-        for host in hosts:
-            self._database.retried(self._report, host)
-        self.retain({host.uuid for host in hosts}, asked, name)
+        hosts = {one.uuid: dataclasses.replace(one, pool=name)
+                 for one in found}
+        with self._database.connection() as connection:
+            known = {row.uuid: model.HostFacts(*row) for row in
+                     connection.execute(_RECORDED, {'pool': name})}
+        for uuid, host in hosts.items():
+            if host != known.get(uuid):
+                if not go_on():
+                    return
+                self._database.retried(self._report, host)
+        gone = self._missing_again(name, {
+            uuid: host.name for uuid, host in known.items()
+            if host.capacity and uuid not in hosts})
+        if gone:
+            self.retain({*hosts, *known} - gone, asked, name)
+
+    def _missing_again(self, pool: str, missing: ty.Mapping[str, str],
+                       ) -> set[str]:
+        """Return those of the missing hosts of a pool that were missing in
+        the answer before, too.
+
+        :param missing: the names of the hosts, by uuid
+        """
+        before = self._missing.get(pool, set())
+        self._missing[pool] = {*missing}
+        new = sorted(missing[uuid] for uuid in missing.keys() - before)
+        if new:
+            LOG.warning('%s: no longer reported, or in use by others: %s. If '
+                        'the next sync finds the same, the capacity is '
+                        'removed', pool, ', '.join(new))
+        return before & missing.keys()
 
     def _examine(self, name: str, kind: resource_types.ResourceType) -> None:
         """Sync the enrolled hosts of a pool."""
@@ -129,8 +170,13 @@ class HostSync:
         known = [enrollment.facts_of(row) for row in rows.values()]
         if not known:
             return
-        for host in kind.refreshed(known, holders):
-            if host == enrollment.facts_of(rows[host.uuid]):
+        found = [*kind.refreshed(known, holders)]
+        missing = {host.uuid: host.name for host in found
+                   if rows[host.uuid].capacity and not host.capacity}
+        kept = missing.keys() - self._missing_again(name, missing)
+        for host in found:
+            if host.uuid in kept or (
+                    host == enrollment.facts_of(rows[host.uuid])):
                 continue
             LOG.warning('%s: %s has the capacity %s from now on', name,
                         host.name, model.amounts_in_words(host.capacity))

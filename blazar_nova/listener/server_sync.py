@@ -152,7 +152,7 @@ class ServerSync:
         parts: tuple[ty.Callable[[], bool | None], ...] = (
             lambda: self.apart('The hosts', self.hosts.compare_all,
                                self.apart, go_on, spread),
-            lambda: self.hosts.compare_pools(self.apart),
+            lambda: self.hosts.compare_pools(self.apart, go_on),
             lambda: self.apart('The servers', self._compare_servers, go_on),
             self.catch_up)
         # Each of them, whatever the previous ones returned.

@@ -129,7 +129,8 @@ class FloatingIPs(neutron_objects.NeutronObjects[network_api.FloatingIP]):
         return self.network.allocate(
             reserved.params['network_id'], host, reserved.project_id)
 
-    def _remove(self, one: network_api.FloatingIP, forced: bool) -> None:
+    def _remove(self, one: network_api.FloatingIP, forced: bool,
+                is_over: bool) -> None:
         self.network.release(one.id)
 
     # -- the pool ----------------------------------------------------------
@@ -150,9 +151,10 @@ class FloatingIPs(neutron_objects.NeutronObjects[network_api.FloatingIP]):
         for host in known:
             network_id = str(host.properties[NETWORK])
             place = network_id, host.name
-            usable = (network_id, host.properties[SUBNET]) in subnets and (
-                place not in taken or taken[place] in holders.get(
-                    host.uuid, ()))
+            its = holders.get(host.uuid, ())
+            # A subnet that is missing takes no address from its leases.
+            usable = taken[place] in its if place in taken else bool(its) or (
+                (network_id, host.properties[SUBNET]) in subnets)
             yield dataclasses.replace(
                 host, capacity={model.FLOATING_IP: 1} if usable else {})
 

@@ -104,14 +104,19 @@ class Networks(neutron_objects.NeutronObjects[network_api.Network]):
         return self.network.create_network(
             _segment_of(host), reserved.id, reserved.project_id)
 
-    def _remove(self, one: network_api.Network, forced: bool) -> None:
-        # The lease has ended, whatever keeps the network.
-        self.network.disable(one.id)
+    def _restore(self, one: network_api.Network) -> None:
+        self.network.set_up(one.id, True)
+
+    def _remove(self, one: network_api.Network, forced: bool,
+                is_over: bool) -> None:
+        if is_over:
+            # Whatever keeps the network.
+            self.network.set_up(one.id, False)
         ports = sorted((port for port in self.network.ports(one.id)
                         if port.device_owner not in _OWN), key=_order)
         used = [port for port in ports if port.device_id and not _order(port)]
         if used and not forced:
-            raise errors.CloudUnavailable(
+            raise errors.CloudRefusal(
                 f'Network {one.id} has {words.count(len(used), "port")} in '
                 f'use: delete the servers, or detach port '
                 f'{", ".join(port.id for port in used[:5])}.')
@@ -131,12 +136,12 @@ class Networks(neutron_objects.NeutronObjects[network_api.Network]):
         """Delete a port, whatever uses it."""
         if port.device_owner.startswith(_OF_SERVERS) and (
                 self.detach(port.device_id, port.id)):
-            raise errors.CloudUnavailable(
+            raise errors.CloudRefusal(
                 f'Port {port.id} is being detached from server '
                 f'{port.device_id}.')
         try:
             self._remove_port(port)
-        except errors.CloudUnavailable as exc:
+        except errors.CloudRefusal as exc:
             LOG.info('Port %s is deleted by force: %s', port.id, exc)
         self.network.force_delete_port(port.id)
 

@@ -50,10 +50,14 @@ class NeutronObjects(resource_types.ResourceType, ty.Generic[_Object]):
 
     def start(self, reserved: resource_types.ReservationContext) -> None:
         wanted: set[str] = set(reserved.services.values())
+        # Without a replacement, the project keeps what it has.
+        is_complete: bool = (
+            len(reserved.hosts) >= reserved.params['amount'])
         carry_out([
             *(functools.partial(self._delete, one, reserved)
               for one in self._own(reserved).values()
-              if self._host_of(one) not in wanted),
+              if self._host_of(one) not in wanted and (
+                  is_complete or one.project_id != reserved.project_id)),
             *(functools.partial(self._ensure, host, reserved)
               for host in sorted(wanted))])
 
@@ -66,7 +70,7 @@ class NeutronObjects(resource_types.ResourceType, ty.Generic[_Object]):
             found |= {one.id: one for one in self._on(host, reserved)
                       if reserved.may_own(one.project_id) and
                       not self._is_next(one, reserved)}
-        carry_out(functools.partial(self._delete, one, reserved)
+        carry_out(functools.partial(self._delete, one, reserved, True)
                   for one in found.values())
 
     def open_reservations(self) -> ty.Mapping[str, ty.Collection[str]] | None:
@@ -102,12 +106,13 @@ class NeutronObjects(resource_types.ResourceType, ty.Generic[_Object]):
                 if reserved.id not in one.reservations:
                     # A process died before tagging it.
                     self.network.tag(self.collection, one.id, reserved.id)
+                self._restore(one)
                 return
             # Its former project may have removed the mark.
             if reserved.id not in self._reservations_of(one) and (
                     not reserved.may_own(one.project_id) or
                     self._is_next(one, reserved)):
-                raise errors.CloudUnavailable(
+                raise errors.CloudRefusal(
                     f'{self.host_noun} {host} is used by another project; an '
                     f'operator has to delete {self.noun} {one.id} there.')
             # The lease was transferred to another project.
@@ -118,8 +123,14 @@ class NeutronObjects(resource_types.ResourceType, ty.Generic[_Object]):
                  reserved.lease_id, self.noun, made, reserved.id, host)
 
     def _delete(self, one: _Object,
-                reserved: resource_types.ReservationContext) -> None:
-        self._remove(one, reserved.forced)
+                reserved: resource_types.ReservationContext,
+                is_over: bool = False) -> None:
+        """Delete an object.
+
+        :param is_over: whether the lease has ended
+        """
+        self._remove(one, reserved.forced,
+                     is_over or one.project_id != reserved.project_id)
         LOG.info('Lease %s: %s %s of reservation %s is deleted: %s',
                  reserved.lease_id, self.noun, one.id, reserved.id,
                  self._host_of(one))
@@ -157,25 +168,31 @@ class NeutronObjects(resource_types.ResourceType, ty.Generic[_Object]):
         """
 
     @abc.abstractmethod
-    def _remove(self, one: _Object, forced: bool) -> None:
+    def _remove(self, one: _Object, forced: bool, is_over: bool) -> None:
         """Delete an object with all that depends on it; idempotent.
 
         :param forced: whatever uses it
-        :raises CloudUnavailable: if it is in use
+        :param is_over: whether its project may no longer use it
+        :raises CloudRefusal: if it is in use
         """
+
+    def _restore(self, one: _Object) -> None:
+        """Make an object usable that could not be deleted before."""
 
 
 def carry_out(works: ty.Iterable[ty.Callable[[], None]]) -> None:
-    """Do something with each of some objects. A failure does not keep the
+    """Do something with each of some objects. A refusal does not keep the
     others.
 
-    :raises CloudUnavailable: the first one
+    :raises CloudRefusal: the first one
+    :raises CloudUnavailable: if neutron does not answer; then the others are
+        left, as each of them would wait for it
     """
     failed = []
     for work in works:
         try:
             work()
-        except errors.CloudUnavailable as exc:
+        except errors.CloudRefusal as exc:
             failed.append(exc)
     if failed:
         raise failed[0]

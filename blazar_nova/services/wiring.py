@@ -144,16 +144,16 @@ def assemble(conf: ty.Any, clock: clocks.Clock | None = None) -> Parts:
     types = _types(database, clock)
     answers = lease_views.LeaseViews(types)
     budget = budget_service.External(conf, trusts.place, answers.lease)
+    threads = background.Background()
     notify = _notifier(budget, notifications.Notifications(
         conf.blazar.notification_format, answers, process.notify,
-        database.counters.add))
+        database.counters.add), threads.later)
     admission = _admission(conf, database, clock)
     quota = nova_quota.NovaQuota()
     allowed = limits.Limits(
         conf, database, clock, resource_types.Quotas(quota, types),
         [budget.check], types.serverless,
         [hoarding.Hoarding(conf, clock, quota).rules])
-    threads = background.Background()
     granting = limit_requests.LimitRequests(allowed, types, answers, threads)
     lifecycle = handlers.Handlers(
         conf, database, clock, admission, handlers.Integration(
@@ -231,8 +231,10 @@ def _thresholds(conf: ty.Any) -> host_status.Thresholds:
 
 
 def _notifier(budget: budget_service.External, send: views.Notify,
-              ) -> views.Notify:
+              later: background.Later) -> views.Notify:
     """Return the function that publishes an event, and what follows from it.
+
+    :param later: notifies the external service, which may be slow
     """
     def notify(event_type: str, lease: dict[str, ty.Any]) -> None:
         send(event_type, lease)
@@ -240,7 +242,7 @@ def _notifier(budget: budget_service.External, send: views.Notify,
             send(hoarding.EVENT, lease)
         # A service that commits leases is notified of their ends anyway.
         if event_type in _OVER and not budget.commits:
-            budget.on_end(lease)
+            later(functools.partial(budget.on_end, lease))
 
     return notify
 

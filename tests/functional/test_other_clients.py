@@ -360,6 +360,8 @@ class BudgetTest(ServiceTestCase):
             self.asked('/check-update')
             self.ask('DELETE', f'/leases/{lease["id"]}', code=204)
             self.run_due()
+            self.wait_for(lambda: self.service.asked,
+                          what='the notification of the end')
             ended, = self.asked('/on-end')
             self.assertEqual(lease['id'], ended['id'])
         self.hold('vm1', count=2)

@@ -89,12 +89,12 @@ class _Neutron(fake_network.FakeNetwork):
 
     def allocate(self, network_id: str, address: str, project_id: str) -> str:
         if address in self.taken:
-            raise errors.CloudUnavailable('Neutron refuses: in use.')
+            raise errors.CloudRefusal('Neutron refuses: in use.')
         return super().allocate(network_id, address, project_id)
 
     def tag(self, collection: str, its_id: str, reservation_id: str) -> None:
         if its_id not in self.found | self.made:
-            raise errors.CloudUnavailable('Neutron refuses: 404.')
+            raise errors.CloudRefusal('Neutron refuses: 404.')
         super().tag(collection, its_id, reservation_id)
 
 

@@ -92,7 +92,7 @@ class FakeNetwork:
         self._calls('allocate')
         if network_id not in self.external or (
                 self.floating_ips(floating_ip_address=address)):
-            raise errors.CloudUnavailable('Neutron refuses: in use')
+            raise errors.CloudRefusal('Neutron refuses: in use')
         made = network_api.FloatingIP(
             f'fip{next(self._ids)}', address, project_id, self._clock.now())
         self.found[made.id] = made
@@ -116,13 +116,13 @@ class FakeNetwork:
         self._calls(f'delete {collection}')
         if collection == 'ports':
             if its_id in self.trunks:
-                raise errors.CloudUnavailable('Neutron refuses: in a trunk.')
+                raise errors.CloudRefusal('Neutron refuses: in a trunk.')
             self._gone(its_id)
         else:
             left = [one for one in self.ports(its_id)
                     if one.device_owner != 'network:dhcp']
             if left:
-                raise errors.CloudUnavailable(
+                raise errors.CloudRefusal(
                     f'Neutron refuses: {left} in use.')
             self.made.pop(its_id, None)
         self._done(f'delete {collection}')
@@ -150,7 +150,7 @@ class FakeNetwork:
                        project_id: str) -> str:
         self._calls('create_network')
         if self.networks_on(segment):
-            raise errors.CloudUnavailable('Neutron refuses: in use.')
+            raise errors.CloudRefusal('Neutron refuses: in use.')
         made = network_api.Network(
             f'net{next(self._ids)}', name, project_id, segment,
             self._clock.now(), leased=True)
@@ -173,8 +173,12 @@ class FakeNetwork:
         self._gone(port_id)
         self._done('force_delete_port')
 
-    def disable(self, network_id: str) -> None:
-        self.disabled.add(network_id)
+    def set_up(self, network_id: str, is_up: bool) -> None:
+        self._calls('set_up')
+        if is_up:
+            self.disabled.discard(network_id)
+        else:
+            self.disabled.add(network_id)
 
     def _gone(self, port_id: str) -> None:
         for network_id, ports in self.of_network.items():

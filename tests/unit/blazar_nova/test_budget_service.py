@@ -14,6 +14,7 @@ from blazar_core.common import model
 from blazar_core.common import opts
 from blazar_core.leases import limits
 from blazar_nova.services import budget_service
+from blazar_nova.services import wiring
 from tests.unit import base
 
 LEASE = {'name': 'lease', 'start_date': '2027-01-15T08:00:00.000000',
@@ -119,6 +120,18 @@ class TestRequests(ExternalTestCase):
         (path, _headers, body), = self.service.asked
         self.assertEqual('/on-end', path)
         self.assertEqual({'context': CONTEXT, 'lease': SENT}, body)
+
+    def test_end_of_lease_does_not_wait_for_the_service(self):
+        sent, later = [], []
+        notify = wiring._notifier(
+            self.external(), lambda *event: sent.append(event), later.append)
+        notify('lease.event.end_lease', LEASE)
+        self.assertEqual([('lease.event.end_lease', LEASE)], sent)
+        self.assertEqual([], self.service.asked)
+        for work in later:
+            work()
+        (path, _headers, _body), = self.service.asked
+        self.assertEqual('/on-end', path)
 
     def test_known_allocations_are_sent(self):
         hosts = [{'id': '1', 'hypervisor_hostname': 'one'}]

@@ -6,6 +6,7 @@ import dataclasses
 import types
 from unittest import mock
 
+import fixtures
 from keystoneauth1 import exceptions
 
 from blazar_core.common import errors
@@ -37,6 +38,11 @@ NOW = base.NOW
 NETWORK = fake_network.NETWORK
 FIRST, SECOND, THIRD = (f'203.0.113.{number}' for number in (10, 11, 12))
 
+#: What neutron answers if an object or an extension does not exist.
+MISSING = exceptions.NotFound(response=mock.Mock(json=lambda: {
+    'NeutronError': {'type': 'HTTPNotFound', 'message': 'no such',
+                     'detail': ''}}))
+
 load_tests = databases.load_tests
 
 
@@ -52,6 +58,8 @@ class FloatingIPTestCase(base.LeaseTestCase):
     def setUp(self):
         super().setUp()
         self.host('compute', VCPU=10)
+        self.pools = host_sync.HostSync(
+            self.database, self.clock, self.types)
         self.enrolled = address_enrollment.AddressEnrollment(
             self.database, self.clock, self.types)
         self.ids = {address: self.enrolled.add(NETWORK, address)['id']
@@ -102,10 +110,9 @@ class FloatingIPTestCase(base.LeaseTestCase):
             self.new_demands(), lambda event, lease: None,
             self.start_timeout).look()
 
-    def sync(self):
-        host_sync.HostSync(
-            self.database, self.clock, self.types).compare_pools(
-                lambda _what, work, *args: work(*args))
+    def sync(self, times=1):
+        for _time in range(times):
+            self.pools.compare_pools(lambda _what, work, *args: work(*args))
 
 
 class TestLifecycle(FloatingIPTestCase):
@@ -239,10 +246,23 @@ class TestCrash(FloatingIPTestCase):
 
         def refused(its_id):
             if its_id in kept:
-                raise errors.CloudUnavailable(f'Neutron refuses: {its_id}')
+                raise errors.CloudRefusal(f'Neutron refuses: {its_id}')
             release(its_id)
 
         return mock.patch.object(self.network, 'release', refused)
+
+    def test_silent_neutron_is_asked_once_about_many_addresses(self):
+        lease, asked = self.started(3), []
+
+        def silent(its_id):
+            asked.append(its_id)
+            raise errors.CloudUnavailable('Neutron does not answer.')
+
+        with mock.patch.object(self.network, 'release', silent):
+            self.clock.advance(1000)
+            driven.run_due(self.engine)
+        self.assertEqual(('TERMINATING', 1), (
+            self.status(lease), len(asked)))
 
     def test_refused_address_does_not_keep_others(self):
         lease = self.started(3)
@@ -475,7 +495,7 @@ class TestAddressInUse(FloatingIPTestCase):
     def test_address_in_use_is_replaced_before_start(self):
         lease = self.reserve(50, 1000, self.ips(1, FIRST))
         self.network.allocate(NETWORK, FIRST, 'other')
-        self.sync()
+        self.sync(2)
         self.assertFalse(self.enrolled.show(self.ids[FIRST])['reservable'])
         self.overbooking_check()
         reservation, = views.get(self.database, lease['id'])['reservations']
@@ -493,7 +513,7 @@ class TestAddressInUse(FloatingIPTestCase):
         self.assertIn(f'Address {FIRST} is used by another project',
                       self.reason(lease))
         # The next sync detects it, and the lease gets another address.
-        self.sync()
+        self.sync(2)
         self.overbooking_check()
         self.run_for(300)
         self.assertEqual('ACTIVE', self.status(lease))
@@ -502,7 +522,7 @@ class TestAddressInUse(FloatingIPTestCase):
     def test_released_address_is_reservable_again(self):
         self.network.allocate(NETWORK, FIRST, 'other')
         self.network.taken = {SECOND}
-        self.sync()
+        self.sync(2)
         self.assertRaises(errors.Refused, self.reserve, 0, 10, self.ips(2))
         self.network.found.clear()
         self.network.taken = set()
@@ -512,10 +532,49 @@ class TestAddressInUse(FloatingIPTestCase):
     def test_lease_of_deleted_network_misses_resources(self):
         lease = self.reserve(50, 1000, self.ips())
         self.network.external.clear()
-        self.sync()
+        self.sync(2)
         self.overbooking_check()
         reservation, = views.get(self.database, lease['id'])['reservations']
         self.assertTrue(reservation['missing_resources'])
+
+    def found_without_subnets(self, syncs):
+        """Sync while neutron reports no external network, and do all that
+        follows; return the subnets.
+        """
+        subnets = dict(self.network.external)
+        self.network.external.clear()
+        self.clock.advance(5)
+        self.sync(syncs)
+        self.overbooking_check()
+        self.run_for(5)
+        return subnets
+
+    def test_one_answer_without_subnets_takes_no_address(self):
+        lease = self.reserve(50, 1000, self.ips(3))
+        self.network.external |= self.found_without_subnets(1)
+        self.assertEqual(3, len(self.allocated(lease)))
+        self.run_for(50)
+        self.assertEqual('ACTIVE', self.status(lease))
+
+    def test_started_lease_keeps_addresses_without_subnets(self):
+        lease = self.started(2)
+        before = dict(self.network.found)
+        self.network.external |= self.found_without_subnets(3)
+        self.assertEqual(('ACTIVE', before), (
+            self.status(lease), self.network.found))
+        # Even if neutron does not report them either.
+        self.network.found.clear()
+        self.network.external |= self.found_without_subnets(3)
+        self.assertEqual(2, len(self.allocated(lease)))
+
+    def test_address_without_replacement_is_not_released(self):
+        lease = self.started(3)
+        with self.database.reader() as session:
+            (kind, reserved), = self.types.reserved(
+                session, api.found(session, lease['id']))
+        before = dict(self.network.found)
+        kind.bookings_changed(reserved.only(reserved.hosts[:2]))
+        self.assertEqual(before, self.network.found)
 
     def test_sync_does_not_restore_removed_address(self):
         refreshed = self.kind.refreshed
@@ -525,7 +584,7 @@ class TestAddressInUse(FloatingIPTestCase):
             return [*refreshed(known, holders)]
 
         self.network.allocate(NETWORK, FIRST, 'other')
-        self.sync()
+        self.sync(2)
         self.network.found.clear()
         self.kind.refreshed = late
         self.sync()
@@ -758,6 +817,33 @@ class TestNeutron(base.TestCase):
         self.adapter.request.assert_called_once_with(
             '/v2.0/floatingips?tags=reservation%3Ar', 'GET', timeout=30)
 
+    def test_all_pages_of_a_list_are_read(self):
+        """Neutron's pagination_max_limit is 2."""
+        pages = {'': ('a', 'b'), '&marker=b': ('c', 'd'), '&marker=d': ()}
+        one = {'floating_ip_address': FIRST, 'project_id': 'p',
+               'created_at': '2027-01-15T08:00:00Z'}
+
+        def request(url, method, timeout):
+            found = pages[url.removeprefix('/v2.0/floatingips?tags=blazar')]
+            links = [{'rel': 'next', 'href': 'x'}] if found else []
+            return mock.Mock(content=b'x', json=lambda: {
+                'floatingips': [{**one, 'id': its_id} for its_id in found],
+                'floatingips_links': [
+                    *links, {'rel': 'previous', 'href': 'x'}]})
+
+        self.adapter.request.side_effect = request
+        self.assertEqual(['a', 'b', 'c', 'd'], [
+            one.id for one in self.neutron.floating_ips(tags='blazar')])
+
+    def test_page_that_does_not_exist_is_no_end_of_a_list(self):
+        """Its marker was deleted meanwhile."""
+        page = mock.Mock(content=b'x', json=lambda: {
+            'trunks': [{'id': '1', 'port_id': 'q', 'sub_ports': []}],
+            'trunks_links': [{'rel': 'next', 'href': 'x'}]})
+        self.adapter.request.side_effect = [page, MISSING]
+        self.assertRaises(
+            errors.CloudUnavailable, self.neutron._free_port, 'p')
+
     def test_quota_includes_requests_under_way(self):
         self.answer({'quota': {'floatingip': {
             'limit': 5, 'used': 3, 'reserved': 1}}})
@@ -768,7 +854,7 @@ class TestNeutron(base.TestCase):
         self.assertEqual(-1, self.neutron.quota('p', 'network').limit)
 
     def test_neutron_without_quotas_is_unlimited(self):
-        self.adapter.request.side_effect = exceptions.NotFound()
+        self.adapter.request.side_effect = MISSING
         self.assertEqual(-1, self.neutron.quota('p', 'network').limit)
 
     def test_network_that_is_not_external_has_no_subnets(self):
@@ -790,8 +876,33 @@ class TestNeutron(base.TestCase):
              network_api.Segment('vlan', 'physnet1', 8),
              network_api.Segment('vxlan', None, 7)], self.neutron.segments())
 
+    def test_segment_range_beyond_the_bound_is_left_out_and_logged(self):
+        self.adapter.get_project_id.return_value = 'service'
+        one = {'shared': False, 'project_id': 'service', 'id': 'large',
+               'name': 'all', 'network_type': 'vxlan', 'minimum': 1,
+               'maximum': 300_000, 'physical_network': None,
+               'created_at': '2027-01-15T08:00:00Z'}
+        self.answer({'network_segment_ranges': [
+            one, {**one, 'id': 'later', 'minimum': 9000, 'maximum': 9001,
+                  'created_at': '2027-01-16T08:00:00Z'},
+            {**one, 'id': 'older', 'minimum': 1, 'maximum': 9999,
+             'created_at': '2027-01-14T08:00:00Z'},
+            {**one, 'id': 'last', 'minimum': 7, 'maximum': 7,
+             'network_type': 'vlan', 'physical_network': 'physnet1',
+             'created_at': '2027-01-17T08:00:00Z'}]})
+        log = self.useFixture(fixtures.FakeLogger())
+        found = self.neutron.segments()
+        self.assertEqual(
+            (10_000, network_api.Segment('vlan', 'physnet1', 7)),
+            (len(found), found[-1]))
+        for part in ('range large (all) is not enrolled: it has 300000 '
+                     'segments, and at most 10000', 'range later',
+                     'Make it smaller, or delete it'):
+            self.assertIn(part, log.output)
+        self.assertEqual(2, log.output.count('is not enrolled'))
+
     def test_neutron_without_segment_ranges_has_no_segments(self):
-        self.adapter.request.side_effect = exceptions.NotFound()
+        self.adapter.request.side_effect = MISSING
         self.assertEqual([], self.neutron.segments())
 
     def test_a_network_is_marked_when_it_is_created(self):
@@ -832,7 +943,7 @@ class TestNeutron(base.TestCase):
                 (refusal, 'Neutron refuses: Quota exceeded'),
                 (exceptions.ConnectFailure('no'),
                  'does not answer'),
-                (exceptions.NotFound(), 'Neutron refuses'),
+                (MISSING, 'Neutron refuses: no such'),
                 (ValueError('html'), 'does not answer')):
             self.adapter.request.side_effect = exc
             self.assertIn(part, str(self.assertRaises(
@@ -899,12 +1010,11 @@ class TestNeutron(base.TestCase):
             ('DELETE', '/v2.0/local_ips/l'), delete],
             self.requests(lambda: self.neutron.force_delete_port('p'),
                           answers))
-        missing = exceptions.NotFound()
         self.requests(lambda: self.neutron.force_delete_port('p'), {
-            delete: [exceptions.Conflict(), missing],
-            ('GET', '/v2.0/trunks'): missing,
-            ('GET', '/v2.0/local_ips?local_port_id=p'): missing})
+            delete: [exceptions.Conflict(), MISSING],
+            ('GET', '/v2.0/trunks'): MISSING,
+            ('GET', '/v2.0/local_ips?local_port_id=p'): MISSING})
 
     def test_deleting_missing_floating_ip_succeeds(self):
-        self.adapter.request.side_effect = exceptions.NotFound()
+        self.adapter.request.side_effect = MISSING
         self.neutron.release('1')

@@ -8,8 +8,12 @@ import types
 import fixtures
 from oslo_utils.fixture import uuidsentinel
 
+from blazar_core.capacity import inventory
 from blazar_core.common import errors
 from blazar_core.db import api
+from blazar_core.db import models
+from blazar_core.healing import overbooking
+from blazar_core.leases import reassignment
 from blazar_core.leases import transfer
 from blazar_core.leases import views
 from blazar_core.plugins import cloud_api
@@ -49,6 +53,8 @@ class NetworkTestCase(base.LeaseTestCase):
     def setUp(self):
         super().setUp()
         self.host('compute', VCPU=10)
+        self.pools = host_sync.HostSync(
+            self.database, self.clock, self.types)
         self.sync()
         self.engine = self.new_engine()
 
@@ -59,10 +65,16 @@ class NetworkTestCase(base.LeaseTestCase):
         self.detached.append(port_id)
         return True
 
-    def sync(self):
-        host_sync.HostSync(
-            self.database, self.clock, self.types).compare_pools(
-                lambda _what, work, *args: work(*args))
+    def sync(self, times=1):
+        for _time in range(times):
+            self.pools.compare_pools(lambda _what, work, *args: work(*args))
+
+    def overbooking_check(self):
+        overbooking.OverbookingCheck(
+            self.books.connect(), self.clock, self.admission,
+            reassignment.Reassignment(self.database, self.clock, self.types),
+            self.new_demands(), lambda event, lease: None,
+            self.start_timeout).look()
 
     def wanted(self, **values):
         asking = reservation_requests.ReservationRequest(
@@ -146,7 +158,7 @@ class TestLifecycle(NetworkTestCase):
     def test_deleted_segment_range_has_no_capacity(self):
         self.clock.advance(1)
         self.network.ranges = self.network.ranges[:1]
-        self.sync()
+        self.sync(2)
         self.reserve(1, 100, self.wanted())
         self.assertRaises(errors.Refused, self.reserve, 1, 2, self.wanted())
 
@@ -245,7 +257,7 @@ class TestEnd(NetworkTestCase):
 
     def test_needed_router_interface_does_not_keep_network(self):
         self.network.broken['remove_router_interface'] = (
-            errors.CloudUnavailable('Neutron refuses: routes need it.'))
+            errors.CloudRefusal('Neutron refuses: routes need it.'))
         self.check_taken(ROUTER)
 
     def test_trunk_does_not_keep_network(self):
@@ -346,6 +358,98 @@ class TestEnd(NetworkTestCase):
         self.assertEqual(3, len(self.network.made))
 
 
+class TestWrongAnswers(NetworkTestCase):
+    """Neutron reports too few segments."""
+
+    def setUp(self):
+        super().setUp()
+        self.lease = self.started()
+        self.before = self.only()
+
+    def answer(self, ranges, syncs):
+        """Let neutron report segments, and do all that follows from it."""
+        self.network.ranges = ranges
+        self.clock.advance(5)
+        self.sync(syncs)
+        self.overbooking_check()
+        self.run_for(5)
+
+    def others(self):
+        """Return the segments without that of the network."""
+        return [one for one in self.network.ranges
+                if one != self.before.segment]
+
+    def test_one_answer_takes_no_segment(self):
+        ranges = self.network.ranges
+        for number, wrong in enumerate(([], self.others()), 1):
+            self.answer(wrong, 1)
+            self.assertEqual(({self.before.id: self.before}, set()), (
+                self.network.made, self.network.disabled))
+            self.reserve(5000 * number, 5000 * number + 100,
+                         *[self.wanted()] * 3)
+            self.answer(ranges, 1)
+
+    def test_the_same_answer_again_takes_a_segment(self):
+        self.answer(self.others(), 2)
+        self.assertNotEqual(self.before.segment, self.only().segment)
+
+    def test_network_without_replacement_is_kept(self):
+        ranges = self.network.ranges
+        self.network.of_network[self.before.id] = [ROUTER]
+        self.answer([], 3)
+        self.assertEqual(({self.before.id: self.before}, set(), [ROUTER]), (
+            self.network.made, self.network.disabled,
+            self.network.ports(self.before.id)))
+        self.answer(ranges, 1)
+        self.run_for(60)
+        self.assertEqual('ACTIVE', self.status(self.lease))
+        self.assertEqual('project', self.only().project_id)
+
+    def test_network_in_use_stays_up_after_its_replacement_is_created(self):
+        self.network.of_network[self.before.id] = [SERVER]
+        self.answer(self.others(), 2)
+        self.assertEqual((2, set()), (
+            len(self.network.made), self.network.disabled))
+        self.assertIn('has 1 port in use', self.reason(self.lease))
+        self.network.of_network.clear()
+        self.run_for(300)
+        self.assertNotEqual(self.before, self.only())
+
+    def test_network_is_set_up_again_after_failed_transfer(self):
+        reserved = self.reserved(self.lease)
+        self.network.of_network[self.before.id] = [SERVER]
+        self.assertRaises(
+            errors.CloudUnavailable, self.kind.transferred,
+            dataclasses.replace(reserved, project_id='other',
+                                former=frozenset(['project'])))
+        self.assertEqual({self.before.id}, self.network.disabled)
+        self.kind.transferred(reserved)
+        self.assertEqual(set(), self.network.disabled)
+
+
+class TestPool(NetworkTestCase):
+
+    def test_only_changed_segments_are_written(self):
+        with fixtures.MockPatchObject(
+                inventory, 'report', wraps=inventory.report) as patched:
+            self.sync()
+            self.assertEqual([], patched.mock.mock_calls)
+            self.network.ranges.append(
+                network_api.Segment('vlan', 'physnet1', 302))
+            self.sync()
+        self.assertEqual(1, patched.mock.call_count)
+
+    def test_sync_ends_early_when_it_is_not_to_go_on(self):
+        self.network.ranges = [network_api.Segment('vlan', 'physnet2', number)
+                               for number in range(10)]
+        asked = []
+        self.pools.compare_pools(
+            lambda _what, work, *args: work(*args),
+            lambda: asked.append(1) or len(asked) <= 5)
+        self.assertEqual(3, len(self.scalars(
+            models.Host, models.Host.name.like('vlan:physnet2:%'))))
+
+
 class TestFailures(NetworkTestCase):
 
     def test_network_is_created_once_despite_crash(self):
@@ -361,7 +465,7 @@ class TestFailures(NetworkTestCase):
     def test_segment_in_use_by_another_project_is_reported(self):
         self.clock.advance(1)
         self.network.ranges = self.network.ranges[:1]
-        self.sync()
+        self.sync(2)
         theirs = self.network.create_network(
             self.network.ranges[0], 'theirs', 'other')
         lease = self.reserve(1, 1000, self.wanted())

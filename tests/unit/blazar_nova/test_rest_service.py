@@ -3,14 +3,20 @@
 """What neutron, cinder and Heat may answer."""
 
 import contextlib
+import copy
+import functools
 import itertools
 from unittest import mock
 import urllib.parse
 
+from keystoneauth1 import exceptions
+from keystoneauth1 import loading
 import requests
 
 from blazar_core.common import errors
 from blazar_nova.compat import network_api
+from blazar_nova.compat import process
+from blazar_nova.compat import rest_service
 from blazar_nova.compat import stack_api
 from blazar_nova.compat import volume_api
 from tests.unit import base
@@ -42,6 +48,40 @@ READ = (
     (stack_api.Heat, 'preview', (*USER, {}), ['stack', 'resources']),
     (stack_api.Heat, 'create', (*USER, {}), ['stack', 'id']),
     (stack_api.Heat, 'find', (*USER, 'a/7'), ['stack']))
+#: Methods for which a missing object or extension is no error, and what they
+#: return then.
+MISSING = (
+    (network_api.Neutron, 'segments', (), []),
+    (network_api.Neutron, 'quota', ('project', 'network'),
+     rest_service.Quota(-1, 0)),
+    (network_api.Neutron, 'set_up', ('network', False), None),
+    (network_api.Neutron, 'delete', ('networks', 'network'), None),
+    (network_api.Neutron, 'release', ('floating IP',), None),
+    (network_api.Neutron, 'force_delete_port', ('port',), None),
+    (volume_api.Cinder, 'is_encrypted', ('type',), False),
+    (volume_api.Cinder, 'projects_of', ('type',), set()),
+    (volume_api.Cinder, 'delete_type', ('type',), None),
+    (volume_api.Cinder, 'delete_volume', ('volume', False), None),
+    (stack_api.Heat, 'find', (*USER, 'a/7'), None),
+    (stack_api.Heat, 'suspend', (*USER, 'a/7'), None),
+    (stack_api.Heat, 'delete', (*USER, 'a/7'), None))
+#: The bodies of a 404 of each service.
+OWN = {
+    network_api.Neutron: {'NeutronError': {
+        'type': 'HTTPNotFound', 'detail': '',
+        'message': 'The resource could not be found.'}},
+    volume_api.Cinder: {'itemNotFound': {
+        'code': 404, 'message': 'Volume 7 could not be found.'}},
+    stack_api.Heat: {
+        'code': 404, 'title': 'Not Found', 'explanation': 'Not found.',
+        'error': {'type': 'EntityNotFound', 'traceback': None,
+                  'message': 'The Stack (a) could not be found.'}}}
+#: Those of others: JSON of a proxy, of keystone, and of any WSGI application.
+OTHERS = (None, [], {}, {'message': 'no Route matched with those values'},
+          {'error': {'code': 404, 'message': 'No such user.',
+                     'title': 'Not Found'}},
+          {'message': 'The resource could not be found.<br /><br />',
+           'code': '404 Not Found', 'title': 'Not Found'})
 #: Texts that users may write where services expect ids.
 TEXTS = ('victim/add_router_interface?x=', '../networks/victim/tags/text?',
          'victim/add_router_interface', '..', '.', '', 'a?b=c', 'a#b', 'a;b',
@@ -101,6 +141,62 @@ class TestPaths(base.TestCase):
                 stack_api.Heat, 'suspend', *USER, lambda text: f'{text}/7'):
             self.assertEqual(
                 ['v1', 'project', 'stacks', text, '7', 'actions'], parts)
+
+
+class TestMissing(base.TestCase):
+    """A service, or something in front of it, answers with 404."""
+
+    def ask(self, kind, method, args, json):
+        service, adapter = kind(), mock.Mock()
+        adapter.get_project_id.return_value = 'service'
+        adapter.get_endpoint.return_value = 'http://heat/v1/service'
+        adapter.request.side_effect = exceptions.NotFound(
+            response=mock.Mock(json=json))
+        service.__dict__['_adapter'] = adapter
+        return getattr(service, method)(*args)
+
+    def test_404_of_the_service_itself_means_that_it_does_not_exist(self):
+        for kind, method, args, expected in MISSING:
+            self.assertEqual(expected, self.ask(
+                kind, method, args, lambda: OWN[kind]), method)
+
+    def test_404_of_others_means_cloud_unavailable(self):
+        def page():
+            raise ValueError('<html>404 Not Found</html>')
+
+        for kind, method, args, _expected in MISSING:
+            bodies = [*OTHERS, *(body for other, body in OWN.items()
+                                 if other is not kind)]
+            for json in page, *(functools.partial(copy.copy, body)
+                                for body in bodies):
+                raised = self.assertRaises(
+                    errors.CloudUnavailable, self.ask, kind, method, args,
+                    json)
+                self.assertNotIsInstance(raised, errors.CloudRefusal)
+                self.assertIn('does not answer', str(raised))
+
+
+class TestSessions(base.TestCase):
+
+    def session_of(self, kind, **values):
+        conf, group = process.CONF, kind.group
+        for option in loading.get_auth_plugin_conf_options('password'):
+            conf.register_opt(option, group=group)
+        for key, value in {
+                'auth_type': 'password', 'auth_url': 'http://keystone.test',
+                'username': 'nova', 'password': 'secret', **values}.items():
+            conf.set_override(key, value, group=group)
+            self.addCleanup(conf.clear_override, key, group=group)
+        return kind()._adapter.session
+
+    def test_keystone_is_waited_for_with_a_limit(self):
+        stack_api.heat()
+        for kind in OWN:
+            if kind is not stack_api.Heat:
+                loading.register_auth_conf_options(process.CONF, kind.group)
+            self.assertEqual(
+                [30, 7], [self.session_of(kind, **values).timeout
+                          for values in ({}, {'timeout': 7})])
 
 
 class TestWrongAnswers(base.TestCase):

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
+import threading
 import types
 
 import fixtures
@@ -7,7 +8,10 @@ from nova import context as nova_context
 from nova.network import model as network_model
 
 from blazar_core.common import errors
+from blazar_nova.compat import accelerators
+from blazar_nova.compat import bounded_calls
 from blazar_nova.compat import server_ports
+from blazar_nova.compat import volume_detachment
 from tests.unit import base
 
 ADDRESS = server_ports.Address('net', '10.0.0.5')
@@ -68,6 +72,63 @@ class TestInUse(base.TestCase):
         self.ports = None
         self.list_ports = None
         self.assertRaises(errors.CloudUnavailable, self.said, ['a'])
+
+
+class TestSilence(base.TestCase):
+    """Neutron, or the database of a cell, does not answer."""
+
+    def setUp(self):
+        super().setUp()
+        self.answers, self.waited = threading.Event(), []
+        self.addCleanup(self.answers.set)
+        for name, value in (
+                ('nova.network.neutron.API',
+                 lambda: types.SimpleNamespace(list_ports=self.silent)),
+                ('nova.compute.api.API',
+                 lambda: types.SimpleNamespace(get=self.silent)),
+                ('nova.objects.InstanceMapping.get_by_instance_uuid',
+                 lambda *_args: types.SimpleNamespace(
+                     cell_mapping=types.SimpleNamespace(name='cell1'))),
+                ('blazar_nova.compat.bounded_calls.LIMIT', 0.05)):
+            self.useFixture(fixtures.MonkeyPatch(name, value))
+        for module in (accelerators, server_ports, volume_detachment):
+            self.useFixture(fixtures.MockPatchObject(
+                module, '_within', bounded_calls.Bounded(), create=True))
+        self.log = self.useFixture(fixtures.FakeLogger())
+
+    def silent(self, *_args, **_limits):
+        self.waited.append(self.answers.wait(5))
+
+    def test_neutron_is_waited_for_with_a_limit(self):
+        self.assertIn('Neutron does not answer within', str(
+            self.assertRaises(
+                errors.CloudUnavailable, server_ports.in_use,
+                nova_context.RequestContext(
+                    'alice', 'mine', is_admin=False), ['a'], [])))
+        self.assertEqual([], self.waited)
+
+    def test_cyborg_is_waited_for_with_a_limit(self):
+        self.useFixture(fixtures.MonkeyPatch(
+            'nova.accelerator.cyborg.get_client',
+            lambda _context: types.SimpleNamespace(
+                _get_device_profile_list=self.silent)))
+        self.assertIn('Cyborg does not answer within', str(
+            self.assertRaises(
+                errors.CloudUnavailable, accelerators.lacking, None,
+                types.SimpleNamespace(
+                    extra_specs={'accel:device_profile': 'gpu'}))))
+        self.assertEqual([], self.waited)
+
+    def test_cell_is_waited_for_with_a_limit_to_detach_a_port(self):
+        self.assertFalse(server_ports.detach('server', 'port'))
+        self.assertEqual([], self.waited)
+        self.assertIn('Cell cell1 does not answer within', self.log.output)
+
+    def test_cell_is_waited_for_with_a_limit_to_detach_a_volume(self):
+        self.assertTrue(
+            volume_detachment.detach('server', 'volume', 'reservation'))
+        self.assertEqual([], self.waited)
+        self.assertIn('Cell cell1 does not answer within', self.log.output)
 
 
 class TestOfInstance(base.TestCase):

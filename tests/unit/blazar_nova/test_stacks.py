@@ -835,8 +835,17 @@ class TestHeat(base.TestCase):
         self.answer({'stack': body | {'stack_status': 'CREATE_FAILED'}})
         self.assertEqual(stack_api.Stack('CREATE_FAILED', '', ()),
                          self.heat.find('token', 'project', 'a/7'))
-        self.refuse(exceptions.NotFound())
+        self.refuse(exceptions.NotFound(response=mock.Mock(json=lambda: {
+            'code': 404, 'title': 'Not Found', 'explanation': 'It is gone.',
+            'error': {'type': 'EntityNotFound', 'traceback': None,
+                      'message': 'It is gone.'}})))
         self.assertIsNone(self.heat.find('token', 'project', 'a/7'))
+
+    def test_404_of_a_proxy_is_not_an_error_of_the_user(self):
+        self.refuse(exceptions.NotFound(
+            http_status=404, response=mock.Mock(json=lambda: {})))
+        self.assertRaises(errors.CloudUnavailable, self.heat.preview,
+                          'token', 'project', {})
 
     def test_only_bad_request_is_an_error_of_the_user(self):
         self.refuse(exceptions.BadRequest(

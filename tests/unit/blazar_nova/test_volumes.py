@@ -245,13 +245,14 @@ class VolumeTestCase(base.LeaseTestCase):
         self.host('compute', VCPU=10)
         self.cinder.enroll(SSD, 'ssd', 100)
         self.cinder.enroll(DISK, 'disk', 1000)
+        self.pools = host_sync.HostSync(
+            self.database, self.clock, self.types)
         self.sync()
         self.engine = self.new_engine()
 
-    def sync(self):
-        host_sync.HostSync(
-            self.database, self.clock, self.types).compare_pools(
-                lambda _what, work, *args: work(*args))
+    def sync(self, times=1):
+        for _time in range(times):
+            self.pools.compare_pools(lambda _what, work, *args: work(*args))
 
     def wanted(self, **values):
         asking = reservation_requests.ReservationRequest(
@@ -315,6 +316,20 @@ class TestLifecycle(VolumeTestCase):
         self.assertEqual(('TERMINATED', {SSD, DISK}, set()), (
             self.status(lease), {*self.cinder.kinds},
             self.kind.open_reservations()))
+
+    def test_type_that_is_missing_in_one_answer_keeps_its_capacity(self):
+        kinds = dict(self.cinder.kinds)
+        for _time in range(2):
+            self.clock.advance(1)
+            self.cinder.kinds.clear()
+            self.sync()
+            self.reserve(50, 100, self.wanted(size=10))
+            self.cinder.kinds.update(kinds)
+            self.sync()
+        self.cinder.kinds.clear()
+        self.sync(2)
+        self.assertRaises(
+            errors.Refused, self.reserve, 50, 100, self.wanted(size=10))
 
     def test_storage_beyond_enrolled_capacity_is_refused(self):
         self.reserve(0, 100, self.wanted())

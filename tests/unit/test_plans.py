@@ -129,8 +129,6 @@ EVERYTHING = (
      _VERIFY),
     ('audit/leftovers.py', 'Remains._unlike', 'bookings leases',
      _VERIFY),
-    ('audit/leftovers.py', 'Remains._without_lease',
-     'bookings leases', _VERIFY),
     ('audit/unfinished.py', 'Unfinished._unfinished',
      'bookings deferred_builds leases reservations', _VERIFY),
     ('lifecycle/lease_close.py', 'LeaseClose.revoke_over', 'credentials',

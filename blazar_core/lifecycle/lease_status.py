@@ -63,15 +63,10 @@ def waiting(lease: models.Lease) -> list[str]:
             booking.dispatched_at is None and booking.failed_at is None]
 
 
-def _is_unsettled(booking: models.Booking) -> bool:
-    """Return whether a server is still to be sent, or is being built."""
-    return booking.failed_at is None and not booking.running
-
-
 def is_building(lease: models.Lease) -> bool:
     """Return whether some of the servers that were sent are being built."""
-    return any(_is_unsettled(booking) and booking.dispatched_at is not None
-               for booking in lease.bookings)
+    return any(booking.failed_at is None and not booking.running and
+               booking.dispatched_at is not None for booking in lease.bookings)
 
 
 class Count(ty.NamedTuple):

@@ -75,7 +75,7 @@ _GOES_ON = models.Lease.status.in_(states.GOING_ON)
 _RESERVATION, _EVENT, _BOOKING = (
     models.Reservation, models.Event, models.Booking)
 _IDS: sa.BindParameter[ty.Any] = sa.bindparam('lease_ids', expanding=True)
-_SHOWN = (
+_SHOWN: tuple[sa.Select[ty.Any], ...] = (
     sa.select(
         _RESERVATION.lease_id, _RESERVATION.id, _RESERVATION.resource_type,
         _RESERVATION.status, _RESERVATION.amount, _RESERVATION.resources,

@@ -589,7 +589,7 @@ class RequestKey(Base):
 class Setting(Base):
     """The settings of a kind of process (``name``) at its last start that
     must be equal in others; and what was purged
-    (:mod:`blazar_core.leases.lease_purge`).
+    (:mod:`blazar_nova.services.lease_purge`).
     """
 
     __tablename__ = 'settings'

@@ -8,8 +8,7 @@ hosts from that moment on. If a move fails, a new plan is made without it.
 Moves of a process that died continue, and another process follows them up.
 
 The migrations for a project are counted by the rows of moves, which outlive
-their lease by at least :data:`blazar_core.leases.lease_purge.LEAST_AGE`
-seconds.
+their lease by at least :data:`blazar_core.leases.idempotency.KEEP` seconds.
 
 When there is free capacity, the lease is admitted like any other that waits
 (:mod:`blazar_core.lifecycle.admission_queue`).

@@ -4,7 +4,7 @@
 
 That of a boot's lease is computed from its bookings (:func:`update_status`).
 Other statuses are entered where their cause is: a new lease has its first one
-from ``new_leases``, ``creation``, ``members`` or ``imports``; others are
+from ``new_leases``, ``creation`` or ``members``, or is imported; others are
 entered in ``budget_commits``, ``admission_queue``, ``lease_start`` and
 ``dispatch``, ``kept_servers``, ``no_show_check``, ``lease_end``, and here in
 :func:`fail_waiting` and :func:`finish`. ``states.LEASE`` has the transitions.

@@ -2,9 +2,8 @@
 
 """Rows that no lease needs.
 
-These are rows of terminated leases or of none, bookings with another window
-than their live lease, and builds and trusts that are not needed or cannot be
-decrypted.
+These are rows of terminated leases, bookings with another window than their
+live lease, and builds and trusts that are not needed or cannot be decrypted.
 """
 
 import collections
@@ -40,7 +39,6 @@ class Remains:
         """Yield the leftovers."""
         yield from self._of_the_dead()
         yield from self._unlike()
-        yield from self._without_lease()
 
     def _of_the_dead(self) -> ty.Iterator[Difference]:
         """Yield terminated leases that still have bookings, builds or events.
@@ -126,35 +124,6 @@ class Remains:
                 f'to {when(row.end)}, but server {row.server_id} is booked '
                 f'from {when(row.start_date)} to {when(row.end_date)}.',
                 'end the lease and book again')
-
-    def _without_lease(self) -> ty.Iterator[Difference]:
-        with self._database.reader() as session:
-            found = session.execute(
-                sa.select(models.Booking.id, models.Booking.server_id,
-                          models.Booking.start_date, models.Booking.end_date)
-                .outerjoin(models.Booking.reservation)
-                .outerjoin(models.Reservation.lease)
-                .where(models.Lease.id.is_(None),
-                       models.Booking.outage.is_(None))).all()
-        for row in found:
-            yield Difference(
-                ('no lease', row.id),
-                f'Booking {row.id} of server {row.server_id} from '
-                f'{when(row.start_date)} to {when(row.end_date)} belongs to '
-                f'no lease.', '--fix removes it', functools.partial(
-                    self._database.retried, self._drop, row.id))
-
-    def _drop(self, booking_id: int) -> None:
-        with self._database.writer() as session:
-            row = session.scalars(
-                sa.select(models.Booking).outerjoin(models.Booking.reservation)
-                .outerjoin(models.Reservation.lease).where(
-                    models.Booking.id == booking_id,
-                    models.Lease.id.is_(None),
-                    models.Booking.outage.is_(None))).one_or_none()
-            if row is not None:
-                ledger.amend(session, self._clock.now(),
-                             [ledger.Edit(row, None)])
 
 
 #: Number of encrypted texts per query; a text can have megabytes.

@@ -58,6 +58,22 @@ class _Lease(ty.NamedTuple):
         return named(self.row.id, self.row.name)
 
 
+def _wanted(status: str, waiting: bool) -> list[states.EventType]:
+    """Return the types of the pending events of a lease.
+
+    :param waiting: whether builds of its servers were not sent
+    """
+    wanted = {states.Lease.OFFERED: [states.EventType.EXPIRE],
+              states.Lease.WAITING: [states.EventType.RETRY],
+              states.Lease.IN_PROGRESS: [states.EventType.MAKE_ROOM],
+              states.Lease.TERMINATED: []}
+    is_started = status not in states.TO_START or (
+        status == states.Lease.STARTING and not waiting)
+    return wanted.get(states.Lease(status), [
+        *(() if is_started else (states.EventType.START,)),
+        states.EventType.END])
+
+
 class Unfinished:
     """Finds differences of leases that are not terminated.
 
@@ -140,15 +156,7 @@ class Unfinished:
 
     def _without_event(self, lease: _Lease) -> ty.Iterator[Difference]:
         """Yield the pending events that a lease in its status lacks."""
-        wanted = {states.Lease.OFFERED: [states.EventType.EXPIRE],
-                  states.Lease.WAITING: [states.EventType.RETRY],
-                  states.Lease.IN_PROGRESS: [states.EventType.MAKE_ROOM],
-                  states.Lease.PENDING: [
-                      states.EventType.START, states.EventType.END],
-                  }.get(lease.row.status, [states.EventType.END])
-        if lease.row.status == states.Lease.STARTING and lease.waiting:
-            wanted = [states.EventType.START, *wanted]
-        for event_type in wanted:
+        for event_type in _wanted(lease.row.status, bool(lease.waiting)):
             if event_type in lease.events:
                 continue
             if event_type == states.EventType.EXPIRE:
@@ -170,16 +178,9 @@ class Unfinished:
         with contextlib.suppress(errors.NotFound), (
                 self._database.writer()) as session:
             lease = api.locked(session, lease_id)
-            if lease.status == states.Lease.TERMINATED or (
-                    event_type == states.EventType.START and
-                    lease.status not in states.TO_START) or (
-                    event_type == states.EventType.RETRY and
-                    lease.status != states.Lease.WAITING) or (
-                    event_type == states.EventType.MAKE_ROOM and
-                    lease.status != states.Lease.IN_PROGRESS) or any(
-                        event.event_type == event_type and
-                        event.status in states.OPEN
-                        for event in lease.events):
+            if event_type not in _wanted(lease.status, True) or any(
+                    event.event_type == event_type and
+                    event.status in states.OPEN for event in lease.events):
                 return
             time = {states.EventType.START: lease.start_date,
                     states.EventType.END: lease.end_date,

@@ -197,8 +197,8 @@ class Admission:
             picked, woken = [], []
             for demands, window in wanted:
                 found, off = self.pick_now(
-                    demands, window, after_end, last=crowded, lag=lag,
-                    host_bound=bound, own=own, gather=gather)
+                    demands, window, after_end, lag=lag, host_bound=bound,
+                    preference=selection.Preference(crowded, own, gather))
                 picked.append(found)
                 woken += [(row, window.start) for row in off]
                 own.update(*picked[-1])
@@ -234,23 +234,25 @@ class Admission:
         return set(self._lost)
 
     def pick(self, demand: model.Demand, window: model.Window,
-             **how: ty.Any) -> list[int]:
-        """As :meth:`pick_all`, for one demand."""
-        return self.pick_all([demand], window, **how)[0]
+             last: ty.Collection[int] = (), **how: ty.Any) -> list[int]:
+        """As :meth:`pick_all`, for one demand.
+
+        :param last: see :class:`.selection.Preference`
+        """
+        return self.pick_all([demand], window, **how,
+                             preference=selection.Preference(last))[0]
 
     def pick_all(self, demands: ty.Sequence[model.Demand],
-                 window: model.Window, last: ty.Collection[int] = (),
-                 instead_of: ty.Sequence[ty.Any] = (), lag: float = 0,
-                 kept: ty.Sequence[selection.Pinned] = (),
+                 window: model.Window, instead_of: ty.Sequence[ty.Any] = (),
+                 lag: float = 0, kept: ty.Sequence[selection.Pinned] = (),
                  coming: ty.Sequence[ty.Any] = (),
                  host_bound: ProjectHosts | None = None,
-                 own: ty.Collection[int] = (), gather: bool = True,
+                 preference: selection.Preference = selection.Preference(),
                  ) -> selection.Picked:
         """Return the id of a host for each server of demands; book nothing.
 
         A demand that accepts fewer servers gets as many as fit.
 
-        :param last: ids of hosts that are used only if no others will do
         :param instead_of: rows of bookings that would be removed in exchange
         :param lag: seconds by which the index may be out of date; a refusal
             is based on current data only
@@ -259,8 +261,6 @@ class Admission:
         :param coming: bookings that are decided together with this, and not
             recorded yet
         :param host_bound: the hosts of the project; None: any host is allowed
-        :param own: ids of hosts that count as reserved already
-        :param gather: see :meth:`.selection.Selection.together`
         :raises Refused: when they do not all fit
         :raises LimitExceeded: when the hosts that they select would exceed
             the bound of the project
@@ -268,8 +268,8 @@ class Admission:
         if any(demand.required for demand in demands):
             parts = [demand.parts() for demand in demands]
             picked = iter(self.pick_all(
-                [*itertools.chain(*parts)], window, last, instead_of, lag,
-                kept, coming, host_bound, own, gather))
+                [*itertools.chain(*parts)], window, instead_of, lag, kept,
+                coming, host_bound, preference))
             return [[*itertools.chain(*itertools.islice(picked, len(each)))]
                     for each in parts]
         alike = _alike(demands)
@@ -281,13 +281,12 @@ class Admission:
         with self.selector.asked_for(
                 merged, lag, instead_of, coming) as (timeline, merged):
             found = self.selector.together(
-                timeline, merged, window, last, kept, own, gather)
+                timeline, merged, window, kept, preference)
         # An index that lags may miss the newest hosts of the project.
         if lag and (isinstance(found, selection.NoFit) or (
                 host_bound is not None and not host_bound.has_all(found))):
-            return self.pick_all(
-                demands, window, last, instead_of, kept=kept, coming=coming,
-                host_bound=host_bound, own=own, gather=gather)
+            return self.pick_all(demands, window, instead_of, 0, kept, coming,
+                                 host_bound, preference)
         if not isinstance(found, selection.NoFit):
             bound = host_bound and host_bound.exceeded(found, window)
             if bound:

@@ -140,11 +140,7 @@ class Index:
         self.ids_by_uuid: dict[str, int] = {}
         self._uuids: npt.NDArray[np.object_] = np.empty(0, object)
         self._apart: DedicatedHosts | None = None
-        #: Returns the mask of a set of hosts; and the number of hosts that
-        #: the masks are for.
-        self._masks: ty.Callable[
-            [frozenset[str]], npt.NDArray[np.bool_]] | None = None
-        self._masked = 0
+        self._masks = functools.lru_cache(_EXPRESSIONS)(self._mask)
         #: Returns the hosts that match an expression; None: not computed.
         self.judged: Alike | None = None
         self._overdue: list[_Entry] = []
@@ -194,7 +190,9 @@ class Index:
         everything. Further calls cost nothing. Call it after a process forks:
         the child would not have the thread.
         """
-        if self._followed.acquire(blocking=False) and not _started(self):
+        if self._followed.acquire(blocking=False) and not periodic.in_thread(
+                self.clock, 'following', _PAUSE,
+                'Changes of the booking index', lambda: _look(self)):
             self._followed.release()
 
     @contextlib.contextmanager
@@ -254,12 +252,11 @@ class Index:
         the order of the timeline. Not a copy: results are cached.
         """
         assert self._timeline is not None
-        if self._masks is None or self._masked != len(self._timeline):
-            self._masked = len(self._timeline)
-            self._masks = functools.lru_cache(_EXPRESSIONS)(self._mask)
-        return self._masks(frozenset(uuids))
+        return self._masks(frozenset(uuids), len(self._timeline))
 
-    def _mask(self, uuids: frozenset[str]) -> npt.NDArray[np.bool_]:
+    def _mask(self, uuids: frozenset[str], _hosts: int,
+              ) -> npt.NDArray[np.bool_]:
+        """Return a mask of the timeline with a number of hosts."""
         assert self._timeline is not None
         return self._timeline.mask(
             self.ids_by_uuid[uuid] for uuid in uuids
@@ -396,7 +393,8 @@ class Index:
         self._known, self._overdue = feed.FeedState(hosts, top, now, alike), []
         self.ids_by_uuid = {host.uuid: host.id for host in hosts.values()}
         self._uuids, self._apart = np.empty(0, object), None
-        self.judged = self._masks = None
+        self.judged = None
+        self._masks.cache_clear()
         self._lent_at = None
         self._interruptible = {
             host.id: rule.by_lead_time(host.interruptible)
@@ -512,23 +510,6 @@ def _place_of(host: model.Host) -> tuple[bool, bool, str | None, bool, bool]:
     """Return the values of a host that :class:`DedicatedHosts` depends on."""
     return (host.enrolled, host.reservable, host.assigned_to, host.overdue,
             host.off)
-
-
-def _started(index: Index) -> bool:
-    """Start a thread that follows an index; return whether it was started.
-
-    A failure is logged, and no request fails because of it.
-    """
-    try:
-        threading.Thread(
-            target=periodic.run_periodically, name='following', daemon=True,
-            args=(
-                index.clock, threading.Event(), _PAUSE,
-                'Changes of the booking index', lambda: _look(index))).start()
-    except RuntimeError as exc:
-        LOG.warning('The booking index is updated on demand: %s', exc)
-        return False
-    return True
 
 
 def _look(index: Index) -> None:

@@ -61,11 +61,12 @@ def planner_input(
         be there yet
     """
     whole = any(one.whole for one in demands)
-    sized = _with_part if whole else dict
+    # What a server takes, and its part of a whole host.
+    part = {model.HOST: 1} if whole else {}
     arriving: dict[int, collections.Counter[str]] = (
         collections.defaultdict(collections.Counter))
     for host_id, amounts in coming:
-        arriving[host_id].update(sized(amounts))
+        arriving[host_id].update({**amounts, **part})
     with admission.selector.asked_for(demands, 0, instead_of) as (
             timeline, demands):
         apart, hosts = admission.index.apart(), admission.index.hosts
@@ -86,7 +87,7 @@ def planner_input(
         ordinary = [] if whole else _ordinary(
             connection, wanted, generations, now, excluded)
         leased = [move_planner.Movable(
-            row.server_id, row.host_id, sized(row.resources))
+            row.server_id, row.host_id, {**row.resources, **part})
             for row in connection.execute(_LEASED, {
                 'hosts': [*wanted], 'end': now if whole else window.end})
             if row.resources and row.server_id not in excluded and
@@ -130,11 +131,6 @@ def _ordinary(connection: sa.Connection, hosts: ty.Collection[int],
                 (row.consumers or {}).items())
             if any(amounts.values()) and told <= now and
             server_id not in excluded]
-
-
-def _with_part(amounts: model.Resources) -> dict[str, int]:
-    """Return what a server takes, and its part of a whole host."""
-    return {**amounts, model.HOST: 1}
 
 
 def _taken(connection: sa.Connection, ids: ty.Collection[int],

@@ -13,7 +13,6 @@ import typing as ty
 import sqlalchemy as sa
 from sqlalchemy import orm
 
-from blazar_core.common import model
 from blazar_core.db import api
 from blazar_core.db import models
 
@@ -39,44 +38,17 @@ _OF_USAGE = frozenset({
     'usage', 'consumers', 'updated_at', 'recheck_at', 'lent_at'})
 
 
-class ReadHost(ty.Protocol):
-    """A host as it was read."""
-
-    @property
-    def id(self) -> int:
-        ...
-
-    @property
-    def generation(self) -> int:
-        ...
-
-
-class Delta(ty.Protocol):
-    """An amount that a host has more (sign 1) or less (-1) over a window."""
-
-    @property
-    def window(self) -> model.Window:
-        ...
-
-    @property
-    def resources(self) -> model.Resources:
-        ...
-
-    @property
-    def sign(self) -> int:
-        ...
-
-
-def advance(connection: sa.Connection, now: int, hosts: ty.Iterable[ReadHost],
-            changes: ty.Mapping[int, ty.Sequence[Delta]],
+def advance(connection: sa.Connection, now: int, hosts: ty.Iterable[ty.Any],
+            changes: ty.Mapping[int, ty.Sequence[ty.Any]],
             **values: ty.Any) -> None:
     """Claim the right to decide about hosts, and store the decision.
 
     Each host takes a statement, so that the loser knows which host it lost;
     more than :data:`MANY` hosts take one statement for each thousand.
 
-    :param hosts: in the order of their ids, so that two processes that want
-        the same ones do not deadlock
+    :param hosts: rows or objects with an id and the generation that was read,
+        in the order of their ids, so that two processes that want the same
+        ones do not deadlock
     :param values: new values of the rows of the hosts. Followers of the
         changes get a new usage with them; anything else they have to read
     :raises LostRace: when a generation is no longer the one read
@@ -131,7 +103,7 @@ def losing(host_id: int, host_ids: ty.Iterable[int]) -> ty.Iterator[None]:
         raise api.LostRace(host_id, host_ids) from exc
 
 
-def _take(connection: sa.Connection, hosts: ty.Sequence[ReadHost],
+def _take(connection: sa.Connection, hosts: ty.Sequence[ty.Any],
           values: ty.Mapping[str, ty.Any]) -> None:
     """Increase the generations of hosts by one.
 

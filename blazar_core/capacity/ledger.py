@@ -180,8 +180,8 @@ def decide(connection: sa.Connection, now: int, edits: ty.Sequence[Edit],
     :returns: the edits, each with the amounts it takes of its host
     """
     changes, seen = _changes(edits), seen or {}
-    hosts, others = _read(connection, changes, edits, now,
-                          {*changes, *seen}, with_bookings=not force)
+    hosts, others = _read(connection, changes, edits, {*changes, *seen},
+                          with_bookings=not force)
     found = {host.id: host.generation for host in hosts}
     for host_id, generation in seen.items():
         if found.get(host_id) != generation:
@@ -365,7 +365,7 @@ def _changes(edits: ty.Iterable[Edit]) -> dict[int, list[_Delta]]:
 
 
 def _read(connection: sa.Connection, changes: ty.Mapping[int, list[_Delta]],
-          edits: ty.Iterable[Edit], now: int, ids: ty.Collection[int],
+          edits: ty.Iterable[Edit], ids: ty.Collection[int],
           with_bookings: bool,
           ) -> tuple[list['HostLoad'], dict[int, list[_Delta]]]:
     """Return the hosts of a decision, in the order of their ids, and what

@@ -8,6 +8,7 @@ capacity may still be unable to take a server, or as many as its capacity
 suggests.
 """
 
+import functools
 import itertools
 import typing as ty
 
@@ -128,22 +129,17 @@ class UnitsOfHosts:
         #: The number in ``_units`` of the units of each host, by position.
         self._numbers: Ints = np.zeros(16, np.int64)
         self._units: dict[ty.Hashable, int] = {_ALONE.units: 0}
-        self._known: dict[ty.Hashable, Limits] = {}
+        self._known = functools.lru_cache(_REMEMBERED)(self._limits)
         #: The kinds of providers of all hosts.
         self.kinds: Kinds = {}
-        self._ways: dict[ty.Hashable, list[dict[str, int]]] = {}
+        self._ways = functools.lru_cache(_REMEMBERED)(
+            lambda amounts, groups: ways(dict(amounts), groups, self.kinds))
 
     def ways(self, demand: model.Demand) -> list[dict[str, int]]:
         """Return what a server of a demand may take by kind of provider."""
         if not self.kinds:
             return [{}]
-        key = frozenset(demand.resources.items()), demand.groups
-        if key not in self._ways:
-            if len(self._ways) >= _REMEMBERED:
-                self._ways.clear()
-            self._ways[key] = ways(
-                demand.resources, demand.groups, self.kinds)
-        return self._ways[key]
+        return self._ways(tuple(demand.resources.items()), demand.groups)
 
     def _set_kinds(self, before: model.Providers, now: model.Providers,
                    ) -> None:
@@ -162,7 +158,7 @@ class UnitsOfHosts:
                     if not having:
                         del of[name]
         self.kinds = {rc: kinds for rc, kinds in self.kinds.items() if kinds}
-        self._ways.clear()
+        self._ways.cache_clear()
 
     def set(self, place: int, uuid: str,
             providers: model.Providers | None) -> None:
@@ -173,7 +169,7 @@ class UnitsOfHosts:
         for _more in range(len(self._uuids), place + 1):
             self._uuids.append('')
             self._providers.append(_ALONE)
-            self._known.clear()
+            self._known.cache_clear()
         if place >= len(self._numbers):
             self._numbers = np.concatenate([
                 self._numbers, np.zeros(max(16, place // 2), np.int64)])
@@ -184,7 +180,7 @@ class UnitsOfHosts:
             self._uuids[place], self._providers[place] = uuid, providers
             self._numbers[place] = self._units.setdefault(
                 providers.units, len(self._units))
-            self._known.clear()
+            self._known.cache_clear()
 
     def limits(self, demand: model.Demand, hosts: int) -> Limits:
         """Return the limits of a demand on each host.
@@ -196,19 +192,16 @@ class UnitsOfHosts:
         """
         if not demand.groups:
             return _NONE
-        key = demand.groups, demand.isolated, hosts
-        if key not in self._known:
-            if len(self._known) >= _REMEMBERED:
-                self._known.clear()
-            self._known[key] = self._limits(demand, hosts)
-        return self._known[key]
+        return self._known(demand.groups, demand.isolated, hosts)
 
-    def _limits(self, demand: model.Demand, hosts: int) -> Limits:
+    def _limits(self, groups: tuple[model.Group, ...], isolated: bool,
+                hosts: int) -> Limits:
         """Return the limits, judged once for all equal units; if the groups of
         the demand name providers, also by which of these a host has.
         """
+        demand = model.Demand({}, groups=groups, isolated=isolated)
         named = [*dict.fromkeys(
-            some for group in demand.groups
+            some for group in groups
             for some in (*group.required, *(
                 [group.forbidden] if group.forbidden else [])))]
         numbers = np.zeros(hosts, np.int64)

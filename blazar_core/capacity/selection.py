@@ -178,6 +178,21 @@ class HostBound:
             for one, count in (*self.leases, (window, wanted))])[model.HOST]
 
 
+class Preference(ty.NamedTuple):
+    """The preference of a search for some hosts.
+
+    :ivar last: the ids of hosts that are used only if no others will do, as
+        others are deciding about them
+    :ivar own: the ids of hosts that count as reserved already
+    :ivar gather: whether a host with reservations comes before others even if
+        it is one of ``last``
+    """
+
+    last: ty.Collection[int] = ()
+    own: ty.Collection[int] = ()
+    gather: bool = True
+
+
 class _Order(ty.NamedTuple):
     """The preference for some hosts, whatever the strategy decides.
 
@@ -254,23 +269,17 @@ class Selection:
 
     def together(self, timeline: timelines.Timeline,
                  demands: ty.Sequence[model.Demand], window: model.Window,
-                 last: ty.Collection[int] = (),
                  kept: ty.Sequence[Pinned] = (),
-                 own: ty.Collection[int] = (), gather: bool = True,
-                 ) -> Picked | NoFit:
+                 preference: Preference = Preference()) -> Picked | NoFit:
         """Return hosts for all demands, or that one demand does not fit.
 
         Hosts that have reservations come first.
-
-        :param last: the ids of hosts about which others are deciding
-        :param own: the ids of hosts that count as reserved already
-        :param gather: whether a host with reservations comes before others
-            even if it is one of ``last``
 
         The demand with the fewest hosts to choose from chooses first. Demands
         that accept fewer servers get more only of what all others leave. The
         levels of the timeline are searched once; each demand costs O(H) more.
         """
+        last, own, gather = preference
         order = _Order(self._reserved(timeline) | timeline.mask(own),
                        timeline.mask(last), gather, self._index.apart().off,
                        self._evicted(timeline, demands, window))
@@ -373,7 +382,7 @@ class Selection:
         def within(demands: ty.Iterable[model.Demand]) -> Picked | NoFit:
             return self.together(timeline, [dataclasses.replace(
                 one, hosts=own if one.hosts is None else own & one.hosts)
-                for one in demands], window, (), kept)
+                for one in demands], window, kept)
 
         if not isinstance(found := within(named), NoFit):
             return found

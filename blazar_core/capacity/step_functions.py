@@ -330,7 +330,7 @@ class Layout:
     def _move(self, row: int, width: int) -> None:
         """Move a row to (at least) so many places elsewhere."""
         if self._used + width >= len(self.time):
-            self._make_space(width)
+            self._lay_out([self._piece(np.arange(self.count))], width + 1)
             if self._width[row] > self._length[row] + 1:
                 return
         old = int(self._start[row])
@@ -341,9 +341,6 @@ class Layout:
         self._start[row], self._width[row] = new, width
         self._used += width
         self._in_place = None
-
-    def _make_space(self, width: int) -> None:
-        self._lay_out([self._piece(np.arange(self.count))], width + 1)
 
     def _piece(self, rows: Ints) -> Piece:
         """Return a copy of some rows."""

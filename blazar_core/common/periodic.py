@@ -41,3 +41,21 @@ def run_periodically(clock: clocks.Clock, stopping: threading.Event,
         if news is not None:
             # Clear it before the check of stopping: both are set to stop.
             news.clear()
+
+
+def in_thread(clock: clocks.Clock, name: str, seconds: int, what: str,
+              look: ty.Callable[[], object]) -> bool:
+    """Call a function periodically in a thread, as long as the process lives.
+
+    :param name: name of the thread
+    :returns: whether the thread was started. A failure is logged: no request
+        fails because of it.
+    """
+    try:
+        threading.Thread(
+            target=run_periodically, name=name, daemon=True,
+            args=(clock, threading.Event(), seconds, what, look)).start()
+    except RuntimeError as exc:
+        LOG.warning('%s: no thread was started: %s', what, exc)
+        return False
+    return True

@@ -138,7 +138,7 @@ class ClockSkew:
 
         :raises ClockSkewed: when the clock is wrong
         """
-        if self._noted is None or self._is_wrong() or (
+        if self._noted is None or abs(self.seconds()) > self._most or (
                 self._clock.elapsed() >= self._noted[0] + FRESH_SECONDS):
             # The machine may have been suspended, and with it the monotonic
             # clock: only the database knows.
@@ -155,9 +155,6 @@ class ClockSkew:
         self._log(seconds)
         if abs(seconds) > self._most:
             raise errors.ClockSkewed(described(seconds))
-
-    def _is_wrong(self) -> bool:
-        return abs(self.seconds()) > self._most
 
     def _log(self, seconds: float) -> None:
         """Log when the clock becomes wrong, and when it is right again."""

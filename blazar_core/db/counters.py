@@ -102,11 +102,9 @@ class Counters:
         """Write the counts periodically, as long as the process lives. Further
         calls cost nothing. Call it after a process forks.
         """
-        if self._followed.acquire(blocking=False):
-            threading.Thread(
-                target=periodic.run_periodically, name='counters',
-                daemon=True, args=(clock, threading.Event(), SECONDS,
-                                   'Counters', self.flush)).start()
+        if self._followed.acquire(blocking=False) and not periodic.in_thread(
+                clock, 'counters', SECONDS, 'Counters', self.flush):
+            self._followed.release()
 
 
 def read(connection: sa.Connection, prefix: str) -> list[Counted]:

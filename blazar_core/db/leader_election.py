@@ -46,22 +46,12 @@ _TRIGGER = sa.update(_LEADERS).where(_NAME).values(
                           else_=_LEADERS.c.claimed_until))
 
 
-class LastLeader(ty.NamedTuple):
-    """The last leader of a task.
-
-    :ivar worker: None: the process was stopped
-    :ivar until: when another process may become the leader
+def last(database: api.Database, name: str) -> ty.Any:
+    """Return the last leader of a task, a row of :class:`models.TaskLeader`;
+    None: there was none yet.
     """
-
-    worker: str | None
-    until: int
-
-
-def last(database: api.Database, name: str) -> LastLeader | None:
-    """Return the last leader of a task; None: there was none yet."""
     with database.connection() as connection:
-        row = connection.execute(_READ, {'of': name}).one_or_none()
-    return None if row is None else LastLeader(row.worker, row.claimed_until)
+        return connection.execute(_READ, {'of': name}).one_or_none()
 
 
 class Leader:

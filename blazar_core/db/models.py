@@ -17,10 +17,14 @@ from blazar_core.common import model
 from blazar_core.common import states
 
 #: SQLite autoincrements only a column whose type is INTEGER.
-_Serial = sa.BigInteger().with_variant(sa.Integer(), 'sqlite')
-_ID = sa.String(36)
-#: None is NULL, and not JSON's null.
-_JSON = sa.JSON(none_as_null=True)
+_Serial = ty.Annotated[int, orm.mapped_column(
+    sa.BigInteger().with_variant(sa.Integer(), 'sqlite'))]
+#: A number below 2 ** 31; any other has 64 bits.
+_Number = ty.Annotated[int, orm.mapped_column(sa.Integer)]
+_Id = ty.Annotated[str, orm.mapped_column(sa.String(36))]
+_Name = ty.Annotated[str, orm.mapped_column(sa.String(255))]
+_TypeName = ty.Annotated[str, orm.mapped_column(sa.String(66))]
+_Word = ty.Annotated[str, orm.mapped_column(sa.String(16))]
 #: MariaDB's TEXT ends at 64 KiB; a deferred build with injected files may not.
 Long = sa.Text().with_variant(mysql.MEDIUMTEXT(), 'mysql', 'mariadb')
 
@@ -33,7 +37,11 @@ Consumer: ty.TypeAlias = tuple[dict[str, int], int]
 #: it is interruptible.
 Interruptible: ty.TypeAlias = tuple[dict[str, int], int, int]
 
-_Conditions: ty.TypeAlias = list[conditions.Row]
+
+#: Types that are stored as JSON; None is NULL, and not JSON's null.
+_JSON: tuple[ty.Any, ...] = (
+    dict[str, int], dict[str, str], dict[str, ty.Any], dict[str, Consumer],
+    dict[str, Interruptible], list[int], list[str], list[dict[str, ty.Any]])
 
 
 class Base(orm.DeclarativeBase):
@@ -44,7 +52,9 @@ class Base(orm.DeclarativeBase):
     """
 
     __table__: ty.ClassVar[sa.Table]
-    type_annotation_map = {int: sa.BigInteger}
+    type_annotation_map = {
+        int: sa.BigInteger,
+        **dict.fromkeys(_JSON, sa.JSON(none_as_null=True))}
 
 
 class Stateful:
@@ -53,7 +63,7 @@ class Stateful:
     """
 
     machine: ty.ClassVar[states.Machine]
-    status: orm.Mapped[str]
+    status: orm.Mapped[_Word]
     updated_at: orm.Mapped[int]
 
     def enter(self, status: str, now: int) -> None:
@@ -102,37 +112,37 @@ class Lease(Stateful, Base):
         sa.Index('leases_recurrence_idx', 'recurrence_id', 'start_date'),
     )
 
-    id: orm.Mapped[str] = orm.mapped_column(_ID, primary_key=True)
-    name: orm.Mapped[str] = orm.mapped_column(sa.String(255))
-    project_id: orm.Mapped[str] = orm.mapped_column(sa.String(255))
-    user_id: orm.Mapped[str] = orm.mapped_column(sa.String(255))
+    id: orm.Mapped[_Id] = orm.mapped_column(primary_key=True)
+    name: orm.Mapped[_Name]
+    project_id: orm.Mapped[_Name]
+    user_id: orm.Mapped[_Name]
     start_date: orm.Mapped[int]
     end_date: orm.Mapped[int]
     before_end_date: orm.Mapped[int | None]
     on_end: orm.Mapped[str] = orm.mapped_column(sa.String(64))
-    status: orm.Mapped[str] = orm.mapped_column(sa.String(16))
-    conditions: orm.Mapped[_Conditions | None] = orm.mapped_column(_JSON)
+    status: orm.Mapped[_Word]
+    conditions: orm.Mapped[list[conditions.Row] | None]
     created_at: orm.Mapped[int]
     updated_at: orm.Mapped[int] = orm.mapped_column()
     deleted_at: orm.Mapped[int | None]
     ending_at: orm.Mapped[int | None]
-    permit: orm.Mapped[str | None] = orm.mapped_column(_ID)
+    permit: orm.Mapped[_Id | None]
     generation: orm.Mapped[int] = orm.mapped_column(default=0)
-    grace_period: orm.Mapped[int] = orm.mapped_column(sa.Integer, default=0)
-    cleaning_time: orm.Mapped[int] = orm.mapped_column(sa.Integer, default=0)
-    lease_type: orm.Mapped[str] = orm.mapped_column(sa.String(16))
-    retry_interval: orm.Mapped[int | None] = orm.mapped_column(sa.Integer)
+    grace_period: orm.Mapped[_Number] = orm.mapped_column(default=0)
+    cleaning_time: orm.Mapped[_Number] = orm.mapped_column(default=0)
+    lease_type: orm.Mapped[_Word]
+    retry_interval: orm.Mapped[_Number | None]
     retry_until: orm.Mapped[int | None]
     duration: orm.Mapped[int | None]
     admitted_at: orm.Mapped[int | None]
-    auto_extend: orm.Mapped[int] = orm.mapped_column(sa.Integer, default=0)
+    auto_extend: orm.Mapped[_Number] = orm.mapped_column(default=0)
     used_at: orm.Mapped[int | None]
     no_show_at: orm.Mapped[int | None]
-    recurrence_id: orm.Mapped[str | None] = orm.mapped_column(_ID)
-    warnings: orm.Mapped[list[str] | None] = orm.mapped_column(_JSON)
+    recurrence_id: orm.Mapped[_Id | None]
+    warnings: orm.Mapped[list[str] | None]
     preflight_at: orm.Mapped[int | None]
-    description: orm.Mapped[str | None] = orm.mapped_column(sa.String(255))
-    tags: orm.Mapped[list[str] | None] = orm.mapped_column(_JSON)
+    description: orm.Mapped[_Name | None]
+    tags: orm.Mapped[list[str] | None]
 
     reservations: orm.Mapped[list['Reservation']] = orm.relationship(
         back_populates='lease', order_by='Reservation.id')
@@ -191,14 +201,14 @@ class Reservation(Stateful, Base):
     machine = states.RESERVATION
     __table_args__ = (sa.Index('reservations_lease_idx', 'lease_id'),)
 
-    id: orm.Mapped[str] = orm.mapped_column(_ID, primary_key=True)
+    id: orm.Mapped[_Id] = orm.mapped_column(primary_key=True)
     lease_id: orm.Mapped[str] = orm.mapped_column(sa.ForeignKey('leases.id'))
-    resource_type: orm.Mapped[str] = orm.mapped_column(sa.String(66))
-    amount: orm.Mapped[int] = orm.mapped_column(sa.Integer)
-    resources: orm.Mapped[dict[str, int]] = orm.mapped_column(sa.JSON)
-    params: orm.Mapped[dict[str, ty.Any] | None] = orm.mapped_column(_JSON)
-    spec: orm.Mapped[dict[str, ty.Any] | None] = orm.mapped_column(_JSON)
-    status: orm.Mapped[str] = orm.mapped_column(sa.String(16))
+    resource_type: orm.Mapped[_TypeName]
+    amount: orm.Mapped[_Number]
+    resources: orm.Mapped[dict[str, int]]
+    params: orm.Mapped[dict[str, ty.Any] | None]
+    spec: orm.Mapped[dict[str, ty.Any] | None]
+    status: orm.Mapped[_Word]
     moved_at: orm.Mapped[int | None]
     created_at: orm.Mapped[int]
     updated_at: orm.Mapped[int] = orm.mapped_column()
@@ -237,19 +247,19 @@ class Event(Stateful, Base):
         sa.Index('events_type_idx', 'status', 'event_type', 'run_at'),
     )
 
-    id: orm.Mapped[str] = orm.mapped_column(_ID, primary_key=True)
+    id: orm.Mapped[_Id] = orm.mapped_column(primary_key=True)
     lease_id: orm.Mapped[str] = orm.mapped_column(sa.ForeignKey('leases.id'))
-    event_type: orm.Mapped[str] = orm.mapped_column(sa.String(66))
+    event_type: orm.Mapped[_TypeName]
     time: orm.Mapped[int]
-    status: orm.Mapped[str] = orm.mapped_column(sa.String(16))
+    status: orm.Mapped[_Word]
     run_at: orm.Mapped[int]
-    attempts: orm.Mapped[int] = orm.mapped_column(sa.Integer, default=0)
-    deferrals: orm.Mapped[int] = orm.mapped_column(sa.Integer, default=0)
-    claimed_by: orm.Mapped[str | None] = orm.mapped_column(sa.String(255))
+    attempts: orm.Mapped[_Number] = orm.mapped_column(default=0)
+    deferrals: orm.Mapped[_Number] = orm.mapped_column(default=0)
+    claimed_by: orm.Mapped[_Name | None]
     claimed_until: orm.Mapped[int] = orm.mapped_column(default=0)
     created_at: orm.Mapped[int]
     updated_at: orm.Mapped[int] = orm.mapped_column()
-    action: orm.Mapped[str | None] = orm.mapped_column(sa.String(16))
+    action: orm.Mapped[_Word | None]
 
     lease: orm.Mapped[Lease] = orm.relationship(back_populates='events')
 
@@ -296,42 +306,36 @@ class Host(Base):
 
     __tablename__ = 'hosts'
 
-    id: orm.Mapped[int] = orm.mapped_column(_Serial, primary_key=True)
-    uuid: orm.Mapped[str] = orm.mapped_column(_ID, unique=True)
-    name: orm.Mapped[str] = orm.mapped_column(sa.String(255))
-    service_host: orm.Mapped[str] = orm.mapped_column(
-        sa.String(255), index=True)
-    pool: orm.Mapped[str] = orm.mapped_column(
-        sa.String(66), default=model.COMPUTE)
-    capacity: orm.Mapped[dict[str, int]] = orm.mapped_column(sa.JSON)
-    units: orm.Mapped[dict[str, ty.Any] | None] = orm.mapped_column(_JSON)
-    usage: orm.Mapped[dict[str, int]] = orm.mapped_column(sa.JSON)
+    id: orm.Mapped[_Serial] = orm.mapped_column(primary_key=True)
+    uuid: orm.Mapped[_Id] = orm.mapped_column(unique=True)
+    name: orm.Mapped[_Name]
+    service_host: orm.Mapped[_Name] = orm.mapped_column(index=True)
+    pool: orm.Mapped[_TypeName] = orm.mapped_column(default=model.COMPUTE)
+    capacity: orm.Mapped[dict[str, int]]
+    units: orm.Mapped[dict[str, ty.Any] | None]
+    usage: orm.Mapped[dict[str, int]]
     consumers: orm.Mapped[dict[str, Consumer] | None] = orm.mapped_column(
-        _JSON, deferred=True)
-    interruptible: orm.Mapped[dict[str, Interruptible] | None] = (
-        orm.mapped_column(_JSON))
-    properties: orm.Mapped[dict[str, ty.Any]] = orm.mapped_column(
-        sa.JSON, default=dict)
-    enrollment: orm.Mapped[str | None] = orm.mapped_column(
-        sa.String(16), index=True)
+        deferred=True)
+    interruptible: orm.Mapped[dict[str, Interruptible] | None]
+    properties: orm.Mapped[dict[str, ty.Any]] = orm.mapped_column(default=dict)
+    enrollment: orm.Mapped[_Word | None] = orm.mapped_column(index=True)
     enrolled_generation: orm.Mapped[int | None]
     reservable: orm.Mapped[bool | None]
-    extra: orm.Mapped[dict[str, str] | None] = orm.mapped_column(_JSON)
+    extra: orm.Mapped[dict[str, str] | None]
     enrolled_at: orm.Mapped[int | None]
-    assigned_to: orm.Mapped[str | None] = orm.mapped_column(_ID, index=True)
+    assigned_to: orm.Mapped[_Id | None] = orm.mapped_column(index=True)
     vacated_at: orm.Mapped[int | None]
     cleaning_until: orm.Mapped[int | None]
     cleaned_at: orm.Mapped[int | None]
     overdue_at: orm.Mapped[int | None]
     lent_at: orm.Mapped[int | None]
-    power_state: orm.Mapped[str | None] = orm.mapped_column(
-        sa.String(16), index=True)
+    power_state: orm.Mapped[_Word | None] = orm.mapped_column(index=True)
     power_at: orm.Mapped[int | None]
     power_until: orm.Mapped[int | None]
     power_lead: orm.Mapped[int | None]
     power_error: orm.Mapped[str | None] = orm.mapped_column(sa.Text)
     power_claimed_until: orm.Mapped[int | None]
-    boot_times: orm.Mapped[list[int] | None] = orm.mapped_column(_JSON)
+    boot_times: orm.Mapped[list[int] | None]
     generation: orm.Mapped[int] = orm.mapped_column(default=0)
     recheck_at: orm.Mapped[int | None] = orm.mapped_column(index=True)
     updated_at: orm.Mapped[int]
@@ -365,16 +369,16 @@ class Booking(Base):
         sa.Index('bookings_end_idx', 'end_date'),
     )
 
-    id: orm.Mapped[int] = orm.mapped_column(_Serial, primary_key=True)
+    id: orm.Mapped[_Serial] = orm.mapped_column(primary_key=True)
     reservation_id: orm.Mapped[str | None] = orm.mapped_column(
         sa.ForeignKey('reservations.id'))
     host_id: orm.Mapped[int | None] = orm.mapped_column(
         sa.ForeignKey('hosts.id'))
-    outage: orm.Mapped[str | None] = orm.mapped_column(sa.String(16))
-    server_id: orm.Mapped[str | None] = orm.mapped_column(_ID, unique=True)
+    outage: orm.Mapped[_Word | None]
+    server_id: orm.Mapped[_Id | None] = orm.mapped_column(unique=True)
     start_date: orm.Mapped[int]
     end_date: orm.Mapped[int]
-    resources: orm.Mapped[dict[str, int]] = orm.mapped_column(sa.JSON)
+    resources: orm.Mapped[dict[str, int]]
     dispatched_at: orm.Mapped[int | None]
     failed_at: orm.Mapped[int | None]
     claimed_at: orm.Mapped[int | None]
@@ -419,16 +423,16 @@ class InterruptibleServer(Base):
         sa.Index('interruptible_resume_idx', 'resume_at'),
     )
 
-    server_id: orm.Mapped[str] = orm.mapped_column(_ID, primary_key=True)
-    project_id: orm.Mapped[str] = orm.mapped_column(sa.String(255))
-    user_id: orm.Mapped[str] = orm.mapped_column(sa.String(255))
-    lead_time: orm.Mapped[int] = orm.mapped_column(sa.Integer)
-    notice: orm.Mapped[int] = orm.mapped_column(sa.Integer)
-    cleaning_time: orm.Mapped[int] = orm.mapped_column(sa.Integer, default=0)
-    credential_id: orm.Mapped[str | None] = orm.mapped_column(_ID)
-    safe_for: orm.Mapped[int] = orm.mapped_column(sa.Integer, default=0)
+    server_id: orm.Mapped[_Id] = orm.mapped_column(primary_key=True)
+    project_id: orm.Mapped[_Name]
+    user_id: orm.Mapped[_Name]
+    lead_time: orm.Mapped[_Number]
+    notice: orm.Mapped[_Number]
+    cleaning_time: orm.Mapped[_Number] = orm.mapped_column(default=0)
+    credential_id: orm.Mapped[_Id | None]
+    safe_for: orm.Mapped[_Number] = orm.mapped_column(default=0)
     safe_by: orm.Mapped[int]
-    on_evict: orm.Mapped[str] = orm.mapped_column(sa.String(16))
+    on_evict: orm.Mapped[_Word]
     resume: orm.Mapped[bool] = orm.mapped_column(default=False)
     safe_until: orm.Mapped[int | None]
     created_at: orm.Mapped[int]
@@ -457,19 +461,17 @@ class ServerMove(Stateful, Base):
     )
     machine = states.MOVE
 
-    id: orm.Mapped[int] = orm.mapped_column(_Serial, primary_key=True)
+    id: orm.Mapped[_Serial] = orm.mapped_column(primary_key=True)
     # No foreign key: the lease may be purged first.
-    lease_id: orm.Mapped[str] = orm.mapped_column(_ID, index=True)
-    project_id: orm.Mapped[str] = orm.mapped_column(sa.String(255))
-    server_id: orm.Mapped[str] = orm.mapped_column(_ID)
-    reason: orm.Mapped[str] = orm.mapped_column(sa.String(16))
-    status: orm.Mapped[str] = orm.mapped_column(
-        sa.String(16), default=states.Move.PLANNED)
+    lease_id: orm.Mapped[_Id] = orm.mapped_column(index=True)
+    project_id: orm.Mapped[_Name]
+    server_id: orm.Mapped[_Id]
+    reason: orm.Mapped[_Word]
+    status: orm.Mapped[_Word] = orm.mapped_column(default=states.Move.PLANNED)
     source: orm.Mapped[int]
     target: orm.Mapped[int | None]
-    resources: orm.Mapped[dict[str, int]] = orm.mapped_column(
-        sa.JSON, default=dict)
-    attempts: orm.Mapped[int] = orm.mapped_column(sa.Integer, default=0)
+    resources: orm.Mapped[dict[str, int]] = orm.mapped_column(default=dict)
+    attempts: orm.Mapped[_Number] = orm.mapped_column(default=0)
     next_at: orm.Mapped[int] = orm.mapped_column(default=0)
     requested_at: orm.Mapped[int | None]
     updated_at: orm.Mapped[int] = orm.mapped_column(index=True)
@@ -489,13 +491,13 @@ class Change(Base):
     __table_args__ = (
         sa.Index('changes_host_idx', 'host_id', 'generation'),)
 
-    id: orm.Mapped[int] = orm.mapped_column(_Serial, primary_key=True)
+    id: orm.Mapped[_Serial] = orm.mapped_column(primary_key=True)
     host_id: orm.Mapped[int]
     generation: orm.Mapped[int]
-    change_count: orm.Mapped[int] = orm.mapped_column(sa.Integer)
+    change_count: orm.Mapped[_Number]
     start_date: orm.Mapped[int | None]
     end_date: orm.Mapped[int | None]
-    resources: orm.Mapped[dict[str, int] | None] = orm.mapped_column(sa.JSON)
+    resources: orm.Mapped[dict[str, int] | None]
     sign: orm.Mapped[int] = orm.mapped_column(sa.SmallInteger)
     created_at: orm.Mapped[int]
 
@@ -542,10 +544,10 @@ class Credential(Base):
     __tablename__ = 'credentials'
 
     # No foreign key: the lease may be purged first.
-    lease_id: orm.Mapped[str] = orm.mapped_column(_ID, primary_key=True)
+    lease_id: orm.Mapped[_Id] = orm.mapped_column(primary_key=True)
     encrypted: orm.Mapped[str] = orm.mapped_column(sa.Text)
     #: Replaced credentials, which may still be in use.
-    replaced: orm.Mapped[list[str] | None] = orm.mapped_column(sa.JSON)
+    replaced: orm.Mapped[list[str] | None]
     created_at: orm.Mapped[int]
 
 
@@ -558,7 +560,7 @@ class Project(Base):
 
     __tablename__ = 'projects'
 
-    id: orm.Mapped[str] = orm.mapped_column(sa.String(255), primary_key=True)
+    id: orm.Mapped[_Name] = orm.mapped_column(primary_key=True)
     generation: orm.Mapped[int]
 
 
@@ -580,20 +582,20 @@ class RequestKey(Base):
         sa.String(64), primary_key=True)
     asked: orm.Mapped[str] = orm.mapped_column(sa.String(64))
     # No foreign key: the key may be kept for longer than the lease.
-    lease_id: orm.Mapped[str] = orm.mapped_column(_ID)
+    lease_id: orm.Mapped[_Id]
     created_at: orm.Mapped[int]
 
 
 class Setting(Base):
     """The settings of a kind of process (``name``) at its last start that
     must be equal in others; and what was purged
-    (:mod:`blazar_core.leases.lease_purge`).
+    (:mod:`blazar_nova.services.lease_purge`).
     """
 
     __tablename__ = 'settings'
 
-    name: orm.Mapped[str] = orm.mapped_column(sa.String(255), primary_key=True)
-    value: orm.Mapped[dict[str, ty.Any]] = orm.mapped_column(sa.JSON)
+    name: orm.Mapped[_Name] = orm.mapped_column(primary_key=True)
+    value: orm.Mapped[dict[str, ty.Any]]
     updated_at: orm.Mapped[int]
 
 
@@ -613,18 +615,18 @@ class UsageRecord(Base):
         sa.Index('usage_records_end_idx', 'end_date'),
     )
 
-    id: orm.Mapped[int] = orm.mapped_column(_Serial, primary_key=True)
+    id: orm.Mapped[_Serial] = orm.mapped_column(primary_key=True)
     # No foreign keys: the lease may be purged first.
-    reservation_id: orm.Mapped[str] = orm.mapped_column(_ID)
-    lease_id: orm.Mapped[str] = orm.mapped_column(_ID)
-    project_id: orm.Mapped[str] = orm.mapped_column(sa.String(255))
-    resource_type: orm.Mapped[str] = orm.mapped_column(sa.String(66))
-    kind: orm.Mapped[str] = orm.mapped_column(sa.String(16))
+    reservation_id: orm.Mapped[_Id]
+    lease_id: orm.Mapped[_Id]
+    project_id: orm.Mapped[_Name]
+    resource_type: orm.Mapped[_TypeName]
+    kind: orm.Mapped[_Word]
     sign: orm.Mapped[int] = orm.mapped_column(sa.SmallInteger)
     start_date: orm.Mapped[int]
     end_date: orm.Mapped[int]
-    resources: orm.Mapped[dict[str, int]] = orm.mapped_column(sa.JSON)
-    hosts: orm.Mapped[list[int]] = orm.mapped_column(sa.JSON)
+    resources: orm.Mapped[dict[str, int]]
+    hosts: orm.Mapped[list[int]]
     recorded_at: orm.Mapped[int]
 
 
@@ -639,9 +641,9 @@ class WouldEnd(Base):
     __tablename__ = 'would_end'
     __table_args__ = (sa.Index('would_end_end_idx', 'end_date'),)
 
-    server_id: orm.Mapped[str] = orm.mapped_column(_ID, primary_key=True)
-    project_id: orm.Mapped[str] = orm.mapped_column(sa.String(255))
-    user_id: orm.Mapped[str] = orm.mapped_column(sa.String(255))
+    server_id: orm.Mapped[_Id] = orm.mapped_column(primary_key=True)
+    project_id: orm.Mapped[_Name]
+    user_id: orm.Mapped[_Name]
     created_at: orm.Mapped[int]
     end_date: orm.Mapped[int]
     claimed_until: orm.Mapped[int]
@@ -662,16 +664,15 @@ class Recurrence(Base):
 
     __tablename__ = 'recurrences'
 
-    id: orm.Mapped[str] = orm.mapped_column(_ID, primary_key=True)
+    id: orm.Mapped[_Id] = orm.mapped_column(primary_key=True)
     rule: orm.Mapped[str] = orm.mapped_column(sa.String(320))
     timezone: orm.Mapped[str] = orm.mapped_column(sa.String(128))
     # The word itself is one of SQL's.
     between: orm.Mapped[str] = orm.mapped_column(
         'between_policy', sa.String(16))
-    servers: orm.Mapped[list[str]] = orm.mapped_column(sa.JSON)
-    left_out: orm.Mapped[list[dict[str, ty.Any]]] = orm.mapped_column(sa.JSON)
-    shifted: orm.Mapped[list[dict[str, ty.Any]] | None] = orm.mapped_column(
-        sa.JSON)
+    servers: orm.Mapped[list[str]]
+    left_out: orm.Mapped[list[dict[str, ty.Any]]]
+    shifted: orm.Mapped[list[dict[str, ty.Any]] | None]
     created_at: orm.Mapped[int]
 
 
@@ -694,7 +695,7 @@ class Outage(Base):
 
     host_id: orm.Mapped[int] = orm.mapped_column(
         sa.ForeignKey('hosts.id'), primary_key=True, autoincrement=False)
-    kind: orm.Mapped[str] = orm.mapped_column(sa.String(16), primary_key=True)
+    kind: orm.Mapped[_Word] = orm.mapped_column(primary_key=True)
     reason: orm.Mapped[str] = orm.mapped_column(sa.Text)
     seen_at: orm.Mapped[int]
     began_at: orm.Mapped[int | None]
@@ -728,7 +729,7 @@ class TaskLeader(Base):
     __tablename__ = 'leaders'
 
     name: orm.Mapped[str] = orm.mapped_column(sa.String(64), primary_key=True)
-    worker: orm.Mapped[str | None] = orm.mapped_column(sa.String(255))
+    worker: orm.Mapped[_Name | None]
     claimed_until: orm.Mapped[int]
     due_at: orm.Mapped[int]
 
@@ -744,7 +745,7 @@ class SlotBuild(Base):
 
     __tablename__ = 'slot_builds'
 
-    server_id: orm.Mapped[str] = orm.mapped_column(_ID, primary_key=True)
+    server_id: orm.Mapped[_Id] = orm.mapped_column(primary_key=True)
     apart: orm.Mapped[bool]
     encrypted: orm.Mapped[str] = orm.mapped_column(Long)
     created_at: orm.Mapped[int]

@@ -247,34 +247,23 @@ _OFF = sa.select(models.Host.uuid).where(
         outages.has_failed(models.Host.id))))
 
 
-class HostOutage(ty.NamedTuple):
-    """A current, planned or suspected outage of a host; see
-    :class:`models.Outage`.
-
-    :ivar until: when the host is expected to be available again; 0: it is
-        available
-    """
-
-    name: str
-    kind: str
-    reason: str
-    seen_at: int
-    began_at: int | None
-    back_at: int | None
-    until: int
-
-
-def away(database: api.Database) -> list[HostOutage]:
+def away(database: api.Database) -> list[ty.Any]:
     """Return all outages of hosts, current, planned and suspected, by host
     name.
+
+    :returns: rows with the columns of :class:`models.Outage`, the ``name`` of
+        the host, and ``until``: when it is expected to be available again; 0:
+        it is
     """
-    with database.reader() as session:
-        return sorted(HostOutage(
-            name, row.kind, row.reason, row.seen_at, row.began_at, row.back_at,
-            outages.until(session, row)) for row, name in session.execute(
-                sa.select(models.Outage, models.Host.name).join(
-                    models.Host, models.Host.id == models.Outage.host_id)
-        ).tuples())
+    until = sa.select(sa.func.max(models.Booking.end_date)).where(
+        models.Booking.host_id == models.Outage.host_id,
+        models.Booking.outage == models.Outage.kind).scalar_subquery()
+    with database.connection() as connection:
+        return [*connection.execute(
+            sa.select(models.Outage.__table__, models.Host.name,
+                      sa.func.coalesce(until, 0).label('until'))
+            .join(models.Host, models.Host.id == models.Outage.host_id)
+            .order_by(models.Host.name, models.Outage.kind))]
 
 
 def counts(database: api.Database, now: int) -> dict[str, int]:

@@ -20,7 +20,6 @@ from blazar_core.capacity import usage_records
 from blazar_core.common import errors
 from blazar_core.common import model
 from blazar_core.common import recurrences
-from blazar_core.db import api
 from blazar_core.db import models
 from blazar_core.leases import views
 
@@ -32,8 +31,6 @@ MAX_INTERVALS = 400
 #: Maximum number of rows that one statement returns, unless a group in a day
 #: or month has more.
 _ROWS = 10_000
-#: Number of leases whose usage records one statement deletes.
-_BATCH = 500
 
 _Kind = usage_records.Kind
 _RECORDS = models.UsageRecord.__table__.c
@@ -287,23 +284,3 @@ def _next(start: int, query: Query) -> int:
     following = date + datetime.timedelta(days=1) if query.unit == 'day' else (
         date.replace(day=1) + datetime.timedelta(days=32)).replace(day=1)
     return recurrences.instant(following, query.zone)
-
-
-def forget(database: api.Database, before: int, last: str) -> str:
-    """Delete a batch of usage records of purged leases without records since
-    an instant, all records of a lease at once.
-
-    :param last: only leases with later ids
-    :returns: the last id of the batch; empty: there are no others
-    """
-    with database.begin() as connection:
-        ids = connection.scalars(sa.select(_RECORDS.lease_id).where(
-            _RECORDS.lease_id > last,
-            ~sa.exists().where(models.Lease.id == _RECORDS.lease_id),
-        ).group_by(_RECORDS.lease_id).having(
-            sa.func.max(_RECORDS.recorded_at) < before).order_by(
-                _RECORDS.lease_id).limit(_BATCH)).all()
-        if ids:
-            connection.execute(sa.delete(models.UsageRecord.__table__).where(
-                _RECORDS.lease_id.in_(ids)))
-    return ids[-1] if ids else ''

@@ -151,31 +151,27 @@ class LeaseCreation:
 
     def _create(self, new: new_leases.NewLease, encrypted: str | None,
                 head_start: int | None, may_wait: bool) -> dict[str, ty.Any]:
+        def admit(one: new_leases.NewLease, after_end: ty.Any,
+                  ) -> dict[str, ty.Any]:
+            return self._admission.admit(
+                one.demands, one.booked,
+                lambda connection, picked: self.write(
+                    connection, [(one, encrypted, picked)], head_start)[0],
+                one.host_bound, after_end)
+
         why = self.why_wait(new) if may_wait else ''
-        lease = None
         if not why:
             try:
-                lease = self._admission.admit(
-                    new.demands, new.booked,
-                    lambda connection, picked: self.write(
-                        connection, [(new, encrypted, picked)], head_start)[0],
-                    new.host_bound,
-                    new.after_end if head_start is None else None)
+                return admit(new, new.after_end if head_start is None else
+                             None)
             except errors.Refused as exc:
-                later = None if head_start is not None else (
-                    self.after_evictions(new, exc.refusal))
-                if later is not None:
-                    return self._admission.admit(
-                        later.demands, later.booked,
-                        lambda connection, picked: self.write(
-                            connection, [(later, encrypted, picked)])[0],
-                        later.host_bound)
+                if head_start is None and (later := self.after_evictions(
+                        new, exc.refusal)) is not None:
+                    return admit(later, None)
                 if not may_wait:
                     raise
                 why = str(exc)
-        if lease is None:
-            lease = self._database.retried(self._wait, new, encrypted, why)
-        return lease
+        return self._database.retried(self._wait, new, encrypted, why)
 
     def write(self, connection: sa.Connection,
               wanted: ty.Iterable[tuple[

@@ -85,38 +85,28 @@ def take(session: orm.Session, lease_id: str) -> list[str]:
 
 def reencrypt(database: api.Database, again: ty.Callable[[str], str]) -> int:
     """Encrypt all stored texts with another key; return their number."""
-    def of_reservation(its_id: str) -> None:
+    def one(table: type[models.Base], key: str) -> None:
         with database.writer() as session:
-            row = session.get(models.Reservation, its_id, with_for_update=True)
-            if row is not None and row.params is not None:
+            row = session.get(table, key, with_for_update=True)
+            if isinstance(row, models.Reservation) and row.params:
                 row.params = row.params | {resource_types.SECRET: again(
                     row.params[resource_types.SECRET])}
-
-    def one(table: type[models.DeferredBuild | models.Credential],
-            lease_id: str) -> None:
-        with database.writer() as session:
-            row = session.get(table, lease_id, with_for_update=True)
-            if row is not None:
-                assert isinstance(row,
-                                  models.DeferredBuild | models.Credential)
+            elif isinstance(row, models.DeferredBuild | models.Credential):
                 row.encrypted = again(row.encrypted)
                 if isinstance(row, models.Credential) and row.replaced:
                     row.replaced = [again(one) for one in row.replaced]
 
     count = 0
-    tables: tuple[type[models.DeferredBuild | models.Credential], ...] = (
-        models.DeferredBuild, models.Credential)
-    for table in tables:
+    for table, keys in (
+            (models.DeferredBuild, sa.select(models.DeferredBuild.lease_id)),
+            (models.Credential, sa.select(models.Credential.lease_id)),
+            (models.Reservation, _SECRETS)):
         with database.reader() as session:
-            lease_ids = list(session.scalars(sa.select(table.lease_id)))
-        for lease_id in lease_ids:
-            database.retried(one, table, lease_id)
-        count += len(lease_ids)
-    with database.reader() as session:
-        ids = list(session.scalars(_SECRETS))
-    for its_id in ids:
-        database.retried(of_reservation, its_id)
-    return count + len(ids)
+            found = list(session.scalars(keys))
+        for key in found:
+            database.retried(one, table, key)
+        count += len(found)
+    return count
 
 
 #: Reservations with an encrypted parameter.

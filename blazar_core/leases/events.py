@@ -26,8 +26,7 @@ def row(lease_id: str, event_type: str, time: int, now: int,
             'action': None if action == states.Action.NOTIFY else action,
             'event_type': event_type, 'time': time, 'run_at': time,
             'status': states.Event.DONE if done else states.Event.UNDONE,
-            'attempts': 0, 'deferrals': 0, 'claimed_by': None,
-            'claimed_until': 0, 'created_at': now, 'updated_at': now}
+            'created_at': now, 'updated_at': now}
 
 
 def add(lease: models.Lease, event_type: str, time: int, now: int,

@@ -40,16 +40,6 @@ _ENDING = sa.select(models.Reservation.lease_id, *_ENDED).join(
         models.Reservation.bookings.any(models.Booking.server_id.is_(None)))
 
 
-class Booked(ty.NamedTuple):
-    """The lease of a server, its project, and the id of the host in the
-    server's booking.
-    """
-
-    lease_id: str
-    project_id: str
-    host_id: int | None
-
-
 class Ended(ty.NamedTuple):
     """A lease that has ended and still has servers."""
 
@@ -107,8 +97,7 @@ class Lookup:
         and whether its build ``failed``; None: it is in no lease that is not
         over.
         """
-        with self._database.connection() as connection:
-            row = connection.execute(BOOKED, {'server': server_id}).first()
+        row = self.booked(server_id)
         try:
             return None if row is None else {
                 **views.get(self._database, row.lease_id),
@@ -141,14 +130,12 @@ class Lookup:
         """Return whether the server belongs to a lease that is not over."""
         return self.booked(server_id) is not None
 
-    def booked(self, server_id: str) -> Booked | None:
-        """Return the lease that a server is in; None: it is in no lease that
-        is not over.
+    def booked(self, server_id: str) -> ty.Any:
+        """Return the lease that a server is in, a row of :data:`BOOKED`; None:
+        it is in no lease that is not over.
         """
         with self._database.connection() as connection:
-            row = connection.execute(BOOKED, {'server': server_id}).first()
-        return None if row is None else Booked(
-            row.lease_id, row.project_id, row.host_id)
+            return connection.execute(BOOKED, {'server': server_id}).first()
 
     def ended(self, server_id: str, project_id: str) -> Ended | None:
         """Return the lease of a server whose end policy is, or is about to

@@ -175,11 +175,9 @@ class Rows:
                 bookings[edit.new.reservation_id].append(edit.new)
         return views.describe_rows(
             models.Lease(**self.lease),
-            [views.ReservationRow(**row) for row in self.reservations],
-            sorted((views.EventRow(**{
-                name: row[name] for name in views.EventRow._fields})
-                for row in self.events), key=lambda one: (one.time, one.id)),
-            bookings)
+            [models.Reservation(**row) for row in self.reservations],
+            sorted((models.Event(**row) for row in self.events),
+                   key=lambda one: (one.time, one.id)), bookings)
 
 
 class Planned(ty.NamedTuple):
@@ -243,15 +241,13 @@ def rows_of(new: NewLease, picked: ty.Sequence[ty.Sequence[int | None]],
         'cleaning_time': new.cleaning_time,
         'status': states.Lease.PENDING,
         'conditions': None, 'lease_type': request.lease_type,
-        'retry_interval': None, 'retry_until': None, 'duration': None,
-        'admitted_at': None, 'no_show_at': None,
         'warnings': new.warnings or None,
         'auto_extend': request.auto_extend, 'recurrence_id': new.recurrence_id,
         'description': request.description, 'tags': [*request.tags] or None,
         'used_at': None if not new.server_ids and any(
             types.of(one.resource_type, one.params is None).is_for_boots
             for one in new.reservations) else now,
-        'created_at': now, 'updated_at': now, 'deleted_at': None,
+        'created_at': now, 'updated_at': now,
     }, [{
         'id': reservation_id, 'lease_id': lease_id,
         'resource_type': one.resource_type, 'amount': len(host_ids),
@@ -259,7 +255,7 @@ def rows_of(new: NewLease, picked: ty.Sequence[ty.Sequence[int | None]],
         'status': states.Reservation.PENDING,
         'params': None if one.params is None else dict(one.params),
         'spec': None if one.spec is None else dict(one.spec),
-        'moved_at': None, 'created_at': now, 'updated_at': now,
+        'created_at': now, 'updated_at': now,
     } for reservation_id, one, host_ids in zip(
         ids, new.reservations, picked, strict=True)], [
         events.row(lease_id, event_type, time, now, action=action,

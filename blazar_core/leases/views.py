@@ -29,9 +29,9 @@ Notify: ty.TypeAlias = ty.Callable[[str, Lease], None]
 DELETING = 'DELETING'
 
 
-#: Number of leases whose parts one statement reads.
+#: Number of leases whose parts are read at once.
 _AT_ONCE = 200
-#: A page ends with the statement that reaches the first number of parts:
+#: A page ends with the statements that reach the first number of parts:
 #: reservations, events and servers. The second is for a list without pages:
 #: ten for each of 10,000 leases, which take some seconds and 200 MB.
 _PARTS, _PARTS_OF_ALL = 20_000, 100_000
@@ -68,56 +68,31 @@ class Query:
     occurrences: bool = False
 
 
-class EventRow(ty.NamedTuple):
-    """The columns of an event that are shown."""
-
-    id: str
-    lease_id: str
-    event_type: str
-    status: str
-    time: int
-    created_at: int
-    updated_at: int
-    action: str | None
-
-
-class ReservationRow(ty.NamedTuple):
-    """The columns of a reservation that are shown."""
-
-    id: str
-    lease_id: str
-    resource_type: str
-    status: str
-    amount: int
-    created_at: int
-    updated_at: int
-    resources: model.Resources
-    params: dict[str, ty.Any] | None
-    spec: dict[str, ty.Any] | None
-    moved_at: int | None
-
-
-class _BookingRow(ty.NamedTuple):
-    """The columns of a booking that are shown."""
-
-    id: str
-    reservation_id: str
-    server_id: str | None
-    status: str
-    host_id: int | None
-    host_failed_at: int | None
-    failed_at: int | None
-
-
-#: Number of leading fields that share columns of the union in :func:`_parts`;
-#: each other field has a column of its own.
-_SAME = 7
-_OWN: dict[str, sa.ColumnElement[ty.Any]] = {
-    **dict.fromkeys(('resources', 'params', 'spec', 'moved_at'), sa.null()),
-    'action': sa.cast(sa.null(), sa.String(16))}
-
-
 _GOES_ON = models.Lease.status.in_(states.GOING_ON)
+#: What is shown of the parts of leases, sorted like the relationships of the
+#: tables: reservations, events and bookings. Slots without a server are
+#: omitted, unless their host has failed.
+_RESERVATION, _EVENT, _BOOKING = (
+    models.Reservation, models.Event, models.Booking)
+_IDS: sa.BindParameter[ty.Any] = sa.bindparam('lease_ids', expanding=True)
+_SHOWN: tuple[sa.Select[ty.Any], ...] = (
+    sa.select(
+        _RESERVATION.lease_id, _RESERVATION.id, _RESERVATION.resource_type,
+        _RESERVATION.status, _RESERVATION.amount, _RESERVATION.resources,
+        _RESERVATION.params, _RESERVATION.spec, _RESERVATION.moved_at,
+        _RESERVATION.created_at, _RESERVATION.updated_at,
+    ).where(_RESERVATION.lease_id.in_(_IDS)).order_by(_RESERVATION.id),
+    sa.select(
+        _EVENT.lease_id, _EVENT.id, _EVENT.event_type, _EVENT.status,
+        _EVENT.time, _EVENT.action, _EVENT.created_at, _EVENT.updated_at,
+    ).where(_EVENT.lease_id.in_(_IDS)).order_by(_EVENT.time, _EVENT.id),
+    sa.select(
+        _BOOKING.reservation_id, _BOOKING.server_id, _BOOKING.host_id,
+        _BOOKING.host_failed_at, _BOOKING.failed_at,
+    ).join(_BOOKING.reservation).where(
+        _RESERVATION.lease_id.in_(_IDS), sa.or_(
+            _BOOKING.server_id.is_not(None), _BOOKING.host_id.is_(None),
+            _BOOKING.host_failed_at.is_not(None))).order_by(_BOOKING.id))
 
 
 def get(database: api.Database, lease_id: str) -> dict[str, ty.Any]:
@@ -145,7 +120,7 @@ def page(database: api.Database, query: Query,
          ) -> tuple[list[dict[str, ty.Any]], bool]:
     """Return the leases that match a query, and whether there are more.
 
-    Executes two statements, and some more for several hundred leases. A page
+    Executes four statements, and some more for several hundred leases. A page
     of very large leases is shorter than the limit. If a list without pages is
     too long, it is returned without leases that are over.
 
@@ -292,72 +267,19 @@ def _described(session: orm.Session, found: ty.Sequence[ty.Any],
     :param most: only the first leases, with about this number of parts
     """
     done, read = 0, 0
-    bookings = collections.defaultdict(list)
-    reservations = collections.defaultdict(list)
-    events = collections.defaultdict(list)
+    parts: list[dict[str, list[ty.Any]]] = [
+        collections.defaultdict(list) for _query in _SHOWN]
     while done < len(found) and read < most:
-        for part in _parts(session, [
-                row.id for row in found[done:done + _AT_ONCE]]):
-            read += 1
-            if isinstance(part, _BookingRow):
-                bookings[part.reservation_id].append(part)
-            elif isinstance(part, EventRow):
-                events[part.lease_id].append(part)
-            else:
-                reservations[part.lease_id].append(part)
+        ids = [row.id for row in found[done:done + _AT_ONCE]]
+        for query, some in zip(_SHOWN, parts, strict=True):
+            for row in session.execute(query, {'lease_ids': ids}):
+                # By lease; bookings by reservation.
+                some[row[0]].append(row)
+                read += 1
         done += _AT_ONCE
-    # Sort like the relationships of the tables.
-    for rows in bookings.values():
-        rows.sort(key=lambda row: int(row.id))
-    return [describe_rows(
-        row, sorted(reservations[row.id], key=lambda one: one.id),
-        sorted(events[row.id], key=lambda one: (one.time, one.id)), bookings)
-        for row in found[:done]]
-
-
-def _parts(session: orm.Session, lease_ids: ty.Sequence[str],
-           ) -> ty.Iterator[EventRow | ReservationRow | _BookingRow]:
-    """Read reservations, events and bookings of leases in one statement.
-
-    Slots without a server are omitted, unless their host has failed.
-    """
-    reservation, booking = models.Reservation, models.Booking
-    rows = {one.__name__: one for one in (
-        ReservationRow, EventRow, _BookingRow)}
-    # The first SELECT of the union determines the types of the columns.
-    found = session.execute(sa.union_all(
-        _columns(ReservationRow, reservation, amount=sa.cast(
-            reservation.amount, sa.BigInteger))
-        .where(reservation.lease_id.in_(lease_ids)),
-        _columns(EventRow, models.Event)
-        .where(models.Event.lease_id.in_(lease_ids)),
-        _columns(_BookingRow, booking, id=sa.cast(booking.id, sa.String(36)),
-                 status=sa.literal_column("''"))
-        .join(booking.reservation).where(
-            reservation.lease_id.in_(lease_ids),
-            sa.or_(booking.server_id.is_not(None),
-                   booking.host_id.is_(None),
-                   booking.host_failed_at.is_not(None))))).all()
-    for part in found:
-        kind = rows[part.kind]
-        yield kind(*part[1:1 + _SAME], *(
-            getattr(part, name) for name in kind._fields[_SAME:]))
-
-
-def _columns(kind: type[ty.Any], table: ty.Any, **instead: ty.Any,
-             ) -> sa.Select[ty.Any]:
-    """Select the fields of a row, with null for those of other rows only.
-
-    :param instead: columns that replace those of the table, by field
-    """
-    fields = kind._fields
-    own = dict(_OWN) | {name: getattr(table, name)
-                        for name in fields[_SAME:]}
-    return sa.select(
-        sa.literal_column(f"'{kind.__name__}'").label('kind'),
-        *((instead[name] if name in instead else getattr(table, name)).label(
-            name) for name in fields[:_SAME]),
-        *(column.label(name) for name, column in own.items()))
+    reservations, events, bookings = parts
+    return [describe_rows(row, reservations[row.id], events[row.id], bookings)
+            for row in found[:done]]
 
 
 def status(lease: ty.Any) -> str:

@@ -8,8 +8,7 @@ hosts from that moment on. If a move fails, a new plan is made without it.
 Moves of a process that died continue, and another process follows them up.
 
 The migrations for a project are counted by the rows of moves, which outlive
-their lease by at least :data:`blazar_core.leases.lease_purge.LEAST_AGE`
-seconds.
+their lease by at least :data:`blazar_core.leases.idempotency.KEEP` seconds.
 
 When there is free capacity, the lease is admitted like any other that waits
 (:mod:`blazar_core.lifecycle.admission_queue`).
@@ -246,13 +245,7 @@ class MovePlanning:
             made = self._best(inputs, self._movable(inputs), min(
                 most, left.remaining) - len(plan.moves), known, own)
             if made is None:
-                return ' '.join([
-                    'No servers can be migrated to free the capacity, or more '
-                    f'than {self._limits.per_lease} would have to be.',
-                    *said(
-                        self._limits.hourly, self._limits.interval, left, most,
-                        resting, {host_id for wish in inputs.wishes
-                                  for host_id in wish.hosts})])
+                return self._no_plan(inputs, left, most, resting)
             plan.picked.update(zip(alike, made.picked, strict=True))
             plan.kinds.update(zip(alike, made.kinds, strict=True))
             plan.moves.extend(made.moves)
@@ -267,6 +260,19 @@ class MovePlanning:
                      'it', lease_id, len(plan.moves))
             self._notify('lease.update', described)
         return ''
+
+    def _no_plan(self, inputs: consolidation.PlannerInput, left: Left,
+                 most: int, resting: ty.Mapping[str, tuple[int, int]]) -> str:
+        """Return why there is no plan.
+
+        :param most: the number of servers that may still be migrated
+        """
+        return ' '.join([
+            'No servers can be migrated to free the capacity, or more than '
+            f'{self._limits.per_lease} would have to be.',
+            *said(self._limits.hourly, self._limits.interval, left, most,
+                  resting, {host_id for wish in inputs.wishes
+                            for host_id in wish.hosts})])
 
     def _left(self, session: orm.Session, lease: models.Lease, now: int,
               ) -> Left:

@@ -20,6 +20,7 @@ from blazar_core.db import api
 from blazar_core.db import clock_skew
 from blazar_core.db import models
 from blazar_core.leases import views
+from blazar_core.lifecycle import lease_status
 from blazar_core.plugins import cloud_api
 
 LOG = logging.getLogger(__name__)
@@ -120,15 +121,12 @@ class EndNotices:
             LOG.exception('Server %s could not be checked; the end of its '
                           'default lease is announced later', server_id)
             return False
-        if state is cloud_api.ServerState.GONE or self._has_lease(server_id):
+        with self._database.reader() as session:
+            is_leased = lease_status.booking_of(session, server_id) is not None
+        if state is cloud_api.ServerState.GONE or is_leased:
             self._forget(_IDS == server_id)
             return False
         return state is not cloud_api.ServerState.LEAVING
-
-    def _has_lease(self, server_id: str) -> bool:
-        with self._database.connection() as connection:
-            return connection.scalar(sa.select(models.Booking.id).where(
-                models.Booking.server_id == server_id)) is not None
 
     def _claim(self, server_ids: ty.Sequence[str]) -> list[str]:
         """Claim servers; return those that no other process has claimed."""

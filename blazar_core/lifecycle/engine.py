@@ -342,7 +342,9 @@ class Engine:
         late.
         """
         counters = self._database.counters
-        counters.add(EVENTS, type=_type_of(claim), result=result)
+        # A label has few values.
+        counters.add(EVENTS, result=result, type=claim.event_type if (
+            claim.event_type in {*states.EventType}) else 'other')
         if result == 'done' and claim.event_type in _STEPS:
             counters.observe(
                 LATENESS, max(0, self._clock.now() - claim.time), LATE,
@@ -393,12 +395,6 @@ class Engine:
             claim, retries.RetryAfter(pause, _reason(exc), shown=True),
             status=states.Event.UNDONE, attempts=attempts,
             run_at=self._clock.now() + pause)
-
-
-def _type_of(claim: event_queue.Claim) -> str:
-    """Return the type of an event as a label, which has few values."""
-    return claim.event_type if claim.event_type in {
-        *states.EventType} else 'other'
 
 
 def _away(claim: event_queue.Claim, exc: Exception) -> retries.RetryAfter:

@@ -106,9 +106,9 @@ class Handlers:
                 database, clock, admission, types), integration.granting,
             notify)
         self.no_shows = no_show_check.NoShows(
-            database, clock, notify, types, options.no_show_time,
-            options.no_show_notice, options.low_use_share,
-            options.low_use_period)
+            database, clock, notify, types, no_show_check.Thresholds(
+                options.no_show_time, options.no_show_notice,
+                options.low_use_share, options.low_use_period))
         self.demands = demands.Demands(clock, decrypt, types)
         self.deferred_admission = admission_queue.DeferredAdmission(
             database, clock, admission, self.demands, types, notify,

@@ -4,7 +4,7 @@
 
 That of a boot's lease is computed from its bookings (:func:`update_status`).
 Other statuses are entered where their cause is: a new lease has its first one
-from ``new_leases``, ``creation``, ``members`` or ``imports``; others are
+from ``new_leases``, ``creation`` or ``members``, or is imported; others are
 entered in ``budget_commits``, ``admission_queue``, ``lease_start`` and
 ``dispatch``, ``kept_servers``, ``no_show_check``, ``lease_end``, and here in
 :func:`fail_waiting` and :func:`finish`. ``states.LEASE`` has the transitions.
@@ -63,15 +63,10 @@ def waiting(lease: models.Lease) -> list[str]:
             booking.dispatched_at is None and booking.failed_at is None]
 
 
-def _is_unsettled(booking: models.Booking) -> bool:
-    """Return whether a server is still to be sent, or is being built."""
-    return booking.failed_at is None and not booking.running
-
-
 def is_building(lease: models.Lease) -> bool:
     """Return whether some of the servers that were sent are being built."""
-    return any(_is_unsettled(booking) and booking.dispatched_at is not None
-               for booking in lease.bookings)
+    return any(booking.failed_at is None and not booking.running and
+               booking.dispatched_at is not None for booking in lease.bookings)
 
 
 class Count(ty.NamedTuple):

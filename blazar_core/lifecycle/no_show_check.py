@@ -39,31 +39,38 @@ EVENT, LOW_USE = 'lease.event.no_show', 'lease.event.low_use'
 _AT_ONCE = 500
 
 
+class Thresholds(ty.NamedTuple):
+    """When a lease is used too little.
+
+    :ivar after: seconds after its start after which an unused lease is
+        announced; 0: none is
+    :ivar notice: seconds from then until it is ended
+    :ivar share: the percentage of the reserved amount of some class that has
+        to be used; 0: any use is enough
+    :ivar period: seconds over which that is measured
+    """
+
+    after: int
+    notice: int
+    share: int
+    period: int
+
+
 class NoShows:
     """Announces leases that are not used, and ends them.
 
     :param notify: called with an event type and a lease
     :param types: those whose use is not noticed are never used too little
-    :param after: seconds after its start after which an unused lease is
-        announced; 0: none is
-    :param notice: seconds from then until it is ended
-    :param share: the percentage of the reserved amount of some class that has
-        to be used; 0: any use is enough
-    :param period: seconds over which that is measured
     """
 
     def __init__(self, database: api.Database, clock: clocks.Clock,
                  notify: views.Notify, types: resource_types.ResourceTypes,
-                 after: int, notice: int, share: int, period: int,
-                 ) -> None:
+                 thresholds: Thresholds) -> None:
         self._database = database
         self._clock = clock
         self._notify = notify
         self._types = types
-        self._after = after
-        self._notice = notice
-        self._share = share
-        self._period = period
+        self._after, self._notice, self._share, self._period = thresholds
 
     def look(self) -> None:
         """Handle the leases that are due. Costs one to three statements if

@@ -227,7 +227,7 @@ def _degraded(database: api.Database) -> list[dict[str, ty.Any]]:
         if lease['degraded']]
 
 
-def _away(host: host_status.HostOutage) -> dict[str, ty.Any]:
+def _away(host: ty.Any) -> dict[str, ty.Any]:
     planned = host.began_at if host.kind == outages.MAINTENANCE else None
     return {
         'name': host.name, 'status': _status(host),
@@ -235,7 +235,7 @@ def _away(host: host_status.HostOutage) -> dict[str, ty.Any]:
         'reason': host.reason}
 
 
-def _status(host: host_status.HostOutage) -> str:
+def _status(host: ty.Any) -> str:
     if host.kind != outages.FAILURE:
         return ('maintenance' if host.kind == outages.MAINTENANCE else
                 'switched off')

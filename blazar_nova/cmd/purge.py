@@ -12,9 +12,9 @@ from blazar_core.common import clocks
 from blazar_core.common import errors
 from blazar_core.common import words
 from blazar_core.db import api
-from blazar_core.leases import lease_purge
 from blazar_nova.cmd import listings
 from blazar_nova.schemas import dates
+from blazar_nova.services import lease_purge
 
 
 def add(verbs: ty.Any) -> argparse.ArgumentParser:

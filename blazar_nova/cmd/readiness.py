@@ -77,15 +77,15 @@ def _undone(conf: ty.Any) -> ty.Iterator[str]:
     if last is None:
         yield ('No blazar-listener has ever run on this database: start one. '
                'Until then no lease starts or ends.')
-    elif last.until + conf.blazar.worker_timeout < parts.clock.now():
+    elif last.claimed_until + conf.blazar.worker_timeout < parts.clock.now():
         yield ('No blazar-listener has run the periodic sync, which was due '
-               f'by {clocks.minute(last.until)} UTC: start one. Until then no '
-               'lease starts or ends.')
+               f'by {clocks.minute(last.claimed_until)} UTC: start one. Until '
+               'then no lease starts or ends.')
     elif last.worker is None:
         yield ('The blazar-listener that ran the last periodic sync was '
                'stopped. Another one takes over by '
-               f'{clocks.minute(last.until)} UTC if it is running; otherwise '
-               'start one.')
+               f'{clocks.minute(last.claimed_until)} UTC if it is running; '
+               'otherwise start one.')
 
 
 # Factories of checks, which oslo.upgradecheck calls with the commands

@@ -21,7 +21,6 @@ import sqlalchemy as sa
 from blazar_core.common import errors
 from blazar_core.common import states
 from blazar_core.db import models
-from blazar_core.leases import imports
 from blazar_core.plugins import cloud_api
 from blazar_nova.compat import bound_servers
 from blazar_nova.compat import compute_hosts
@@ -32,6 +31,7 @@ from blazar_nova.compat import process
 from blazar_nova.importer import blazar_source
 from blazar_nova.importer import import_plan
 from blazar_nova.importer import items
+from blazar_nova.importer import known_leases
 from blazar_nova.listener import host_sync
 from blazar_nova.services import host_enrollment
 from blazar_nova.services import wiring
@@ -76,7 +76,7 @@ class Importer:
         self._looks = host_sync.HostSync(
             parts.database, parts.clock, parts.types)
         self._enrolling = parts.host_enrollment
-        self._imports = imports.LeaseImport(
+        self._imports = known_leases.LeaseImport(
             parts.database, parts.clock, parts.types)
 
     def run(self, apply: bool) -> items.Plan:
@@ -147,8 +147,8 @@ class Importer:
         for reservation_id in item.places:
             pool.forget(reservation_id)
 
-    def _bound(self, item: items.LeaseItem, known: imports.KnownLease,
-               ) -> imports.KnownLease:
+    def _bound(self, item: items.LeaseItem, known: known_leases.KnownLease,
+               ) -> known_leases.KnownLease:
         """Return a lease with its servers, which are bound to its hosts.
 
         :raises Conflict: if the hosts have other servers
@@ -183,8 +183,9 @@ class Importer:
                 if one.id in item.places else one
                 for one in known.reservations))
 
-    def _with_servers(self, of: imports.KnownReservation, members: _Members,
-                      project_id: str) -> imports.KnownReservation:
+    def _with_servers(self, of: known_leases.KnownReservation,
+                      members: _Members, project_id: str,
+                      ) -> known_leases.KnownReservation:
         """Return a reservation of servers with the servers in its slots."""
         found: list[tuple[str, int | None]] = [
             (one.id, host.row.id) for host, there in members.items()
@@ -197,7 +198,7 @@ class Importer:
             if state is cloud_api.ServerState.GONE:
                 continue
             flavors.take_over(server_id, of.id)
-            servers.append(imports.KnownServer(
+            servers.append(known_leases.KnownServer(
                 server_id, host_id, state is cloud_api.ServerState.RUNNING))
         return dataclasses.replace(of, servers=tuple(servers))
 

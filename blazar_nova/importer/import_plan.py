@@ -22,12 +22,12 @@ from blazar_core.common import model
 from blazar_core.common import states
 from blazar_core.db import api
 from blazar_core.db import models
-from blazar_core.leases import imports
 from blazar_core.plugins import resource_types
 from blazar_nova.compat import host_servers
 from blazar_nova.compat import pool
 from blazar_nova.importer import blazar_source
 from blazar_nova.importer import items
+from blazar_nova.importer import known_leases
 from blazar_nova.importer import translation
 from blazar_nova.schemas import host_schema
 from blazar_nova.services import host_enrollment
@@ -332,7 +332,7 @@ class _Leases:
             booking.window.start, booking.window.end, booking.claimed_at,
             self._now), lease_id, whole, booking)
 
-    def _take(self, known: imports.KnownLease) -> None:
+    def _take(self, known: known_leases.KnownLease) -> None:
         """Add the bookings of a lease, if its hosts have the capacity.
 
         :raises Conflict: if they do not

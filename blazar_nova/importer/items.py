@@ -8,8 +8,8 @@ import enum
 import typing as ty
 
 from blazar_core.db import models
-from blazar_core.leases import imports
 from blazar_nova.compat import pool
+from blazar_nova.importer import known_leases
 
 
 class Outcome(enum.StrEnum):
@@ -72,7 +72,7 @@ class LeaseItem(Item):
     """
 
     kind = 'Lease'
-    known: imports.KnownLease | None = None
+    known: known_leases.KnownLease | None = None
     hosts: ty.Mapping[str, list[HostItem]] = dataclasses.field(
         default_factory=dict)
     places: ty.Collection[str] = ()

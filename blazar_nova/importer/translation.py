@@ -8,10 +8,10 @@ import typing as ty
 from blazar_core.common import errors
 from blazar_core.common import model
 from blazar_core.common import states
-from blazar_core.leases import imports
 from blazar_core.plugins import resource_types
 from blazar_nova.compat import flavors
 from blazar_nova.importer import blazar_source
+from blazar_nova.importer import known_leases
 
 #: The resource types whose reservations are not imported, and why.
 _LEFT_BEHIND = {
@@ -55,7 +55,7 @@ def check(lease: blazar_source.Lease) -> None:
 
 def known(lease: blazar_source.Lease, hosts: ty.Mapping[str, ty.Sequence[int]],
           types: resource_types.ResourceTypes, now: int,
-          ) -> tuple[imports.KnownLease, list[str]]:
+          ) -> tuple[known_leases.KnownLease, list[str]]:
     """Return a lease as it is imported, and notes on what changes.
 
     :param hosts: by reservation, the ids of its hosts in the reservation
@@ -68,7 +68,7 @@ def known(lease: blazar_source.Lease, hosts: ty.Mapping[str, ty.Sequence[int]],
     events = _events(lease)
     if len(events) < len(lease.events):
         notes.append('events that users cannot create here are left out')
-    return imports.KnownLease(
+    return known_leases.KnownLease(
         lease.id, lease.name, lease.project_id or '', lease.user_id or '',
         model.Window(lease.start, lease.end), lease.status ==
         blazar_source.ACTIVE, 0, lease.created_at or now, lease.updated_at or
@@ -77,7 +77,7 @@ def known(lease: blazar_source.Lease, hosts: ty.Mapping[str, ty.Sequence[int]],
 
 def _reservation(one: blazar_source.Reservation, hosts: ty.Sequence[int],
                  types: resource_types.ResourceTypes, now: int,
-                 notes: list[str]) -> imports.KnownReservation:
+                 notes: list[str]) -> known_leases.KnownReservation:
     """Return a reservation, and add remarks about it to ``notes``."""
     kind = types.named.get(one.resource_type)
     if kind is None:
@@ -103,7 +103,7 @@ def _reservation(one: blazar_source.Reservation, hosts: ty.Sequence[int],
             f'{missing} of its {what} are missing; replacements are searched')
     if asked.get('before_end') == 'snapshot':
         notes.append('no snapshot of its servers is created before its end')
-    return imports.KnownReservation(
+    return known_leases.KnownReservation(
         one.id, one.resource_type, params, (*hosts, *[None] * missing),
         (one.updated_at or now) if one.changed else None,
         one.created_at or now, one.updated_at or now, amounts, spec)
@@ -147,7 +147,7 @@ def _asked_of_servers(one: blazar_source.Reservation,
             f'the lease in Blazar.') from exc
 
 
-def _events(lease: blazar_source.Lease) -> tuple[imports.KnownEvent, ...]:
+def _events(lease: blazar_source.Lease) -> tuple[known_leases.KnownEvent, ...]:
     """Return the events of a lease that is PENDING or ACTIVE.
 
     The dates of its start and its end are those of the lease.
@@ -166,6 +166,6 @@ def _events(lease: blazar_source.Lease) -> tuple[imports.KnownEvent, ...]:
                 states.Event.UNDONE)
         elif event.event_type == states.EventType.END:
             time, status = lease.end, states.Event.UNDONE
-        found.append(imports.KnownEvent(
+        found.append(known_leases.KnownEvent(
             event.id, event.event_type, time, status))
     return tuple(found)

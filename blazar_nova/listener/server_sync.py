@@ -24,7 +24,6 @@ from blazar_core.common import errors
 from blazar_core.db import api
 from blazar_core.db import models
 from blazar_core.leases import idempotency
-from blazar_core.leases import lease_purge
 from blazar_core.leases import lookup
 from blazar_core.lifecycle import reconciliation
 from blazar_core.plugins import cloud_api
@@ -36,6 +35,7 @@ from blazar_nova.listener import batches
 from blazar_nova.listener import change_hints
 from blazar_nova.listener import host_sync
 from blazar_nova.schemas import refused_demands
+from blazar_nova.services import lease_purge
 from blazar_nova.services import wiring
 
 LOG = logging.getLogger(__name__)

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
 
-import contextlib
 from unittest import mock
 
 import sqlalchemy as sa
@@ -289,26 +288,6 @@ class TestLeftovers(AuditTestCase):
                            'its owner still exists.')
         self.assertEqual(['trust'], self.cloud.revoked)
         self.assertEqual({}, self.audit.encrypted.credentials())
-
-
-class TestOrphanedBooking(AuditTestCase):
-    """Bookings without a lease, possible only without foreign keys."""
-
-    scenarios = [one for one in databases.SCENARIOS if one[0] == 'sqlite']
-
-    def test_fix_deletes_booking_without_lease(self):
-        self.lease(50, 100)
-        with contextlib.closing(self.database.engine.raw_connection()) as raw:
-            cursor = raw.cursor()
-            cursor.execute('PRAGMA foreign_keys = OFF')
-            for table in ('deferred_builds', 'events', 'reservations',
-                          'leases'):
-                cursor.execute(f'DELETE FROM {table}')
-            raw.commit()
-            cursor.execute('PRAGMA foreign_keys = ON')
-        generation = self.generation('one')
-        self.assert_mended('belongs to no lease.')
-        self.assertEqual(generation + 1, self.generation('one'))
 
 
 class TestCapacity(AuditTestCase):

@@ -10,7 +10,6 @@ import testtools
 from blazar_core.common import errors
 from blazar_core.common import states
 from blazar_core.db import models
-from blazar_core.leases import lease_purge
 from blazar_core.leases import updates
 from blazar_core.lifecycle import budget_events
 from blazar_core.lifecycle import fault_points
@@ -450,18 +449,3 @@ class TestEnds(ChargingTestCase):
             self.clock.advance(300)
         driven.run_due(self.engine)
         self.assert_settled()
-
-    def test_lease_is_not_purged_until_refunded(self):
-        self.budget.before = failing(
-            errors.CloudUnavailable('?'), 'refund', once=False)
-        self.lifecycle.lease_end.delete(self.made['id'])
-        purge = lease_purge.LeasePurge(self.database, self.clock,
-                                       lambda _text: None)
-        self.clock.advance(10 * lease_purge.LEAST_AGE)
-        self.assertEqual((0, 1), purge.purge(
-            self.clock.now() - lease_purge.LEAST_AGE))
-        self.budget.before = lambda *_asked: None
-        driven.run_due(self.engine)
-        self.clock.advance(10 * lease_purge.LEAST_AGE)
-        self.assertEqual((1, 0), purge.purge(
-            self.clock.now() - lease_purge.LEAST_AGE))

@@ -25,7 +25,6 @@ from blazar_core.db import models
 from blazar_core.healing import host_status
 from blazar_core.healing import overbooking
 from blazar_core.leases import accounting
-from blazar_core.leases import lease_purge
 from blazar_core.leases import new_leases
 from blazar_core.leases import requests
 from blazar_core.leases import transfer
@@ -506,22 +505,6 @@ class TestRecords(UsageTestCase):
             self.assertGreaterEqual(1, max(
                 cost - without for cost, without in zip(
                     costs, story(), strict=True)))
-
-    def test_records_of_purged_leases_stay_until_they_are_old(self):
-        lease = self.running_lease(0, 300)
-        other = self.running_lease(0, 300)
-        self.clock.advance(300)
-        self.gone(lease)
-        purge = lease_purge.LeasePurge(
-            self.database, self.clock, lambda _text: None)
-        before = self.clock.advance(10 * DAY) - 2 * DAY
-        self.assertEqual(1, purge.purge(before).deleted)
-        self.assertEqual((600, 600), self.vcpus()[:2])
-        purge.purge(before, usage_before=NOW + 300)
-        self.assertEqual((600, 600), self.vcpus()[:2])
-        purge.purge(before, usage_before=NOW + 301)
-        self.assertEqual([other['id']], sorted(
-            {*self.scalars(models.UsageRecord.lease_id)}))
 
 
 class Booked(ty.NamedTuple):

@@ -8,13 +8,13 @@ from oslo_utils.fixture import uuidsentinel as uuids
 
 from blazar_core.capacity import enrollment
 from blazar_core.common import errors
-from blazar_core.leases import imports
 from blazar_core.plugins import resource_types
 from blazar_nova.compat import host_servers
 from blazar_nova.compat import pool
 from blazar_nova.importer import blazar_source
 from blazar_nova.importer import import_plan
 from blazar_nova.importer import items
+from blazar_nova.importer import known_leases
 from blazar_nova.resource_types import physical_hosts
 from blazar_nova.resource_types import server_slots
 from tests import blazar18
@@ -191,7 +191,7 @@ class ImportPlanTestCase(base.DatabaseTestCase):
         """Import the leases of a plan."""
         for item in plan.leases:
             if item.known is not None:
-                imports.LeaseImport(
+                known_leases.LeaseImport(
                     self.database, self.clock, self.types).adopt(item.known)
 
 

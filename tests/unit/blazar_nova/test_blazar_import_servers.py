@@ -9,9 +9,9 @@ import sqlalchemy as sa
 
 from blazar_core.common import errors
 from blazar_core.db import models
-from blazar_core.leases import imports
 from blazar_nova.compat import flavors
 from blazar_nova.importer import items
+from blazar_nova.importer import known_leases
 from tests import blazar18
 from tests.unit import base
 from tests.unit.blazar_nova import test_blazar_import
@@ -136,7 +136,7 @@ class ServersTest(test_blazar_import.ImportPlanTestCase):
         self.blazar.execute("UPDATE leases SET status = 'TERMINATED'")
         self.servers(19, 30, '1', vcpus=2)
         self.adopt(self.plan())
-        work = imports.LeaseImport(self.database, self.clock, self.types)
+        work = known_leases.LeaseImport(self.database, self.clock, self.types)
         exc = self.assertRaises(errors.Conflict, work.adopt, known)
         self.assertIn('Host one has no capacity for it', str(exc))
         self.blazar.execute(

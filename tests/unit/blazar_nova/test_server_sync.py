@@ -12,11 +12,11 @@ from blazar_core.capacity import inventory
 from blazar_core.common import errors
 from blazar_core.db import models
 from blazar_core.leases import idempotency
-from blazar_core.leases import lease_purge
 from blazar_core.plugins import resource_types
 from blazar_nova.compat import compute_hosts
 from blazar_nova.listener import host_sync
 from blazar_nova.listener import server_sync
+from blazar_nova.services import lease_purge
 from tests import databases
 from tests.unit import base
 

@@ -27,7 +27,6 @@ from blazar_core.common import states
 from blazar_core.common import words
 from blazar_core.db import api
 from blazar_core.db import models
-from blazar_core.leases import accounting
 from blazar_core.leases import idempotency
 
 #: Number of leases per transaction, which may block other transactions on
@@ -57,6 +56,7 @@ _PARTS = tuple(one.__table__ for one in (
     models.ServerMove))
 
 _RECURRENCES = models.Recurrence.__table__.c
+_RECORDS = models.UsageRecord.__table__.c
 
 
 class Purged(ty.NamedTuple):
@@ -118,8 +118,7 @@ class LeasePurge:
             last = ''
             while usage_before is not None and (
                     last := self._database.retried(
-                        accounting.forget, self._database, usage_before,
-                        last)):
+                        self._forget_usage, usage_before, last)):
                 self._tell(f'Usage records: leases until {last} are done.')
         return Purged(deleted, kept)
 
@@ -175,6 +174,25 @@ class LeasePurge:
                 _RECURRENCES.id.in_(ids), _RECURRENCES.created_at < before,
                 ~sa.exists().where(
                     _LEASES.c.recurrence_id == _RECURRENCES.id)))
+
+    def _forget_usage(self, before: int, last: str) -> str:
+        """Delete a batch of usage records of purged leases without records
+        since an instant, all records of a lease at once.
+
+        :param last: only leases with later ids
+        :returns: the last id of the batch; empty: there are no others
+        """
+        with self._database.begin() as connection:
+            ids = connection.scalars(sa.select(_RECORDS.lease_id).where(
+                _RECORDS.lease_id > last,
+                ~sa.exists().where(models.Lease.id == _RECORDS.lease_id),
+            ).group_by(_RECORDS.lease_id).having(
+                sa.func.max(_RECORDS.recorded_at) < before).order_by(
+                    _RECORDS.lease_id).limit(BATCH)).all()
+            if ids:
+                connection.execute(sa.delete(models.UsageRecord).where(
+                    _RECORDS.lease_id.in_(ids)))
+        return ids[-1] if ids else ''
 
 
 def _over(session: orm.Session, ids: ty.Sequence[str], before: int,

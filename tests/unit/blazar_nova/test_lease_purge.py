@@ -12,11 +12,14 @@ from blazar_core.capacity import booking_index
 from blazar_core.capacity import feed
 from blazar_core.common import errors
 from blazar_core.db import models
-from blazar_core.leases import lease_purge
 from blazar_core.leases import usage
+from blazar_nova.services import lease_purge
 from tests import databases
+from tests import driven
 from tests.unit import base
+from tests.unit.blazar_core import test_budget
 from tests.unit.blazar_core import test_series
+from tests.unit.blazar_core import test_usage_records
 
 load_tests = databases.load_tests
 
@@ -136,7 +139,7 @@ class TestPurging(Purging, base.LeaseTestCase):
                 lease_id=lease['id'], encrypted='', created_at=0))
 
         self.useFixture(fixtures.MonkeyPatch(
-            'blazar_core.leases.lease_purge.LeasePurge._remember', late))
+            'blazar_nova.services.lease_purge.LeasePurge._remember', late))
         self.purge()
         self.assertEqual([lease['id']], self.scalars(models.Lease.id))
 
@@ -332,3 +335,41 @@ class TestRecurring(Purging, test_series.RecurringTestCase):
         self.later(4 * DAY)
         self.assertEqual((2, 0), self.purge())
         self.assertEqual([], self.scalars(models.Recurrence.id))
+
+
+class TestUsageRecords(test_usage_records.UsageTestCase):
+
+    def test_records_of_purged_leases_stay_until_they_are_old(self):
+        lease = self.running_lease(0, 300)
+        other = self.running_lease(0, 300)
+        self.clock.advance(300)
+        self.gone(lease)
+        purge = lease_purge.LeasePurge(
+            self.database, self.clock, lambda _text: None)
+        before = self.clock.advance(10 * DAY) - 2 * DAY
+        self.assertEqual(1, purge.purge(before).deleted)
+        self.assertEqual((600, 600), self.vcpus()[:2])
+        purge.purge(before, usage_before=NOW + 300)
+        self.assertEqual((600, 600), self.vcpus()[:2])
+        purge.purge(before, usage_before=NOW + 301)
+        self.assertEqual([other['id']], sorted(
+            {*self.scalars(models.UsageRecord.lease_id)}))
+
+
+class TestRefund(test_budget.ChargingTestCase):
+
+    def test_lease_is_not_purged_until_refunded(self):
+        self.budget.before = test_budget.failing(
+            errors.CloudUnavailable('?'), 'refund', once=False)
+        self.host('one', VCPU=2)
+        self.lifecycle.lease_end.delete(self.reserve(10, 100)['id'])
+        purge = lease_purge.LeasePurge(self.database, self.clock,
+                                       lambda _text: None)
+        self.clock.advance(10 * lease_purge.LEAST_AGE)
+        self.assertEqual((0, 1), purge.purge(
+            self.clock.now() - lease_purge.LEAST_AGE))
+        self.budget.before = lambda *_asked: None
+        driven.run_due(self.engine)
+        self.clock.advance(10 * lease_purge.LEAST_AGE)
+        self.assertEqual((1, 0), purge.purge(
+            self.clock.now() - lease_purge.LEAST_AGE))

@@ -20,8 +20,8 @@ from blazar_core.common import states
 from blazar_core.db import api
 from blazar_core.db import models
 from blazar_core.leases import accounting
-from blazar_core.leases import imports
 from blazar_core.leases import views
+from blazar_nova.importer import known_leases
 from tests import databases
 from tests import driven
 from tests.unit import base
@@ -43,18 +43,18 @@ class ImportTestCase(whole_hosts_base.WholeHostsTestCase):
         self.host('two', VCPU=4)
         self.machines.among = model.HostPool.ENROLLED
         self.ids = {name: self.enrol(name) for name in ('one', 'two')}
-        self.imports = imports.LeaseImport(
+        self.imports = known_leases.LeaseImport(
             self.database, self.clock, self.types)
 
     def known(self, start, end, *names, **values):
         """Return a lease to import; an unknown host is a missing one."""
         lease_id = uuidutils.generate_uuid()
-        return imports.KnownLease(**{
+        return known_leases.KnownLease(**{
             'id': lease_id, 'name': 'old', 'project_id': 'project',
             'user_id': 'user', 'window': model.Window(
                 NOW + start, NOW + end), 'active': False, 'cleaning_time': 0,
             'created_at': NOW - 500, 'updated_at': NOW - 400,
-            'reservations': (imports.KnownReservation(
+            'reservations': (known_leases.KnownReservation(
                 uuidutils.generate_uuid(), 'machine',
                 {'min': 1, 'max': len(names)},
                 tuple(self.ids.get(name) for name in names), None,
@@ -72,7 +72,7 @@ class ImportTestCase(whole_hosts_base.WholeHostsTestCase):
 class TestPending(ImportTestCase):
 
     def test_lease_is_imported_unchanged(self):
-        events = tuple(imports.KnownEvent(
+        events = tuple(known_leases.KnownEvent(
             uuidutils.generate_uuid(), event_type, NOW + time, status)
             for event_type, time, status in (
                 ('start_lease', 10, 'UNDONE'), ('mine', 5, 'ERROR'),
@@ -256,8 +256,8 @@ class TestActive(ImportTestCase):
     def test_active_lease_gets_completed_start_event(self):
         known = self.known(-10, 20, 'one', active=True)
         self.imports.adopt(dataclasses.replace(known, events=(
-            imports.KnownEvent('e', 'end_lease', NOW + 20,
-                               states.Event.UNDONE),)))
+            known_leases.KnownEvent('e', 'end_lease', NOW + 20,
+                                    states.Event.UNDONE),)))
         self.assertEqual({'start_lease': 'DONE', 'end_lease': 'UNDONE'},
                          self.events_of({'id': known.id}))
 
@@ -267,7 +267,7 @@ class TestSlots(ImportTestCase):
 
     def places(self, start, end, *names, servers=(), amounts=(2,), **values):
         return self.known(start, end, reservations=tuple(
-            imports.KnownReservation(
+            known_leases.KnownReservation(
                 uuidutils.generate_uuid(), 'virtual:instance',
                 {'amount': len(names), 'vcpus': amount},
                 tuple(self.ids.get(name) for name in names), None, NOW - 500,
@@ -275,7 +275,7 @@ class TestSlots(ImportTestCase):
             for amount in amounts), **values)
 
     def server(self, name, host='one', running=True):
-        return imports.KnownServer(name, self.ids.get(host), running)
+        return known_leases.KnownServer(name, self.ids.get(host), running)
 
     def rows(self):
         """Return the bookings, by host and server."""
@@ -372,7 +372,7 @@ class TestRaces(ImportTestCase):
         both = threading.Barrier(count)
 
         def adopt(known):
-            work = imports.LeaseImport(
+            work = known_leases.LeaseImport(
                 self.books.connect(), self.clock, self.types)
             both.wait(20)
             try:
@@ -410,7 +410,7 @@ class TestRaces(ImportTestCase):
         both = threading.Barrier(2)
 
         def adopt(_number):
-            work = imports.LeaseImport(
+            work = known_leases.LeaseImport(
                 self.books.connect(), self.clock, self.types)
             both.wait(20)
             return work.adopt(known)

@@ -203,13 +203,11 @@ class LeaseImport:
                 one.time for one in known.events
                 if one.event_type == states.EventType.BEFORE_END),
                 default=None),
-            'on_end': end_policies.DELETE, 'grace_period': 0,
-            'auto_extend': 0,
+            'on_end': end_policies.DELETE,
             'cleaning_time': known.cleaning_time,
             'status': states.Lease.ACTIVE if known.active else (
                 states.Lease.PENDING),
-            'conditions': None, 'created_at': known.created_at,
-            'updated_at': known.updated_at, 'deleted_at': None,
+            'created_at': known.created_at, 'updated_at': known.updated_at,
             'lease_type': requests.LeaseType.IMMEDIATE
             if known.window.start <= known.created_at
             else requests.LeaseType.SCHEDULED,

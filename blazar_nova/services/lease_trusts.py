@@ -60,9 +60,7 @@ class LeaseTrusts:
                  current: ty.Callable[[str], str | None],
                  types: resource_types.ResourceTypes,
                  threads: background.Background) -> None:
-        self._end_timeout: int = conf.blazar.end_timeout
-        self._cleaning_time: int = 60 * conf.blazar.cleaning_time
-        self._start_timeout: int = conf.blazar.start_timeout
+        self._options = conf.blazar
         self._trusts = trusts
         self._secrets = secrets
         self._stored = stored
@@ -91,7 +89,7 @@ class LeaseTrusts:
         :raises TrustUnavailable: if the token may not create a trust
         :raises CloudUnavailable: if keystone does not answer
         """
-        limit = self._end_timeout if needs_one(on_end) else 0
+        limit = self._options.end_timeout if needs_one(on_end) else 0
         return self._trusts.delegate(context, until + limit, as_owner=as_owner)
 
     def optional(self, context: ty.Any, on_end: str, until: int, what: str,
@@ -172,7 +170,7 @@ class LeaseTrusts:
         takes_one = acts or needs_one(request.on_end, request.actions)
         # As long as the lease may take, of which not all is known yet.
         until = request.window.end + request.grace_period + (
-            self._cleaning_time) + (
+            60 * self._options.cleaning_time) + (
             0 if request.duration is None else request.patience or 0)
 
         def make() -> str | None:
@@ -235,7 +233,7 @@ class LeaseTrusts:
         """
         kept = self._current(lease_id)
         return kept is None or self._trusts.valid_until(kept) > (
-            start + self._start_timeout)
+            start + self._options.start_timeout)
 
     def add_to(self, context: ty.Any, lease: dict[str, ty.Any]) -> None:
         """Give a lease a trust by which it ends in the name of its owner, if

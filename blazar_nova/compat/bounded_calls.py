@@ -78,7 +78,7 @@ class Bounded:
 
         :param who: the name of the service that is called
         :raises CloudUnavailable: if the service does not answer; the call may
-            still finish later
+            still finish later, unless it is NotSent
         """
         if who in _WITHIN.get():
             # The limit of that call applies.
@@ -118,13 +118,13 @@ class Bounded:
     def _begin(self, who: str) -> bool:
         """Return whether a call is the first since a service was silent.
 
-        :raises CloudUnavailable: if the service is silent, and not called now
+        :raises NotSent: if the service is silent, and not called now
         """
         with self._lock:
             again, now = self._again.get(who), time.monotonic()
             if again is not None:
                 if now < again:
-                    raise errors.CloudUnavailable(
+                    raise errors.NotSent(
                         f'{who} has not answered an earlier call yet.')
                 self._again[who] = now + LIMIT
         return again is not None

@@ -181,6 +181,8 @@ class Cloud(ty.Protocol):
             valid, the server is deleted without.
         :param check: called right before the request; what it raises is raised
         :raises CloudUnavailable: if a retry with the credential may succeed
+        :raises CloudRefusal: if the cloud has failed to delete it, and is
+            asked again later; says why
         """
         ...
 

@@ -151,7 +151,7 @@ class Bounded:
             with self._lock:
                 self._waiting[who].remove(answer)
                 if not self._waiting[who]:
-                    # Some names are of one server each.
+                    # Some names are of one project or server each.
                     del self._waiting[who]
 
     def _answered(self, who: str, answer: 'futures.Future[ty.Any]') -> None:
@@ -174,16 +174,29 @@ class Bounded:
                     LIMIT * 2 ** min(self._silences[who], _DOUBLED))
                 self._silences[who] += 1
             self._left[who] += 1
+            self._forget()
 
         def come(answer: 'futures.Future[ty.Any]') -> None:
             with self._lock:
                 self._left[who] -= 1
                 is_last = not self._left[who]
+                if is_last:
+                    del self._left[who]
             if is_last:
                 self._answered(who, answer)
 
         # Called at once if the answer has just arrived.
         answer.add_done_callback(come)
+
+    def _forget(self) -> None:
+        """Forget services that were not called again for long: many names are
+        of one project or server each, which may be gone.
+        """
+        before = time.monotonic() - LIMIT * 2 ** _DOUBLED
+        for who in [who for who, again in self._again.items()
+                    if again < before]:
+            del self._again[who]
+            self._silences.pop(who, None)
 
 
 def _limit() -> float:

@@ -63,7 +63,7 @@ class NovaCloud(server_deletion.ServerDeletion, end_actions.EndActions,
         """
         build = build_calls.load(call)
         if credential is not None:
-            build.renew(self._trusts.access(
+            build.renew(self._access(
                 credential, as_owner=build.makes_what_is_the_users))
         return self._send(build, server_ids, gate)
 
@@ -133,9 +133,8 @@ class NovaCloud(server_deletion.ServerDeletion, end_actions.EndActions,
         build = build_calls.load(call)
         if credential is not None:
             try:
-                build.renew(self._within(
-                    'Keystone', self._trusts.access, credential,
-                    as_owner=build.makes_what_is_the_users))
+                build.renew(self._access(
+                    credential, as_owner=build.makes_what_is_the_users))
             except errors.TrustUnavailable as exc:
                 # All other checks need a token of the user.
                 return [f'{exc}.']

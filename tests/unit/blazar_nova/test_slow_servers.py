@@ -2,12 +2,14 @@
 
 """What is slow for one server or service is not taken for another one."""
 
+import functools
 import threading
 import types
 from unittest import mock
 
 import fixtures
 from nova import exception
+import oslo_messaging
 from oslo_utils import timeutils
 
 from blazar_core.common import clocks
@@ -189,3 +191,30 @@ class TestSilentServices(SlowTestCase):
                 one[:len(f'Cell {SLOW}')] for one in said}, said)
         self.image('bob:one:active')
         self.assertEqual(1, self.nova.snapshot.call_count)
+
+    def test_silent_scheduler_is_waited_for_by_one_start(self):
+        """All others are deferred at once, and go on when it answers."""
+        client = mock.Mock()
+        client.call.side_effect = oslo_messaging.MessagingTimeout()
+        self.patch('nova.baserpc.BaseAPI', lambda topic: mock.Mock(
+            client=mock.Mock(prepare=lambda **_how: client)))
+        self.patch('blazar_nova.compat.compute_hosts.ask_placement',
+                   lambda _url: {})
+        send = functools.partial(
+            self.cloud._send, mock.Mock(server_ids=[], request_spec=[]), [],
+            None)
+        self.refused(1, send)
+        asked = threading.Event()
+
+        def hang(*_args, **_more):
+            asked.set()
+            self.hang()
+
+        client.call.side_effect = hang
+        thread = self.in_thread(send)
+        asked.wait(20)
+        self.assertIn('nova-conductor has not answered an earlier', str(
+            self.assertRaises(errors.NotSent, send)))
+        self.door.set()
+        thread.join(20)
+        self.assertEqual('', send())

@@ -363,13 +363,16 @@ class Identity(ty.Protocol):
     """The interface of the identity service."""
 
     def absent(self, project_ids: ty.Collection[str],
-               user_ids: ty.Collection[str]) -> MissingOwners:
+               user_ids: ty.Collection[str],
+               go_on: ty.Callable[[], object] = lambda: None,
+               ) -> MissingOwners:
         """Return those of the projects and users that no longer exist;
         disabled ones exist.
 
         Costs one request for each of them.
 
-        :raises CloudUnavailable: if no answer was received for any; says why
+        :param go_on: called before each of these; what it raises is raised
+        :raises CloudUnavailable: if several requests in a row fail; says why
         """
         ...
 

@@ -419,7 +419,8 @@ class _Together:
 
 def _is_late_start(event: ty.Any) -> bool:
     """Return whether an event, or a claim, is a start that was deferred."""
-    return event.deferrals > 0 and event.event_type == states.EventType.START
+    return bool(event.deferrals > 0 and
+                event.event_type == states.EventType.START)
 
 
 def _in_turn(events: list[ty.Any], busy: ty.Mapping[str, int],

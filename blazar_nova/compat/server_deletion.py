@@ -7,7 +7,6 @@ make the next attempt. Only deletions that were requested here count: those by
 users, which may be undone or repeated, neither delay nor replace one.
 """
 
-import functools
 import typing as ty
 
 from keystoneauth1 import exceptions as keystone_exceptions
@@ -122,8 +121,10 @@ class ServerDeletion(request_context.Acting):
                 raise errors.CloudRefusal(_NOT_DELETED.format(
                     fault.message if fault else 'see its instance actions.'))
             return
-        slow = functools.partial(
-            self._within, _LOCAL.format(instance.project_id))
+
+        def slow(work: ty.Callable[..., None], *args: ty.Any) -> None:
+            self._within(_LOCAL.format(instance.project_id), work, *args)
+
         if step.failed:
             LOG.warning('Server %s: Nova failed to delete it (%s); trying %s',
                         # The message that users see may only be its class.

@@ -21,6 +21,7 @@
     +-- TrustUnavailable      there is no trust to act for the user
     +-- CloudUnavailable      the cloud does not answer at the moment
     |   +-- CloudRefusal      it refuses the request in the present state
+    |   +-- NotSent           the request was not sent to the cloud
     +-- PowerError            a host could not be switched on or off
     |   +-- PowerUnavailable  the power interface does not answer in time
     +-- DecryptionError       no configured key decrypts a text
@@ -185,6 +186,12 @@ class CloudUnavailable(BlazarError):
 
 class CloudRefusal(CloudUnavailable):
     """The cloud answers and refuses the request in the present state."""
+
+
+class NotSent(CloudUnavailable):
+    """The request was not sent, as the cloud does not answer earlier ones or
+    it is too late; nothing was changed.
+    """
 
 
 class PowerError(BlazarError):

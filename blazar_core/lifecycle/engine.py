@@ -6,8 +6,9 @@ An event is a row with a due time. A worker claims one
 (:mod:`~blazar_core.lifecycle.event_queue`), and extends its claim while the
 action runs; the claims of a worker that died expire, and others take them. So
 an action may run again after a crash, and is idempotent. Events run
-concurrently in a bounded pool: a slow lease delays no other, and slow actions
-get a part of the workers only. The engine sleeps until the next due time.
+concurrently in a bounded pool: a slow lease delays no other; slow actions, and
+starts that were deferred, get a part of the workers only. The engine sleeps
+until the next due time.
 
 The outcome of an event is written to its row and to its lease in one
 transaction, by the owner of the claim. The pauses of deferred events grow,
@@ -126,8 +127,9 @@ EVENTS = 'blazar_events'
 LATENESS = 'blazar_event_lateness_seconds'
 LATE = (1, 2, 5, 10, 30, 60, 300, 3600)
 
-#: One of so many workers may carry out slow events.
-_PER_SLOW = 4
+#: One of so many workers may carry out slow events, and deferred starts: each
+#: of these may wait for a service that does not answer.
+_PER_SLOW, _PER_LATE_START = 4, 2
 
 
 class Engine:
@@ -252,13 +254,20 @@ class Engine:
         with self._lock:
             busy = collections.Counter(
                 claim.project_id for claim in self._running.values())
-        return self._queue.claim_due(most, busy, self._free_for_slow())
+        return self._queue.claim_due(most, busy, self._free_for_slow(),
+                                     self._free_for_late_starts())
 
     def _free_for_slow(self) -> int:
         """Return how many workers may take a slow event now."""
         with self._lock:
             return self._most_slow - sum(
                 claim.slow for claim in self._running.values())
+
+    def _free_for_late_starts(self) -> int:
+        """Return how many workers may take a deferred start now."""
+        with self._lock:
+            return max(1, self._workers // _PER_LATE_START) - sum(
+                claim.is_late_start for claim in self._running.values())
 
     def _extend(self) -> None:
         """Extend the claims of running events, at most twice in a beat."""
@@ -282,7 +291,8 @@ class Engine:
             latest = min(latest, now + self._beat)
         if running >= self._workers:
             return latest
-        due = self._queue.next_due(self._free_for_slow() > 0)
+        due = self._queue.next_due(self._free_for_slow() > 0,
+                                   self._free_for_late_starts() > 0)
         return latest if due is None else min(latest, due)
 
     # -- actions -----------------------------------------------------------

@@ -6,7 +6,8 @@ A worker claims an event by compare and swap, with its name and until when the
 claim is valid. A project with many due events does not delay the others: a
 free worker serves the project for which the fewest workers are busy. Starts
 and ends of leases come before notifications, and first tries before deferred
-events. Slow actions are taken by a limited number of workers.
+events. Slow actions, and starts that were deferred, are taken by a limited
+number of workers.
 """
 
 import collections
@@ -87,7 +88,13 @@ _STRAY = sa.union_all(*(
 _OLDEST = (models.Event.run_at, models.Event.id)
 _NEXT = sa.select(sa.func.min(models.Event.run_at)).where(
     models.Event.status == states.Event.UNDONE)
-_NEXT_QUICK = _NEXT.where(_IS_QUICK)
+#: Starts that were deferred, which may wait for a silent service again.
+_IS_LATE_START = sa.and_(models.Event.event_type == states.EventType.START,
+                         models.Event.deferrals > 0)
+#: By whether slow events, and deferred starts, are included.
+_NEXT_OF = {(slow, starts): _NEXT.where(
+    *([] if slow else [_IS_QUICK]), *([] if starts else [~_IS_LATE_START]))
+    for slow in (False, True) for starts in (False, True)}
 #: When the next event is due, and what there is to read. Executed very often,
 #: and so built once: mostly there is nothing, else one kind or two.
 _THERE = sa.select(
@@ -100,7 +107,9 @@ _READ_ABANDONED = _READ.where(_ABANDONED, _IS_QUICK).order_by(
 _READ_URGENT = _READ.where(
     _WAITING, models.Event.event_type == sa.bindparam('urgent'),
 ).order_by(models.Event.deferrals > 0, *_OLDEST).limit(_BATCH)
-_READ_WAITING = _READ.where(_WAITING, _IS_QUICK).order_by(
+#: Without deferred starts, which are read with the urgent ones, and of which
+#: there may be many that no worker may take now.
+_READ_WAITING = _READ.where(_WAITING, _IS_QUICK, ~_IS_LATE_START).order_by(
     *_OLDEST).limit(_BATCH)
 _READ_SLOW = _READ.where(
     sa.or_(_WAITING, _ABANDONED), ~_IS_QUICK).order_by(*_OLDEST).limit(_BATCH)
@@ -141,6 +150,10 @@ class Claim:
     shown: bool = False
     time: int = 0
 
+    @property
+    def is_late_start(self) -> bool:
+        return _is_late_start(self)
+
 
 class EventQueue:
     """The due events, as one worker sees them.
@@ -162,23 +175,26 @@ class EventQueue:
         self._done = _Together(self._finish)
 
     def claim_due(self, most: int, busy: collections.Counter[str], slow: int,
-                  ) -> list[Claim]:
+                  starts: int | None = None) -> list[Claim]:
         """Claim up to ``most`` due events.
 
         :param busy: the number of running events by project; updated
         :param slow: how many of them may be slow
+        :param starts: how many of them may be deferred starts; None: all
         """
         claims: list[Claim] = []
         self._quiet = None
         if most <= 0:
             return claims
         now = self._clock.now()
-        turns = _in_turn(self._due(now, most, busy, slow > 0), busy)
+        starts = most if starts is None else starts
+        turns = _in_turn(self._due(now, most, busy, slow > 0, starts), busy)
         while len(claims) < most:
             wanted: list[Claim] = []
             for event in turns:
                 is_slow = event.action is not None
-                if is_slow and slow <= 0:
+                is_late_start = _is_late_start(event)
+                if is_slow and slow <= 0 or is_late_start and starts <= 0:
                     continue
                 wanted.append(Claim(
                     event.id, event.lease_id, event.event_type,
@@ -189,6 +205,7 @@ class EventQueue:
                     event.time))
                 busy[event.project_id] += 1
                 slow -= is_slow
+                starts -= is_late_start
                 if len(claims) + len(wanted) == most:
                     break
             if not wanted:
@@ -200,15 +217,21 @@ class EventQueue:
                 else:
                     busy[one.project_id] -= 1
                     slow += one.slow
+                    starts += one.is_late_start
         return claims
 
     def _due(self, now: int, most: int, busy: ty.Mapping[str, int],
-             slow: bool) -> list[ty.Any]:
+             slow: bool, starts: int) -> list[ty.Any]:
         """Return due events, enough for each of ``most`` workers to have one
         of a project for which no worker is busy.
 
         :param slow: include slow ones
+        :param starts: how many deferred starts count
         """
+        def lacks() -> bool:
+            late = sum(map(_is_late_start, found.values()))
+            return len(found) - late + min(late, starts) < most
+
         def read(kind: sa.Select[ty.Any], **of: str) -> None:
             projects: set[str] = set()
             while True:
@@ -236,9 +259,9 @@ class EventQueue:
             # Each kind by itself: one may have many events before the others.
             for urgent in itertools.compress(_URGENT, kinds):
                 read(_READ_URGENT, urgent=urgent)
-            if waiting and len(found) < most:
+            if waiting and lacks():
                 read(_READ_WAITING)
-            if (abandoned or waiting) and len(found) < most and slow:
+            if (abandoned or waiting) and lacks() and slow:
                 read(_READ_SLOW)
         return list(found.values())
 
@@ -291,17 +314,18 @@ class EventQueue:
                 .values(claimed_until=self._clock.now() +
                         self._seconds))
 
-    def next_due(self, slow: bool) -> int | None:
+    def next_due(self, slow: bool, starts: bool = True) -> int | None:
         """Return when the next pending event is due; None: there is none.
 
         Costs no statement after a look that has found nothing.
 
         :param slow: include slow ones
+        :param starts: include deferred starts
         """
         if self._quiet is not None:
             return self._quiet[0]
         with self._database.connection() as connection:
-            return connection.scalar(_NEXT if slow else _NEXT_QUICK)
+            return connection.scalar(_NEXT_OF[slow, starts])
 
     @api.retried
     def trigger(self, lease_id: str, host_id: int | None) -> None:
@@ -391,6 +415,12 @@ class _Together:
         else:
             for _one, outcome in batch:
                 outcome.set_result(None)
+
+
+def _is_late_start(event: ty.Any) -> bool:
+    """Return whether an event, or a claim, is a start that was deferred."""
+    return bool(event.deferrals > 0 and
+                event.event_type == states.EventType.START)
 
 
 def _in_turn(events: list[ty.Any], busy: ty.Mapping[str, int],

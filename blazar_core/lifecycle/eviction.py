@@ -7,7 +7,8 @@ ahead: the owner is notified, and a server move
 (:mod:`~blazar_core.lifecycle.server_moves`) is recorded that is requested when
 the time of the eviction comes. It is cancelled if the capacity is no longer
 needed by then. If the first action does not evict the server, the next one
-follows.
+follows; before that, a request that the cloud does not answer is repeated as
+long as the next actions still have their time.
 
 Which servers are evicted, and until when the others are safe:
 :mod:`blazar_core.capacity.interruptible`. Owners are notified if the instant
@@ -334,10 +335,17 @@ class Evictions:
                 move, row, left, seen.resized):
             self._put_off(move, seen.resized)
             return
-        if move.status != states.Move.PLANNED and not self._moves.write(
-                move.lease_id, {move.id: status}, None, move.attempts):
-            return
-        move.status = states.Move.PLANNED
+        if move.status != states.Move.PLANNED:
+            # A request that was not answered is lost. It does not count if
+            # there is time to see the result of another one.
+            attempts = move.attempts - (
+                move.status == states.Move.REQUESTED and
+                self._leaves_time(row, move.attempts,
+                                  left - server_moves.LOST))
+            if not self._moves.write(move.lease_id, {move.id: status}, None,
+                                     move.attempts, attempts=attempts):
+                return
+            move.status, move.attempts = states.Move.PLANNED, attempts
         if self._is_over(move.lease_id):
             self._database.retried(self._reassign, move.id, lease_id)
             move.lease_id = lease_id
@@ -370,7 +378,17 @@ class Evictions:
         actions = self._sequence(row)
         return move.attempts < len(actions) and (
             resized or actions[move.attempts] != 'delete' or move.attempts > 0
-        ) and left > _pause(row, actions) * (len(actions) - move.attempts)
+        ) and self._leaves_time(row, move.attempts, left)
+
+    def _leaves_time(self, row: models.InterruptibleServer, attempts: int,
+                     left: int) -> bool:
+        """Return whether each action after so many attempts still has its
+        time.
+
+        :param left: seconds until the capacity of the server is needed
+        """
+        actions = self._sequence(row)
+        return left > _pause(row, actions) * (len(actions) - attempts)
 
     def _put_off(self, move: models.ServerMove, resized: bool) -> None:
         """Postpone an eviction; meanwhile a resize is to be confirmed."""
@@ -386,39 +404,60 @@ class Evictions:
                  row: models.InterruptibleServer, left: int) -> None:
         actions = self._sequence(row)
         action = actions[min(move.attempts, len(actions) - 1)]
+        needed_at = self._clock.now() + left
 
         def call(deadline: cloud_api.Deadline) -> str:
-            if action == MIGRATE:
-                return self._migrate(move, row, deadline)
-            credential = None if row.credential_id is None else (
-                self._credential(row.credential_id))
-            check = functools.partial(_check_in_time, deadline)
             try:
-                if action == 'delete':
-                    self._cloud.delete(move.server_id, credential, check)
-                else:
-                    self._cloud.set_resting_state(
-                        move.server_id, cloud_api.RestingState.SHELVED,
-                        credential, check=check)
-            except _Late:
-                return server_moves.Obstacle.LATE
-            except (errors.TrustUnavailable, errors.Forbidden) as exc:
+                return self._evict(action, move, row, deadline)
+            except errors.NotSent as exc:
+                if self._leaves_time(row, move.attempts + 1,
+                                     needed_at - self._clock.now()):
+                    raise
                 return str(exc)
-            return ''
 
         LOG.info('Server %s: evicting it (%s)', move.server_id, action)
         next_at = self._clock.now() + min(
             _pause(row, actions), max(PAUSE, left // 2))
         why = self._moves.request(move, call, next_at=next_at)
-        if why and action == MIGRATE:
-            LOG.info('Server %s: it is not migrated: %s', move.server_id, why)
+        if why:
+            LOG.log(logging.INFO if action == MIGRATE else logging.WARNING,
+                    'Server %s: it could not be evicted (%s): %s',
+                    move.server_id, action, why)
             move.attempts, move.next_at = move.attempts + 1, next_at
-            self._request(move, row, left)
-        elif why:
-            LOG.warning('Server %s: it could not be evicted (%s): %s',
-                        move.server_id, action, why)
-        elif why is not None:
+            left = needed_at - self._clock.now()
+            if move.attempts < len(actions) and (
+                    action == MIGRATE or not self._leaves_time(
+                        row, move.attempts, left)):
+                self._request(move, row, left)
+        elif why is None:
+            # Look soon whether it has to be repeated.
+            move.next_at = next_at
+            self._moves.put_off(move, PAUSE)
+        else:
             self._database.counters.add(COUNTER, action=action)
+
+    def _evict(self, action: str, move: models.ServerMove,
+               row: models.InterruptibleServer,
+               deadline: cloud_api.Deadline) -> str:
+        """Ask the cloud to evict a server; return why that is impossible.
+
+        :raises CloudUnavailable: if the cloud does not answer
+        """
+        if action == MIGRATE:
+            return self._migrate(move, row, deadline)
+        credential = None if row.credential_id is None else (
+            self._credential(row.credential_id))
+        check = functools.partial(_check_in_time, deadline)
+        try:
+            if action == 'delete':
+                self._cloud.delete(move.server_id, credential, check)
+            else:
+                self._cloud.set_resting_state(
+                    move.server_id, cloud_api.RestingState.SHELVED,
+                    credential, check=check)
+        except (errors.TrustUnavailable, errors.Forbidden) as exc:
+            return str(exc)
+        return ''
 
     def _migrate(self, move: models.ServerMove,
                  row: models.InterruptibleServer,
@@ -505,7 +544,7 @@ class Evictions:
                 _SERVERS.c.server_id.in_(checked)).values(checked_at=now))
 
 
-class _Late(Exception):
+class _Late(errors.NotSent):
     """A request can no longer be made."""
 
 
@@ -516,7 +555,7 @@ def _check_in_time(deadline: cloud_api.Deadline) -> None:
     :raises _Late: if it can
     """
     if deadline.passed():
-        raise _Late
+        raise _Late(server_moves.Obstacle.LATE)
 
 
 def actions_of(first: str, known: ty.Sequence[str]) -> list[str]:

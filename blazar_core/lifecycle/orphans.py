@@ -73,11 +73,14 @@ class Orphans:
         self._ends = ends
         self._grace = grace
 
-    def find(self, ends: bool = False) -> list[str]:
+    def find(self, ends: bool = False,
+             go_on: ty.Callable[[], object] = lambda: None) -> list[str]:
         """Check the owners of all leases. Safe to run concurrently.
 
         :param ends: end leases whose project is gone for long enough, whatever
             the configuration
+        :param go_on: called before each owner and each lease that is handled;
+            what it raises is raised
         :returns: the ids of the leases that were ended
         :raises CloudUnavailable: when keystone does not answer
         :raises DatabaseUnavailable: when the database does not answer
@@ -90,10 +93,11 @@ class Orphans:
         asked = self._clock.now()
         absent = self._identity.absent(
             sorted({one.project_id for one in owners}),
-            sorted({one.user_id for one in owners})) if owners else (
+            sorted({one.user_id for one in owners}), go_on) if owners else (
                 cloud_api.MissingOwners(frozenset(), frozenset()))
         ended = []
         for lease in self._concerned(absent):
+            go_on()
             with lease_status.apart(lease.id, lease.project_id):
                 if self._see_to(lease, absent, asked, ends or self._ends):
                     ended.append(lease.id)

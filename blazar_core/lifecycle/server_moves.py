@@ -153,7 +153,8 @@ class ServerMoves:
         :param deadline: after that it is not made
         :param values: what else is recorded of the move
         :returns: why the server stays; empty: Nova has accepted; None: the
-            result is not known yet, or the move is no longer wanted
+            result is not known yet, the request was not sent and does not
+            count, or the move is no longer wanted
         """
         # Starts before the commit: a process may stall right after that.
         deadline = deadline or cloud_api.Deadline(self._clock, _SEND)
@@ -166,6 +167,16 @@ class ServerMoves:
                                  move.lease_id)
         try:
             why = call(deadline)
+        except errors.NotSent as exc:
+            LOG.warning('Lease %s: the move of server %s is requested later: '
+                        '%s', move.lease_id, move.server_id, exc)
+            if move.reason in _REPEATED:
+                # As if it had not been recorded.
+                self.write(move.lease_id, {move.id: _Status.PLANNED}, None,
+                           move.attempts + 1, attempts=move.attempts,
+                           next_at=move.next_at,
+                           requested_at=move.requested_at)
+            return None
         except errors.CloudUnavailable as exc:
             LOG.warning('Lease %s: whether server %s is being moved is not '
                         'known yet: %s',
@@ -185,7 +196,7 @@ class ServerMoves:
         return why
 
     def write(self, lease_id: str, news: ty.Mapping[int, str],
-              seen: int | None = None, attempts: int | None = None,
+              seen: int | None = None, attempts: int | None = None, /,
               **values: ty.Any) -> bool:
         """Record the statuses of moves; return whether they are still wanted.
 

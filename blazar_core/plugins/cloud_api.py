@@ -181,6 +181,8 @@ class Cloud(ty.Protocol):
             valid, the server is deleted without.
         :param check: called right before the request; what it raises is raised
         :raises CloudUnavailable: if a retry with the credential may succeed
+        :raises CloudRefusal: if the cloud has failed to delete it, and is
+            asked again later; says why
         """
         ...
 
@@ -361,13 +363,16 @@ class Identity(ty.Protocol):
     """The interface of the identity service."""
 
     def absent(self, project_ids: ty.Collection[str],
-               user_ids: ty.Collection[str]) -> MissingOwners:
+               user_ids: ty.Collection[str],
+               go_on: ty.Callable[[], object] = lambda: None,
+               ) -> MissingOwners:
         """Return those of the projects and users that no longer exist;
         disabled ones exist.
 
         Costs one request for each of them.
 
-        :raises CloudUnavailable: if no answer was received for any; says why
+        :param go_on: called before each of these; what it raises is raised
+        :raises CloudUnavailable: if several requests in a row fail; says why
         """
         ...
 

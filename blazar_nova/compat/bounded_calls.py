@@ -78,7 +78,7 @@ class Bounded:
 
         :param who: the name of the service that is called
         :raises CloudUnavailable: if the service does not answer; the call may
-            still finish later
+            still finish later, unless it is NotSent
         """
         if who in _WITHIN.get():
             # The limit of that call applies.
@@ -129,13 +129,13 @@ class Bounded:
     def _begin(self, who: str) -> bool:
         """Return whether a call is the first since a service was silent.
 
-        :raises CloudUnavailable: if the service is silent, and not called now
+        :raises NotSent: if the service is silent, and not called now
         """
         with self._lock:
             again, now = self._again.get(who), time.monotonic()
             if again is not None:
                 if now < again:
-                    raise errors.CloudUnavailable(
+                    raise errors.NotSent(
                         f'{who} has not answered an earlier call yet.')
                 self._again[who] = now + LIMIT
         return again is not None
@@ -162,7 +162,7 @@ class Bounded:
             with self._lock:
                 self._waiting[who].remove(answer)
                 if not self._waiting[who]:
-                    # Some names are of one server each.
+                    # Some names are of one project or server each.
                     del self._waiting[who]
 
     def _answered(self, who: str, answer: 'futures.Future[ty.Any]') -> None:
@@ -185,16 +185,64 @@ class Bounded:
                     LIMIT * 2 ** min(self._silences[who], _DOUBLED))
                 self._silences[who] += 1
             self._left[who] += 1
+            self._forget()
 
         def come(answer: 'futures.Future[ty.Any]') -> None:
             with self._lock:
                 self._left[who] -= 1
                 is_last = not self._left[who]
+                if is_last:
+                    del self._left[who]
             if is_last:
                 self._answered(who, answer)
 
         # Called at once if the answer has just arrived.
         answer.add_done_callback(come)
+
+    def _forget(self) -> None:
+        """Forget services that were not called again for long: many names are
+        of one project or server each, which may be gone.
+        """
+        before = time.monotonic() - LIMIT * 2 ** _DOUBLED
+        for who in [who for who, again in self._again.items()
+                    if again < before]:
+            del self._again[who]
+            self._silences.pop(who, None)
+
+
+class Probe:
+    """Calls services, each by one thread at a time while it does not answer.
+
+    For calls that end by themselves: others are refused at once meanwhile, and
+    the service is called again as soon as it answers.
+    """
+
+    def __init__(self) -> None:
+        self._calling = collections.defaultdict[str, threading.Lock](
+            threading.Lock)
+        self._silent: set[str] = set()
+
+    def __call__(self, who: str, work: ty.Callable[P, R], *args: P.args,
+                 **kwargs: P.kwargs) -> R:
+        """Return what a call returns.
+
+        :param who: the name of the service that is called
+        :raises CloudUnavailable: if the service does not answer
+        """
+        lock = self._calling[who] if who in self._silent else None
+        if lock is not None and not lock.acquire(blocking=False):
+            raise errors.NotSent(
+                f'{who} has not answered an earlier call yet.')
+        try:
+            result = work(*args, **kwargs)
+        except errors.CloudUnavailable:
+            self._silent.add(who)
+            raise
+        finally:
+            if lock is not None:
+                lock.release()
+        self._silent.discard(who)
+        return result
 
 
 def _limit() -> float:

@@ -3,6 +3,7 @@
 """Actions that keep servers at the end of their lease, or images of them."""
 
 import contextlib
+import functools
 import typing as ty
 
 from nova.compute import instance_actions
@@ -51,8 +52,9 @@ _OWN = 'req-end-'
 #: Seconds after which a requested image is assumed to be lost.
 _LOST = 600
 #: The service that image requests are bounded by: not the cell, which other
-#: calls need.
-_GLANCE = 'Glance'
+#: calls need. Snapshots of volumes are bounded by project, as they last as
+#: long as a user has volumes and lets the agent in the guest take.
+_GLANCE, _VOLUMES = 'Glance', 'A snapshot of volumes of project {}'
 
 
 class EndActions(request_context.Acting):
@@ -73,25 +75,24 @@ class EndActions(request_context.Acting):
             used
         :raises Forbidden: if the server is not of the project of the owner
         """
-        if rest is cloud_api.RestingState.SHELVED:
-            self._within(_GLANCE, self._set_resting_state, server_id, rest,
-                         credential, lease_id, check)
-        else:
-            self._in_cell(self._set_resting_state, server_id, rest, credential,
-                          lease_id, check)
-
-    def _set_resting_state(self, server_id: str, rest: cloud_api.RestingState,
-                           credential: str | None, lease_id: str,
-                           check: cloud_api.Check) -> None:
-        context = nova_context.get_admin_context()
         with contextlib.suppress(exception.InstanceNotFound):
             if rest is cloud_api.RestingState.SHELVED:
-                context = self._in_its_name(server_id, credential)
-            if lease_id:
-                context.request_id = _own_request(lease_id)
-            instance = self._compute_api.get(context, server_id)
-            check()
-            _set_resting_state(self._compute_api, context, instance, rest)
+                self._within(_GLANCE, self._set_resting_state, server_id,
+                             self._in_its_name(server_id, credential), rest,
+                             lease_id, check)
+            else:
+                self._in_cell(self._set_resting_state, server_id,
+                              nova_context.get_admin_context(), rest,
+                              lease_id, check)
+
+    def _set_resting_state(self, server_id: str, context: ty.Any,
+                           rest: cloud_api.RestingState, lease_id: str,
+                           check: cloud_api.Check) -> None:
+        if lease_id:
+            context.request_id = _own_request(lease_id)
+        instance = self._compute_api.get(context, server_id)
+        check()
+        _set_resting_state(self._compute_api, context, instance, rest)
 
     def unblock(self, server_id: str, lease_id: str,
                 check: cloud_api.Check = cloud_api.always) -> None:
@@ -150,19 +151,19 @@ class EndActions(request_context.Acting):
         :raises CloudUnavailable, TrustUnavailable, Forbidden: as
             :meth:`set_resting_state`
         """
-        self._within(_GLANCE, self._unshelve, server_id, credential, deadline)
-
-    def _unshelve(self, server_id: str, credential: str | None,
-                  deadline: cloud_api.Deadline) -> None:
         with contextlib.suppress(exception.InstanceNotFound):
-            context = self._in_its_name(server_id, credential)
-            instance = self._compute_api.get(
-                context, server_id, expected_attrs=['flavor', 'info_cache'])
-            if deadline.passed():
-                raise errors.CloudUnavailable(
-                    f'Server {server_id} is not brought back yet: this '
-                    f'process stood still.')
-            _unshelve(self._compute_api, context, instance)
+            self._within(_GLANCE, self._unshelve, server_id,
+                         self._in_its_name(server_id, credential), deadline)
+
+    def _unshelve(self, server_id: str, context: ty.Any,
+                  deadline: cloud_api.Deadline) -> None:
+        instance = self._compute_api.get(
+            context, server_id, expected_attrs=['flavor', 'info_cache'])
+        if deadline.passed():
+            raise errors.CloudUnavailable(
+                f'Server {server_id} is not brought back yet: this '
+                f'process stood still.')
+        _unshelve(self._compute_api, context, instance)
 
     def create_image(self, server_id: str, lease_id: str, name: str,
                      credential: str | None, event: str = '', label: str = '',
@@ -172,20 +173,35 @@ class EndActions(request_context.Acting):
         :raises CloudUnavailable, TrustUnavailable, Forbidden: as
             :meth:`set_resting_state`
         """
-        self._within(
-            _GLANCE, self._create_image, server_id, lease_id, name, credential,
-            event, label, check)
-
-    def _create_image(self, server_id: str, lease_id: str, name: str,
-                      credential: str | None, event: str, label: str,
-                      check: cloud_api.Check) -> None:
         with contextlib.suppress(exception.InstanceNotFound):
             context = self._in_its_name(server_id, credential)
             if not event:
                 context.request_id = _own_request(lease_id)
-            instance = self._compute_api.get(context, server_id)
-            _create_image(self._compute_api, context, instance, lease_id, name,
-                          check, event, label)
+            work = self._within(
+                _GLANCE, self._create_image, server_id, context, lease_id,
+                name, event, label, check)
+            if work is not None:
+                self._within(_VOLUMES.format(context.project_id), work)
+
+    def _create_image(self, server_id: str, context: ty.Any, lease_id: str,
+                      name: str, event: str, label: str,
+                      check: cloud_api.Check) -> ty.Callable[[], None] | None:
+        """Ask Nova for an image of a server, unless there is nothing to do;
+        return what is left to do if the server has its disk on a volume.
+        """
+        instance = self._compute_api.get(context, server_id)
+        if not _needs_image(self._compute_api, context, instance, lease_id,
+                            check, event):
+            return None
+        on_volume = compute_utils.is_volume_backed_instance(context, instance)
+        work = functools.partial(
+            _create_image, self._compute_api.snapshot_volume_backed
+            if on_volume else self._compute_api.snapshot, context, instance,
+            lease_id, name, check, event, label)
+        if on_volume:
+            return work
+        work()
+        return None
 
     def has_image(self, server_id: str, lease_id: str,
                   credential: str | None, event: str = '') -> bool:
@@ -194,18 +210,12 @@ class EndActions(request_context.Acting):
         :raises CloudUnavailable, TrustUnavailable: as
             :meth:`set_resting_state`
         """
-        return self._within(
-            _GLANCE, self._has_image, server_id, lease_id, credential,
-            event)
-
-    def _has_image(self, server_id: str, lease_id: str,
-                   credential: str | None, event: str) -> bool:
         try:
-            return _has_image(
-                self._compute_api, self._in_its_name(server_id, credential),
-                server_id, lease_id, event)
+            context = self._in_its_name(server_id, credential)
         except (exception.InstanceNotFound, errors.Forbidden):
             return False
+        return self._within(_GLANCE, _has_image, self._compute_api, context,
+                            server_id, lease_id, event)
 
 
 def _set_resting_state(api: ty.Any, context: ty.Any, instance: ty.Any,
@@ -270,31 +280,36 @@ def _unshelve(api: ty.Any, context: ty.Any, instance: ty.Any) -> None:
         _ask(api.unshelve, context, instance)
 
 
-def _create_image(api: ty.Any, context: ty.Any, instance: ty.Any,
-                  lease_id: str, lease_name: str, check: cloud_api.Check,
-                  event: str = '', label: str = '') -> None:
-    """Ask Nova for an image of a server, unless the server has another task
-    or an image exists.
+def _needs_image(api: ty.Any, context: ty.Any, instance: ty.Any,
+                 lease_id: str, check: cloud_api.Check, event: str) -> bool:
+    """Return whether an image of a server has to be requested: the server has
+    no other task, and no image exists.
 
     :param context: in the name of the image's owner
     :param check: called right before each change, as glance may answer late
     :param event: the event at which it is created; empty: the end of the lease
-    :param label: the last part of its name
-    :raises CloudUnavailable: if Nova refuses the image in its state
     """
     if instance.task_state is not None:
         check()
         _give_up(instance)
-        return
+        return False
     for image in _images(api, context, instance.uuid, lease_id, event):
         if image['status'] == 'active':
-            return
+            return False
         # The server has no task, so the process that created this has failed.
         check()
         _ask(api.image_api.delete, context, image['id'])
-    work = (api.snapshot_volume_backed
-            if compute_utils.is_volume_backed_instance(context, instance)
-            else api.snapshot)
+    return True
+
+
+def _create_image(work: ty.Callable[..., ty.Any], context: ty.Any,
+                  instance: ty.Any, lease_id: str, lease_name: str,
+                  check: cloud_api.Check, event: str, label: str) -> None:
+    """Ask Nova for an image of a server.
+
+    :param label: the last part of its name
+    :raises CloudUnavailable: if Nova refuses the image in its state
+    """
     last = label and f'-{label}'
     name = f'{lease_name}-{instance.display_name}'[
         :_LONGEST_NAME - len(last)] + last

@@ -13,9 +13,13 @@ import typing as ty
 from nova.compute import task_states
 from nova.compute import vm_states
 from nova import context as nova_context
+from nova.db.api import api as api_db
+from nova.db.api import models as api_models
 from nova import exception
 from nova import objects
+import sqlalchemy as sa
 
+from blazar_core.common import errors
 from blazar_core.plugins import resource_types
 from blazar_nova.compat import bound_servers
 from blazar_nova.compat import bounded_calls
@@ -23,6 +27,8 @@ from blazar_nova.compat import bulk_state
 from blazar_nova.compat import compute_hosts
 from blazar_nova.compat import pool
 from blazar_nova.compat import request_specs
+
+_HOSTS = api_models.HostMapping
 
 
 class Occupant(ty.NamedTuple):
@@ -54,14 +60,17 @@ def of_reservation(members: ty.Collection[pool.Member], reservation_id: str,
 
     Other servers are left out, whatever they are bound to. Costs one request
     to placement and one query for each host, one more query for each server
-    with allocations on a host that is not in its cell, and one for each cell.
+    with allocations on a host that is not in its cell, and one for each cell
+    of the hosts: a build is not retried in another cell.
 
-    :raises CloudUnavailable: if Nova or placement does not answer
+    :raises CloudUnavailable: if placement or a cell of the hosts does not
+        answer
     """
     return sorted({one for found in (
         *pool.for_each(reservation_id, 'looked at', _everybody, members),
         *(found for _cell, found in bounded_calls.of_all_cells(
-            _between_hosts)))
+            _between_hosts, cells=cells_of(
+                [host.service_host for host in members]))))
         for one, bound_to in found.items() if bound_to == reservation_id})
 
 
@@ -69,13 +78,32 @@ def running(service_hosts: ty.Collection[str],
             ) -> list[resource_types.HostedServer]:
     """Return the servers that cells have on hosts, by id.
 
-    One query for each cell, regardless of the number of hosts.
+    One query for each cell of the hosts, regardless of their number.
 
-    :raises CloudUnavailable: if a cell does not answer
+    :raises CloudUnavailable: if one of these cells does not answer
     """
     return sorted(one for _cell, found in bounded_calls.of_all_cells(
-        _on_hosts, [*service_hosts]) for one in found) if (
-            service_hosts) else []
+        _on_hosts, [*service_hosts], cells=cells_of(service_hosts))
+        for one in found) if service_hosts else []
+
+
+def cells_of(service_hosts: ty.Collection[str]) -> list[ty.Any]:
+    """Return the mappings of the cells that have one of these nova-computes.
+
+    :raises CloudUnavailable: if Nova's API database does not answer
+    """
+    there = bounded_calls.of_api(_cell_ids, [*service_hosts])
+    return [cell for cell in bounded_calls.all_cells() if cell.id in there]
+
+
+def _cell_ids(service_hosts: list[str]) -> set[int]:
+    found: set[int] = set()
+    context = nova_context.get_admin_context()
+    for batch in bulk_state.batches(service_hosts):
+        with api_db.context_manager.reader.using(context):
+            found.update(context.session.scalars(sa.select(
+                _HOSTS.cell_id).where(_HOSTS.host.in_(batch)).distinct()))
+    return found
 
 
 def _on_hosts(context: ty.Any, service_hosts: list[str],
@@ -154,13 +182,31 @@ def shelved(reservation_id: str, project_id: str) -> list[str]:
     """Return the shelved servers that were booted with a reservation, by its
     hint or its flavor: they are on no host now, and will be unshelved.
 
-    :raises CloudUnavailable: if Nova does not answer
+    :raises CloudUnavailable: if Nova's API database does not answer, or a cell
+        that may have some of them
     """
-    ids = [one for _cell, found in bounded_calls.of_all_cells(
-        _offloaded, project_id) for one in found]
-    hints = bounded_calls.of_api(request_specs.hints_of, ids)
-    flavors = bounded_calls.of_api(request_specs.flavors_of, ids)
-    return [one for one in ids if reservation_id in (
+    context, cells = nova_context.get_admin_context(), (
+        bounded_calls.all_cells())
+    answered = {cell.uuid: found for cell, found in bounded_calls.answers(
+        context, _offloaded, project_id, cells=cells)}
+    for cell in cells:
+        if cell.uuid not in answered and _booted_with(reservation_id, [
+                one.instance_uuid for one in bounded_calls.of_api(
+                    objects.InstanceMappingList
+                    .get_not_deleted_by_cell_and_project, context, cell.uuid,
+                    project_id)]):
+            raise errors.CloudUnavailable(
+                f'Cell {bounded_calls.name_of(cell)} does not answer, and may '
+                f'have shelved servers of reservation {reservation_id}.')
+    return _booted_with(reservation_id, [
+        one for found in answered.values() for one in found])
+
+
+def _booted_with(reservation_id: str, server_ids: list[str]) -> list[str]:
+    """Return the servers that were booted with a reservation."""
+    hints = bounded_calls.of_api(request_specs.hints_of, server_ids)
+    flavors = bounded_calls.of_api(request_specs.flavors_of, server_ids)
+    return [one for one in server_ids if reservation_id in (
         _hint(hints.get(one, {})), flavors.get(one))]
 
 

@@ -249,6 +249,12 @@ class Neutron(rest_service.RestService):
                              key='fixed_port_id')
             self.delete('local_ips', local['id'])
 
+    @rest_service.reads
+    def free_ports_of(self, device_id: str) -> None:
+        """Remove what keeps neutron from deleting the ports of a device."""
+        for port in self._list('ports', device_id=device_id):
+            self._free_port(port['id'])
+
     def remove_router_interface(self, port: Port) -> None:
         """Remove the interface of a router from a network."""
         self._ask('PUT', 'routers', port.device_id, 'remove_router_interface',

@@ -14,10 +14,12 @@ from nova import objects
 from nova.scheduler import rpcapi as scheduler_rpcapi
 from oslo_log import log as logging
 
+from blazar_core.common import clocks
 from blazar_core.common import errors
 from blazar_core.plugins import cloud_api
 from blazar_nova.compat import accelerators
 from blazar_nova.compat import bound_servers
+from blazar_nova.compat import bounded_calls
 from blazar_nova.compat import build_calls
 from blazar_nova.compat import build_preflight
 from blazar_nova.compat import compute_hosts
@@ -27,6 +29,7 @@ from blazar_nova.compat import gated_casts
 from blazar_nova.compat import hostnames
 from blazar_nova.compat import nova_quota
 from blazar_nova.compat import pool
+from blazar_nova.compat import request_context
 from blazar_nova.compat import reserved_state
 from blazar_nova.compat import server_deletion
 from blazar_nova.compat import server_demand
@@ -53,6 +56,16 @@ class NovaCloud(server_deletion.ServerDeletion, end_actions.EndActions,
     :param trusts: creates tokens of users
     """
 
+    def __init__(self, trusts: request_context.Trusts,
+                 clock: clocks.Clock) -> None:
+        super().__init__(trusts, clock)
+        # Many starts may wait for the same service.
+        self._probe = bounded_calls.Probe()
+
+    def _ping(self, topic: str) -> None:
+        """:raises CloudUnavailable: if no service of a topic answers"""
+        self._probe(f'nova-{topic}', _ping, topic)
+
     def send(self, call: str, credential: str | None,
              server_ids: ty.Collection[str], gate: cloud_api.Gate) -> str:
         """Cast a deferred build for those of its servers that still wait.
@@ -63,7 +76,7 @@ class NovaCloud(server_deletion.ServerDeletion, end_actions.EndActions,
         """
         build = build_calls.load(call)
         if credential is not None:
-            build.renew(self._trusts.access(
+            build.renew(self._access(
                 credential, as_owner=build.makes_what_is_the_users))
         return self._send(build, server_ids, gate)
 
@@ -83,9 +96,9 @@ class NovaCloud(server_deletion.ServerDeletion, end_actions.EndActions,
         """:param admit: called when the remaining servers are known"""
         # Without these services, the build would fail or not even start; the
         # other services are reached by messages, which wait in queues.
-        compute_hosts.ask_placement('/')
-        _ping(conductor_rpcapi.RPC_TOPIC)
-        _ping(scheduler_rpcapi.RPC_TOPIC)
+        self._probe('Placement', compute_hosts.ask_placement, '/')
+        self._ping(conductor_rpcapi.RPC_TOPIC)
+        self._ping(scheduler_rpcapi.RPC_TOPIC)
         waiting = {server_id: request for server_id in build.server_ids
                    if server_id in server_ids and
                    (request := unbuilt_servers.waiting(build, server_id))}
@@ -133,9 +146,8 @@ class NovaCloud(server_deletion.ServerDeletion, end_actions.EndActions,
         build = build_calls.load(call)
         if credential is not None:
             try:
-                build.renew(self._within(
-                    'Keystone', self._trusts.access, credential,
-                    as_owner=build.makes_what_is_the_users))
+                build.renew(self._access(
+                    credential, as_owner=build.makes_what_is_the_users))
             except errors.TrustUnavailable as exc:
                 # All other checks need a token of the user.
                 return [f'{exc}.']
@@ -191,7 +203,7 @@ class NovaCloud(server_deletion.ServerDeletion, end_actions.EndActions,
         late = stranded_builds.on_the_way(server_ids)
         if not late:
             return {}
-        _ping(conductor_rpcapi.RPC_TOPIC)
+        self._ping(conductor_rpcapi.RPC_TOPIC)
         return stranded_builds.traces(late)
 
     def mark_failed(self, server_id: str) -> None:

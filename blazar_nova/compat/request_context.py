@@ -16,6 +16,9 @@ from blazar_nova.compat import build_calls
 P = ty.ParamSpec('P')
 R = ty.TypeVar('R')
 
+#: The name of keystone in calls with a time limit.
+KEYSTONE = 'Keystone'
+
 
 class Trusts(ty.Protocol):
     """See :class:`blazar_nova.services.user_credentials.Credentials`."""
@@ -55,20 +58,31 @@ class Acting:
         return self._within.of_server(
             server_id, work, server_id, *args, **kwargs)
 
+    def _access(self, credential: str, as_owner: bool = False) -> ty.Any:
+        """Return a token in the name of a user.
+
+        Not within the call of another service, which keystone would silence.
+
+        :raises TrustUnavailable: if it cannot be used
+        :raises CloudUnavailable: if keystone does not answer
+        """
+        return self._within(KEYSTONE, self._trusts.access, credential,
+                            as_owner=as_owner)
+
     def _in_its_name(self, server_id: str, credential: str | None) -> ty.Any:
         """Return a context in the name of a lease's owner, for a server.
 
+        :raises CloudUnavailable: if its cell or keystone does not answer
         :raises Forbidden: if the server is of another project, since what is
             created of it would belong to the owner of the lease
         """
-        instance = self._compute_api.get(
-            nova_context.get_admin_context(), server_id)
+        instance = self._in_cell(self._compute_get, server_id)
         access = None
         if self._trusts.is_configured():
             if credential is None:
                 raise errors.TrustUnavailable(
                     'there is no trust of the owner of the lease')
-            access = self._trusts.access(credential, as_owner=True)
+            access = self._access(credential, as_owner=True)
             if access.project_id != instance.project_id:
                 raise errors.Forbidden(
                     f'it is of project {instance.project_id}, which did not '
@@ -84,7 +98,11 @@ class Acting:
 
         :raises CloudUnavailable: if keystone issues none
         """
-        return self._trusts.service()
+        return self._within(KEYSTONE, self._trusts.service)
+
+    def _compute_get(self, server_id: str) -> ty.Any:
+        return self._compute_api.get(
+            nova_context.get_admin_context(), server_id)
 
     @functools.cached_property
     def _compute_api(self) -> ty.Any:

@@ -15,6 +15,7 @@ from nova.compute import task_states
 from nova.compute import vm_states
 from nova import context as nova_context
 from nova import exception
+from nova.network import neutron as network
 from nova import objects
 from oslo_log import log as logging
 from oslo_utils import timeutils
@@ -24,6 +25,8 @@ from blazar_core.common import clocks
 from blazar_core.common import errors
 from blazar_core.plugins import cloud_api
 from blazar_nova.compat import build_calls
+from blazar_nova.compat import compute_hosts
+from blazar_nova.compat import network_api
 from blazar_nova.compat import request_context
 from blazar_nova.compat import unbuilt_servers
 
@@ -49,6 +52,13 @@ _DELETING = (task_states.DELETING, task_states.SOFT_DELETING)
 
 #: States of servers with an image from which they can be unshelved.
 _SHELVED = (vm_states.SHELVED, vm_states.SHELVED_OFFLOADED)
+
+#: What deletions that Nova does not leave to nova-compute are bounded by: they
+#: last as long as a server has volumes, which is up to its user.
+_LOCAL = 'The deletion of a server of project {}'
+
+#: Why a server still exists.
+_NOT_DELETED = 'Nova could not delete it: {}'
 
 #: Errors if the owner of a lease may not delete a server, or no longer may.
 _NOT_ALLOWED = (exception.Unauthorized, exception.Forbidden,
@@ -90,32 +100,68 @@ class ServerDeletion(request_context.Acting):
         token Nova cannot delete all of them. As Nova itself if that fails.
 
         :raises CloudUnavailable: if its cell does not answer
+        :raises CloudRefusal: if Nova has failed to delete it; says why
         """
-        self._in_cell(self._delete, server_id, credential, check)
-
-    def _delete(self, server_id: str, credential: str | None,
-                check: cloud_api.Check) -> None:
-        context = nova_context.get_admin_context()
         try:
-            instance = self._compute_api.get(context, server_id)
-            step = next_step(context, instance)
-            if step.seconds > 0:
-                return
-            if step.failed:
-                LOG.warning('Server %s: Nova failed to delete it; trying %s',
-                            server_id, 'with a token of the owner' if
-                            step.as_owner else 'without a token')
-            owner = self._owner(server_id, credential if step.as_owner
-                                else None)
-            if owner is None or not self._ask_as(owner, server_id, check):
-                self._ask(self._itself(instance), server_id, check)
+            self._delete(server_id, credential, check)
         except exception.InstanceNotFound:
             # Deleted, or almost.
             self._waits.pop(server_id, None)
-            unbuilt_servers.finish(server_id)
+            self._in_cell(unbuilt_servers.finish, server_id)
         except exception.InstanceInvalidState:
             # Being deleted: the caller checks again.
             LOG.debug('Server %s is already being deleted', server_id)
+
+    def _delete(self, server_id: str, credential: str | None,
+                check: cloud_api.Check) -> None:
+        instance, step, is_local, fault = self._in_cell(
+            self._next_step, server_id)
+        if step.seconds > 0:
+            if step.failed:
+                raise errors.CloudRefusal(_NOT_DELETED.format(
+                    fault.message if fault else 'see its instance actions.'))
+            return
+
+        def slow(work: ty.Callable[..., None], *args: ty.Any) -> None:
+            self._within(_LOCAL.format(instance.project_id), work, *args)
+
+        if step.failed:
+            LOG.warning('Server %s: Nova failed to delete it (%s); trying %s',
+                        # The message that users see may only be its class.
+                        server_id, fault and fault.details.strip().rpartition(
+                            '\n')[2] or 'see its instance actions',
+                        'with a token of the owner' if step.as_owner
+                        else 'without a token')
+            slow(_free_ports, server_id, check)
+        ask = slow if is_local else self._in_cell
+        try:
+            self._ask_in_turn(ask, instance, step, credential, check)
+        except network.neutron_client_exc.NeutronClientException as exc:
+            # Nova deletes the ports of a server that is on no host itself.
+            slow(_free_ports, server_id, check)
+            raise errors.CloudRefusal(_NOT_DELETED.format(exc)) from exc
+
+    def _ask_in_turn(self, ask: ty.Callable[..., None], instance: ty.Any,
+                     step: Step, credential: str | None,
+                     check: cloud_api.Check) -> None:
+        """Ask in the name of the owner, or without if that is not possible.
+
+        :param ask: calls a function about a server within a time limit
+        """
+        server_id = instance.uuid
+        owner = self._owner(server_id, credential if step.as_owner else None)
+        if owner is None or not self._ask_as(ask, owner, server_id, check):
+            ask(self._ask, server_id, self._itself(instance), check)
+
+    def _next_step(self, server_id: str) -> tuple[ty.Any, Step, bool, ty.Any]:
+        """Return a server, the next step, whether the deletion is local, and
+        the InstanceFault of a failed one or None.
+        """
+        context = nova_context.get_admin_context()
+        instance = self._compute_api.get(context, server_id)
+        step = next_step(context, instance)
+        return instance, step, _is_local(context, instance), (
+            instance.fault if step.failed else None)
 
     def _owner(self, server_id: str, credential: str | None) -> ty.Any:
         """Return a context in the name of the owner; None if there is none.
@@ -127,7 +173,7 @@ class ServerDeletion(request_context.Acting):
         if credential is None or not self._trusts.is_configured():
             return None
         try:
-            access = self._trusts.access(credential)
+            access = self._access(credential)
         except errors.TrustUnavailable as exc:
             LOG.warning('Server %s is not deleted in the name of its '
                         'owner: %s', server_id, exc)
@@ -136,6 +182,8 @@ class ServerDeletion(request_context.Acting):
             now = self._clock.elapsed()
             waits = now - self._waits.setdefault(server_id, now)
             if waits < _PATIENCE:
+                if isinstance(exc, errors.CloudUnavailable):
+                    raise
                 raise errors.CloudUnavailable(str(exc)) from exc
             LOG.warning('Server %s is not deleted in the name of its owner, '
                         'for whom there was no token for %s s: %s',
@@ -162,18 +210,18 @@ class ServerDeletion(request_context.Acting):
         return context if access is None else (
             build_calls.in_name_of(context, access).elevated())
 
-    def _ask_as(self, owner: ty.Any, server_id: str,
-                check: cloud_api.Check) -> bool:
+    def _ask_as(self, ask: ty.Callable[..., None], owner: ty.Any,
+                server_id: str, check: cloud_api.Check) -> bool:
         """Ask in the name of the owner; return whether that was allowed."""
         try:
-            self._ask(owner, server_id, check)
+            ask(self._ask, server_id, owner, check)
         except _NOT_ALLOWED as exc:
             LOG.warning('Server %s cannot be deleted in the name of its '
                         'owner: %s', server_id, exc)
             return False
         return True
 
-    def _ask(self, context: ty.Any, server_id: str,
+    def _ask(self, server_id: str, context: ty.Any,
              check: cloud_api.Check) -> None:
         LOG.info('Server %s: deleting it %s', server_id,
                  f'in the name of user {context.user_id}' if
@@ -189,6 +237,38 @@ class ServerDeletion(request_context.Acting):
         # does the same, but sends no versioned notification of servers that it
         # deletes itself.
         self._compute_api.delete(context, instance)
+
+
+def _is_local(context: ty.Any, instance: ty.Any) -> bool:
+    """Return whether Nova waits for other services while it deletes a server:
+    it deletes ports and volumes itself if no nova-compute does, and before
+    that the image of a shelved server or the source of a resized one.
+
+    :param context: the context with which the instance was read
+    """
+    if instance.host is None or instance.vm_state in (
+            *_SHELVED, vm_states.RESIZED):
+        return True
+    try:
+        return not compute_hosts.state_of(
+            objects.Service.get_by_compute_host(context, instance.host)).up
+    except exception.ComputeHostNotFound:
+        return True
+
+
+def _free_ports(server_id: str, check: cloud_api.Check) -> None:
+    """Remove what keeps neutron from deleting the ports of a server, such as
+    a trunk, into which any member of the project can put them.
+    """
+    neutron = network_api.neutron()
+    if not neutron.is_configured():
+        return
+    check()
+    try:
+        neutron.free_ports_of(server_id)
+    except errors.CloudUnavailable as exc:
+        LOG.warning('Server %s: its ports may keep Nova from deleting it: %s',
+                    server_id, exc)
 
 
 def next_step(context: ty.Any, instance: ty.Any) -> Step:

@@ -172,15 +172,14 @@ class ServerMigration(request_context.Acting):
              if one.uuid == host), None)
         if host is not None and name is None:
             return 'Nova does not know the host to which it is to go.'
-        return self._in_cell(
-            self._move, server_id, name, lease_id, deadline)
+        return self._in_cell(self._move, server_id, self._for_lease(lease_id),
+                             name, lease_id, deadline)
 
-    def _move(self, server_id: str, name: str | None, lease_id: str,
-              deadline: cloud_api.Deadline) -> str:
+    def _move(self, server_id: str, context: ty.Any, name: str | None,
+              lease_id: str, deadline: cloud_api.Deadline) -> str:
         """
         :param name: of the service host; None: any
         """
-        context = self._for_lease(lease_id)
         try:
             instance = self._compute_api.get(
                 context, server_id, expected_attrs=[
@@ -208,11 +207,12 @@ class ServerMigration(request_context.Acting):
 
         :raises CloudUnavailable: if it is not known whether Nova does
         """
-        return self._in_cell(self._evacuate, server_id, lease_id, deadline)
+        return self._in_cell(
+            self._evacuate, server_id, self._for_lease(lease_id), lease_id,
+            deadline)
 
-    def _evacuate(self, server_id: str, lease_id: str,
+    def _evacuate(self, server_id: str, context: ty.Any, lease_id: str,
                   deadline: cloud_api.Deadline) -> str:
-        context = self._for_lease(lease_id)
         try:
             instance = self._compute_api.get(context, server_id)
             if _grouped(context, [server_id], ('affinity',)):

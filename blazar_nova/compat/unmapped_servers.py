@@ -25,6 +25,7 @@ import sqlalchemy as sa
 from blazar_core.common import errors
 from blazar_nova.compat import bounded_calls
 from blazar_nova.compat import bulk_state
+from blazar_nova.compat import compute_hosts
 from blazar_nova.compat import unbuilt_servers
 
 LOG = logging.getLogger(__name__)
@@ -118,15 +119,20 @@ def strangers(consumers: ty.Collection[str], silent: set[str]) -> set[str]:
     return found
 
 
-def of_migrations(consumers: ty.Collection[str]) -> dict[str, str]:
-    """Return the servers of which some consumers in placement are migrations:
-    these keep what the server had on its host before.
+def of_migrations(service_host: str, consumers: ty.Collection[str],
+                  ) -> dict[str, str]:
+    """Return the servers of which some consumers on a host are migrations:
+    these keep what the server had there before. They are recorded in the cell
+    of that host.
 
-    :raises CloudUnavailable: when a cell does not answer
+    :raises CloudUnavailable: when that cell does not answer
     """
-    return {migration: server_id for batch in bulk_state.batches(consumers)
-            for _cell, rows in bounded_calls.of_all_cells(_migrations, batch)
-            for migration, server_id in rows}
+    try:
+        return {migration: server_id for batch in bulk_state.batches(consumers)
+                for migration, server_id in compute_hosts.of_cell_of(
+                    service_host, _migrations, batch)}
+    except exception.HostMappingNotFound:
+        return {}
 
 
 def _servers(context: ty.Any) -> list[tuple[str, str | None]]:

@@ -290,24 +290,35 @@ class Listener:
 
     def _find_orphans_if_due(self, leader: leader_election.Leader) -> None:
         if leader.take() is None:
-            if self.find_orphans():
+            if self.find_orphans(functools.partial(_keep, leader)):
                 leader.done()
             else:
                 leader.leave(done=False)
 
-    def find_orphans(self) -> bool:
+    def find_orphans(self, go_on: ty.Callable[[], object] = lambda: None,
+                     ) -> bool:
         """Handle leases whose project or user no longer exists.
 
+        :param go_on: see :meth:`.orphans.Orphans.find`
         :returns: whether keystone answered
         """
         try:
-            self.parts.orphans.find()
+            self.parts.orphans.find(go_on=go_on)
         except errors.CloudUnavailable as exc:
             LOG.warning('Orphaned leases: whether the projects and users '
                         'exist is not known: %s', exc)
             return False
         self.engine.wake()
         return True
+
+
+def _keep(leader: leader_election.Leader) -> None:
+    """Keep the lead during a round that may take long.
+
+    :raises CloudUnavailable: if another process has taken over
+    """
+    if not leader.extend():
+        raise errors.CloudUnavailable('another blazar-listener has taken over')
 
 
 def _name() -> str:

@@ -241,7 +241,8 @@ class HostSync:
             return
         self._facts[host.uuid] = (
             now, dataclasses.replace(facts, allocations={}))
-        allocations = self.by_server(host.uuid, facts.allocations)
+        allocations = self.by_server(
+            host.uuid, host.service_host, facts.allocations)
         with self._database.writer() as session:
             if inventory.report(session, now, model.HostFacts(
                     host.uuid, host.name, host.service_host, facts.capacity,
@@ -280,32 +281,36 @@ class HostSync:
         for host, facts in zip(hosts, seen):
             assert facts is not None
             self._database.retried(
-                self._compare_usage, host.uuid, facts.providers)
+                self._compare_usage, host.uuid, service_host, facts.providers)
 
-    def _compare_usage(self, uuid: str, providers: ty.Any) -> None:
+    def _compare_usage(self, uuid: str, service_host: str, providers: ty.Any,
+                       ) -> None:
         now, seen = self._before(uuid)
-        taken = self.by_server(uuid, compute_hosts.taken(providers))
+        taken = self.by_server(
+            uuid, service_host, compute_hosts.taken(providers))
         with self._database.writer() as session:
             if inventory.report_usage(session, now, uuid, taken, seen):
                 LOG.debug('Host %s: %s', uuid, taken)
 
-    def by_server(self, uuid: str,
+    def by_server(self, uuid: str, service_host: str,
                   allocations: ty.Mapping[str, model.Resources],
                   ) -> ty.Mapping[str, model.Resources]:
         """Return the resources of each server on a host. On the source host of
         an interruptible server that moves, or whose resize is not confirmed,
         these are the allocations that Nova keeps for its migration.
 
-        Costs a statement, and one in each cell if there are consumers that
+        Costs a statement, and one in its cell if there are consumers that
         were not known, and interruptible servers.
 
-        :raises CloudUnavailable: when a cell does not answer
+        :param service_host: the nova-compute of the host
+        :raises CloudUnavailable: when its cell does not answer
         """
         with self._database.connection() as connection:
             known = connection.execute(_KNOWN, {'uuid': uuid}).one_or_none()
         new = set() if known is None else (
             allocations.keys() - (known.consumers or {}).keys())
-        servers = unmapped_servers.of_migrations(new) if new else {}
+        servers = unmapped_servers.of_migrations(
+            service_host, new) if new else {}
         if not servers:
             return allocations
         with self._database.connection() as connection:

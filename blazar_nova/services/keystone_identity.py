@@ -15,6 +15,9 @@ from blazar_nova.services import user_credentials
 
 LOG = logging.getLogger(__name__)
 
+#: How many lookups in a row fail until keystone is not asked any further.
+_FAILED = 3
+
 
 class KeystoneIdentity:
     """Queries keystone as the service user of ``[blazar_keystone]``."""
@@ -23,13 +26,18 @@ class KeystoneIdentity:
         self._trusts = trusts
 
     def absent(self, project_ids: ty.Collection[str],
-               user_ids: ty.Collection[str]) -> cloud_api.MissingOwners:
-        """Return which of these projects and users no longer exist.
+               user_ids: ty.Collection[str],
+               go_on: ty.Callable[[], object] = lambda: None,
+               ) -> cloud_api.MissingOwners:
+        """Return which of these projects and users no longer exist. Those
+        whose lookup fails are unknown.
 
         An answer by which our own user does not exist either is rejected: it
         comes from a proxy in front of keystone, or a policy hides others.
 
-        :raises CloudUnavailable: if no answer can be trusted; says why
+        :param go_on: called before each lookup; what it raises is raised
+        :raises CloudUnavailable: if no answer can be trusted, or as many
+            lookups in a row fail as :data:`_FAILED`; says why
         """
         own = self._trusts.own()
         for kind, its_id in own.items():
@@ -40,9 +48,23 @@ class KeystoneIdentity:
                     'Give the user a role that may see projects and users, '
                     'such as admin or, on the system, reader.')
         unknown: set[str] = set()
+        failed = 0
+
+        def look_up(kind: str, one: str) -> bool | None:
+            nonlocal failed
+            go_on()
+            try:
+                there = self._exists(kind, one)
+            except errors.CloudUnavailable:
+                failed += 1
+                if failed == _FAILED:
+                    raise
+                return None
+            failed = 0
+            return there
 
         def gone(kind: str, ids: ty.Iterable[str]) -> frozenset[str]:
-            answers = {one: self._exists(kind, one) for one in ids}
+            answers = {one: look_up(kind, one) for one in ids}
             unknown.update(
                 one for one, there in answers.items() if there is None)
             return frozenset(

@@ -119,7 +119,8 @@ class HostCapacity:
         bookings = self._booked_on(row.id)
         # As the report of a host counts claims: through their last second.
         runs = {**pending.awaited(row.consumers, self._clock.now() - 1),
-                **self._sync.by_server(host.uuid, facts.allocations)}
+                **self._sync.by_server(
+                    host.uuid, host.service_host, facts.allocations)}
         # Servers on a whole host of a reservation are its own.
         counted = {} if row.assigned_to is not None else {
             consumer: amounts for consumer, amounts in runs.items()

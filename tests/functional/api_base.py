@@ -2,14 +2,20 @@
 
 """Base class of the tests of the lease API."""
 
+import contextlib
+from unittest import mock
+
 import fixtures
 from nova import context as nova_context
 from nova import exception
 from nova import objects
 from nova.scheduler.client import report
+from oslo_utils.fixture import uuidsentinel as uuids
 import requests
 
 from blazar_core.common import clocks
+from blazar_core.common import errors
+from blazar_nova.compat import bounded_calls
 from tests import driven
 from tests.functional import leased
 from tests.functional import nova_box
@@ -53,6 +59,25 @@ class ApiTestCase(leased.LeasedTestCase):
 
         self.useFixture(fixtures.MockPatchObject(client, 'get', noted))
         return asked
+
+    @contextlib.contextmanager
+    def silent_cell(self, name='cell2'):
+        """Let a cell not answer; by default one more, which has no host."""
+        known, calls = bounded_calls.all_cells, bounded_calls.Bounded()
+        more = [] if any(one.name == name for one in known()) else [
+            objects.CellMapping(
+                id=99, uuid=uuids.silent_cell, name=name,
+                transport_url='fake:///', database_connection='sqlite://')]
+
+        def call(who, *args, **kwargs):
+            if who == f'Cell {name}':
+                raise errors.CloudUnavailable(f'{who} does not answer.')
+            return calls(who, *args, **kwargs)
+
+        with (mock.patch.object(bounded_calls, 'all_cells',
+                                lambda: [*known(), *more]),
+              mock.patch.object(bounded_calls, '_cells', call)):
+            yield
 
     def reservation(self, **params):
         """Return a reservation request: by default one server of 2 VCPUs."""

@@ -11,6 +11,7 @@ from unittest import mock
 
 from keystoneauth1 import access
 from keystoneauth1 import fixture as tokens
+from neutronclient.common import exceptions as neutron_exceptions
 from nova.tests import fixtures as nova_fixtures
 
 from blazar_core.common import errors
@@ -176,6 +177,63 @@ class InWhoseNameTest(DeletionTestCase):
         self.no_token = None
         self.goes(server_id)
         self.assertEqual([('token-of-trust-0', OWNER)], seen)
+
+    def port_in_trunk(self, configured=True):
+        """Let neutron delete no port of a server, as each is in a trunk, until
+        the plugin deletes the trunk.
+
+        :param configured: whether the plugin has credentials of neutron
+        """
+        freed, delete = [], nova_fixtures.NeutronFixture.delete_port
+
+        def refuse(fixture, port):
+            if not freed:
+                raise neutron_exceptions.Conflict(
+                    message=f'Port {port} is currently a parent port.')
+            return delete(fixture, port)
+
+        self.stub_out('nova.tests.fixtures.NeutronFixture.delete_port', refuse)
+        self.stub_out(
+            'blazar_nova.compat.network_api.neutron', lambda: mock.Mock(
+                is_configured=lambda: configured,
+                free_ports_of=freed.append))
+        return freed
+
+    def test_server_whose_port_is_in_trunk_is_deleted(self):
+        """Neutron deletes no port that its owner has put into a trunk."""
+        server_id = self.active(networks=[
+            {'uuid': nova_fixtures.NeutronFixture.network_1['id']}])
+        freed = self.port_in_trunk()
+        self.goes(server_id)
+        self.assertEqual([server_id], freed)
+        self.assertEqual({}, self.allocations(server_id))
+
+    def test_shelved_server_whose_port_is_in_trunk_is_deleted(self):
+        server_id = self.active(networks=[
+            {'uuid': nova_fixtures.NeutronFixture.network_1['id']}])
+        self.alice.post_server_action(server_id, {'shelve': None})
+        self.wait_for_status(server_id, 'SHELVED_OFFLOADED')
+        freed = self.port_in_trunk()
+        self.goes(server_id)
+        self.assertEqual([server_id], freed)
+
+    def test_lease_shows_why_nova_does_not_delete_its_server(self):
+        server_id = self.active(networks=[
+            {'uuid': nova_fixtures.NeutronFixture.network_1['id']}])
+        freed = self.port_in_trunk(configured=False)
+        self.clock.advance(3600)
+
+        def is_told():
+            self.clock.advance(2)
+            self.run_due()
+            return self.lease('vm1')['status_reason']
+
+        self.assertEqual(
+            f'The end is retried: server {server_id}: Nova could not delete '
+            f'it: Conflict', self.wait_for(is_told, 60, 'it says why'))
+        self.assertEqual('Conflict', self.admin.get_server(
+            server_id)['fault']['message'])
+        self.assertEqual([], freed)
 
     def test_user_who_cannot_create_trust_gets_lease(self):
         self.stub_out(

@@ -88,6 +88,33 @@ class InterruptibleTest(InterruptibleTestCase):
                 'UNKNOWN', self.alice.get_server(server_id)['status'])
         self.assertEqual('ACTIVE', self.alice.get_server(server_id)['status'])
 
+    def test_usage_is_recorded_while_another_cell_is_silent(self):
+        def usage():
+            return self.books('SELECT name, usage FROM hosts ORDER BY name')
+
+        self.boot_active('spot', flavor='1', hints=YES)
+        server = self.boot_active('ordinary', flavor='1')
+        host = self.admin.get_server(server['id'])['OS-EXT-SRV-ATTR:host']
+        gone = self.boot_active('gone', flavor='1', client=self.admin,
+                                availability_zone=f'nova:{host}')
+        self.fill_books()
+        before = usage()
+        # Its migration has the allocations that it had on the host.
+        self.alice.post_server_action(
+            server['id'], {'resize': {'flavorRef': '2'}})
+        self.wait_for_status(server['id'], 'VERIFY_RESIZE')
+        self.admin.delete_server(gone['id'])
+        self.wait_until_gone(gone['id'])
+        with self.silent_cell():
+            self.clock.advance(1000)
+            self.fill_books()
+            self.assertNotEqual(before, usage())
+            seen = usage()
+        with self.silent_cell('cell1'):
+            self.fill_books()
+        self.fill_books()
+        self.assertEqual(seen, usage())
+
     def test_interruptible_server_uses_reserved_capacity_until_eviction(self):
         lease = self.reserve()
         self.assertRegex(self.boot_error('ordinary', flavor='3')['fault'][

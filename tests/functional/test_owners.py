@@ -106,6 +106,31 @@ class TestOrphans(OwnersTestCase):
         looks[1]()
         self.assertEqual(3 * asked, len(self.seen) - seen)
 
+    def test_slow_search_stays_with_one_listener(self):
+        """Keystone is asked for each project and user."""
+        self.make_active(length=48 * HOUR)
+        first, second = ([
+            task.look for task in one._periodic(self.parts.conf)
+            if task.name == 'orphans'][0] for one in (
+                self.listener, self.new_listener(self.clock)))
+        first()
+        self.clock.advance(24 * HOUR + 120)
+        asked, is_there = [], self.is_there
+
+        def slow(path):
+            asked.append(path)
+            self.clock.advance(50)
+            if len(asked) == 3:
+                with mock.patch.object(self, 'is_there', is_there):
+                    seen = len(self.seen)
+                    second()
+                    self.assertEqual(seen, len(self.seen))
+            return is_there(path)
+
+        with mock.patch.object(self, 'is_there', slow):
+            first()
+        self.assertGreater(len(asked), 3)
+
     def test_lease_continues_if_project_exists_again(self):
         lease = self.make_active(length=48 * HOUR)
         self.gone.add(nova_box.PROJECT_ID)

@@ -15,6 +15,7 @@ from oslo_utils.fixture import uuidsentinel as uuids
 from blazar_core.common import clocks
 from blazar_core.common import errors
 from blazar_nova.compat import compute_hosts
+from blazar_nova.compat import host_servers
 from blazar_nova.compat import nova_scheduler
 from tests import driven
 from tests.functional import whole_hosts_base
@@ -130,6 +131,55 @@ class TestEnds(whole_hosts_base.HostsTestCase):
             lease, client=self.admin)['status_reason'])
         self.run_until(self.clock.now() + 600)
         self.ask('GET', f'/leases/{lease["id"]}', code=404)
+
+    def test_lease_ends_while_cell_without_its_hosts_is_silent(self):
+        server = self.within('mine', self.reservation_id)
+        self.wait_for_status(server['id'], 'ACTIVE')
+        shelved = self.within('shelved', self.reservation_id)
+        self.wait_for_status(shelved['id'], 'ACTIVE')
+        self.alice.post_server_action(shelved['id'], {'shelve': None})
+        self.wait_for_status(shelved['id'], 'SHELVED_OFFLOADED')
+        with self.silent_cell():
+            shown = self.get(self.started)
+            self.assertEqual([], shown['warnings'])
+            self.assertEqual([server['id']],
+                             shown['reservations'][0]['servers'])
+            # Not the administrator, whose deletion checks nothing.
+            self.delete(self.started['id'])
+            self.wait_until_gone(server['id'])
+            self.wait_until_over(self.started['id'])
+            self.assertEqual([(None,)], self.assigned_to())
+            self.alice.post_server_action(shelved['id'], {'unshelve': None})
+            self.wait_for_status(shelved['id'], 'ACTIVE')
+
+    def test_lease_does_not_end_while_cell_of_its_hosts_is_silent(self):
+        with self.silent_cell('cell1'):
+            self.assertIn('Nova does not say now', str(self.get(
+                self.started)['warnings']))
+            path = f'/leases/{self.started["id"]}'
+            self.ask('DELETE', path, code=503)
+            self.ask('DELETE', path, code=204, force='true')
+            self.run_until(self.clock.now() + 600)
+            self.assertEqual([(self.reservation_id,)], self.assigned_to())
+        self.run_until(self.clock.now() + 600)
+        self.assertEqual([(None,)], self.assigned_to())
+
+    def test_lease_ends_only_when_its_shelved_servers_are_known(self):
+        """They are in a cell that does not answer, others of the project do
+        not matter.
+        """
+        shelved = self.within('shelved', self.reservation_id)
+        self.wait_for_status(shelved['id'], 'ACTIVE')
+        self.alice.post_server_action(shelved['id'], {'shelve': None})
+        self.wait_for_status(shelved['id'], 'SHELVED_OFFLOADED')
+        project_id = self.started['project_id']
+        with self.silent_cell('cell1'):
+            self.assertRaises(errors.CloudUnavailable, host_servers.shelved,
+                              self.reservation_id, project_id)
+            self.assertEqual([], host_servers.shelved(
+                uuids.other_reservation, project_id))
+        self.assertEqual([shelved['id']], host_servers.shelved(
+            self.reservation_id, project_id))
 
     def test_lease_of_deleted_host_ends_without_cleaning(self):
         """Nor is it cleaned, which would fail."""

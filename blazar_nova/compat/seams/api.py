@@ -268,6 +268,10 @@ _QUOTA = entry.subject(
             'list_ports(self, context, **search_opts)',
             'which ports are in use')),
     entry.of(
+        'nova.network.neutron.neutron_client_exc',
+        entry.named(
+            'NeutronClientException', 'ports that neutron does not delete')),
+    entry.of(
         'nova.network.security_group_api',
         entry.called('get(context, id)', 'security groups of a build')),
     entry.of(

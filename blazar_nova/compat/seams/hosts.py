@@ -106,6 +106,9 @@ _HOSTS = entry.subject(
         'nova.db.api.models.AggregateHost',
         entry.columns('aggregate_id host', 'many hosts at once')),
     entry.of(
+        'nova.db.api.models.HostMapping',
+        entry.columns('host cell_id', 'the cells of many hosts')),
+    entry.of(
         'nova.availability_zones',
         entry.called(
             'update_host_availability_zone_cache(context, host, '

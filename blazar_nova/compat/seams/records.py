@@ -85,7 +85,10 @@ _RECORDS = entry.subject(
     entry.of(
         'nova.objects.InstanceMappingList',
         entry.called(
-            'get_by_instance_uuids(context, uuids)', 'the cells of servers')),
+            'get_by_instance_uuids(context, uuids)', 'the cells of servers'),
+        entry.called(
+            'get_not_deleted_by_cell_and_project(context, cell_uuid, '
+            'project_id, limit=)', 'servers of a cell that does not answer')),
     entry.of(
         'nova.objects.BlockDeviceMapping',
         entry.fields(

@@ -377,6 +377,30 @@ class TestClaims(engine_base.EngineTestCase):
                          {one.event_id for one in claims})
         self.assertEqual({'project': 2}, +busy)
 
+    def test_deferred_starts_leave_half_of_the_workers_to_others(self):
+        """Each may wait for a service that does not answer."""
+        for number in range(60):
+            self.event(f'start{number}', -60, 'start_lease', deferrals=1,
+                       project=f'p{number}')
+        worker = self.engine(workers=4)
+        claims = worker._claim_due(4)
+        self.assertEqual(['start_lease'] * 2, [
+            one.event_type for one in claims])
+        for claim in claims:
+            worker._hold(claim)
+        # It does not look at the others all the time.
+        self.assertLess(self.clock.now(), worker._next_look())
+        self.event('end', -50, 'end_lease', deferrals=1)
+        self.event('notice', -40)
+        self.event('start', -30, 'start_lease')
+        self.assertEqual(
+            ['end_lease', 'start_lease'],
+            sorted(one.event_type for one in worker._claim_due(2)))
+        self.assertEqual(['mine'], [
+            one.event_type for one in worker._claim_due(1)])
+        worker._running.clear()
+        self.assertEqual(2, len(worker._claim_due(4)))
+
     def test_claim_uses_time_read_at_clock_check(self):
         due, ahead = self.event('a'), self.event('b', due=HOUR)
         worker = self.engine(worker_timeout=60)

@@ -648,6 +648,81 @@ class TestEvictions(EvictionTestCase):
         self.assertEqual([server_id], self.cloud.deleted)
         self.assertEqual({server_id: states.Move.MOVED}, self.moves())
 
+    def test_unanswered_shelving_is_repeated(self):
+        """Deletion waits, as there is time for both."""
+        self.host('one', VCPU=4)
+        server_id = self.boot(vcpus=3)
+        _lease, start = self.needed()
+        self.events()
+        asked, rest = [], self.cloud.set_resting_state
+
+        def shelve(*args, **kwargs):
+            asked.append(start - self.clock.now())
+            if len(asked) == 1:
+                raise errors.CloudUnavailable('Glance does not answer.')
+            rest(*args, **kwargs)
+
+        self.cloud.set_resting_state = shelve
+        self.run_until(start)
+        self.assertEqual(([300, 240], []), (asked, self.cloud.deleted))
+        self.assertEqual({server_id: states.Move.MOVED}, self.moves())
+        self.assertEqual([('evicted', server_id, None)], self.events())
+
+    def test_server_is_deleted_in_time_if_shelving_is_never_answered(self):
+        # A third of the time of its eviction, when that comes or before the
+        # result of one more request would be known.
+        for answer, at in ((errors.CloudUnavailable, 120),
+                           (errors.NotSent, 90)):
+            self.host(answer.__name__, VCPU=4)
+            server_id = self.boot(answer.__name__, vcpus=3)
+            _lease, start = self.needed(vcpus=4)
+            deleted, delete = [], self.cloud.delete
+
+            def shelve(*_args, answer=answer, **_kwargs):
+                raise answer('Glance does not answer.')
+
+            def remove(*args, left=deleted, start=start, do=delete, **kwargs):
+                left.append(start - self.clock.now())
+                do(*args, **kwargs)
+
+            with (mock.patch.object(self.cloud, 'set_resting_state', shelve),
+                  mock.patch.object(self.cloud, 'delete', remove)):
+                self.run_until(start)
+            self.assertEqual([at], deleted)
+            self.assertEqual(states.Move.MOVED, self.moves()[server_id])
+
+    def test_deletion_of_overdue_server_is_requested_once_by_each_look(self):
+        self.host('one', VCPU=4)
+        self.boot(vcpus=3)
+        _lease, start = self.needed()
+        self.run_until(start - 315)
+        self.until(start + 300)
+        for method in 'set_resting_state', 'delete':
+            self.useFixture(fixtures.MockPatchObject(
+                self.cloud, method, side_effect=errors.Forbidden('no')))
+        for attempts in (2, 3, 4):
+            self.evictions.carry_out()
+            self.assertEqual([attempts], self.scalars(
+                models.ServerMove.attempts))
+            self.clock.advance(100)
+
+    def test_shelving_that_was_not_sent_in_time_is_repeated(self):
+        """As keystone has answered late."""
+        self.host('one', VCPU=4)
+        server_id = self.boot(vcpus=3)
+        _lease, start = self.needed()
+        slow, rest = [25, 25], self.cloud.set_resting_state
+
+        def shelve(*args, **kwargs):
+            if slow:
+                self.clock.advance(slow.pop())
+            rest(*args, **kwargs)
+
+        self.cloud.set_resting_state = shelve
+        self.run_until(start)
+        self.assertEqual(([(server_id, cloud_api.RestingState.SHELVED)], []),
+                         (self.cloud.rests, self.cloud.deleted))
+
     def test_server_without_trust_is_deleted(self):
         self.host('one', VCPU=4)
         server_id = self.boot(vcpus=3)

@@ -33,7 +33,7 @@ class FakeIdentity:
         self.gone, self.unknown, self.asked = set(), set(), []
         self.broken = None
 
-    def absent(self, project_ids, user_ids):
+    def absent(self, project_ids, user_ids, go_on):
         self.asked.append((list(project_ids), list(user_ids)))
         if self.broken:
             raise self.broken

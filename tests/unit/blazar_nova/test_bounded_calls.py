@@ -52,7 +52,8 @@ class TestBounded(base.TestCase):
             late = self.assertRaises(errors.CloudUnavailable, self.bounded,
                                      'Cell one', self.silent)
         self.assertIn('Cell one does not answer within', str(late))
-        early = self.assertRaises(errors.CloudUnavailable, self.bounded,
+        self.assertNotIsInstance(late, errors.NotSent)
+        early = self.assertRaises(errors.NotSent, self.bounded,
                                   'Cell one', int)
         self.assertIn('has not answered an earlier call', str(early))
         self.assertEqual(0, self.bounded('Cell two', int))

@@ -1015,6 +1015,19 @@ class TestNeutron(base.TestCase):
             ('GET', '/v2.0/trunks'): MISSING,
             ('GET', '/v2.0/local_ips?local_port_id=p'): MISSING})
 
+    def test_ports_of_a_server_are_freed(self):
+        self.assertEqual([
+            ('GET', '/v2.0/ports?device_id=s'), ('GET', '/v2.0/trunks'),
+            ('PUT', '/v2.0/trunks/1', {'trunk': {'admin_state_up': True}}),
+            ('DELETE', '/v2.0/trunks/1'),
+            ('GET', '/v2.0/local_ips?local_port_id=p')],
+            self.requests(lambda: self.neutron.free_ports_of('s'), {
+                ('GET', '/v2.0/ports?device_id=s'): {'ports': [{'id': 'p'}]},
+                ('GET', '/v2.0/trunks'): {'trunks': [
+                    {'id': '1', 'port_id': 'p', 'sub_ports': []}]},
+                ('GET', '/v2.0/local_ips?local_port_id=p'): {
+                    'local_ips': []}}))
+
     def test_deleting_missing_floating_ip_succeeds(self):
         self.adapter.request.side_effect = MISSING
         self.neutron.release('1')

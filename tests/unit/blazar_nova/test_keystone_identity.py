@@ -77,12 +77,33 @@ class TestIdentity(test_user_credentials.CredentialsTestCase):
             self.there(path)
 
     def test_failing_keystone_means_cloud_unavailable(self):
-        self.there('projects/one', status_code=500)
-        self.assertRaises(errors.CloudUnavailable, self.identity.absent,
-                          ['one'], [])
-        self.web.get(f'{URL}/projects/one', exc=requests.ConnectionError)
-        self.assertRaises(errors.CloudUnavailable, self.identity.absent,
-                          ['one'], [])
+        names = ['one', 'two', 'three', 'four']
+        for answer in ({'status_code': 500},
+                       {'exc': requests.ConnectionError}):
+            self.there(*(f'projects/{name}' for name in names), **answer)
+            self.there('users/gone', **NOT_FOUND)
+            self.web.reset_mock()
+            self.assertRaises(errors.CloudUnavailable, self.identity.absent,
+                              names, ['gone'])
+            # One that does not answer is asked twice by keystoneauth.
+            self.assertEqual({*names[:3]}, {
+                request.path.rpartition('/')[2]
+                for request in self.web.request_history} & {*names, 'gone'})
+
+    def test_owner_whose_lookup_fails_is_unknown(self):
+        for name in 'one', 'two', 'three':
+            self.there(f'projects/{name}', status_code=500)
+        self.there('projects/gone', 'users/gone', **NOT_FOUND)
+        self.assertEqual(
+            (frozenset({'gone'}), frozenset({'gone'}),
+             frozenset({'one', 'two', 'three'})),
+            self.identity.absent(['one', 'two', 'gone', 'three'], ['gone']))
+
+    def test_each_lookup_is_announced(self):
+        calls = []
+        self.identity.absent(['project'], ['one'], lambda: calls.append(
+            self.web.request_history[-1].path.rpartition('/')[2]))
+        self.assertEqual(['project', 'project'], calls)
 
     def test_failed_authentication_means_cloud_unavailable(self):
         self.refused['service'] = 401

@@ -77,6 +77,23 @@ class ReservedLater(ty.NamedTuple):
 class Eligibility:
     """Proposes where a server may be placed.
 
+    A server with a booking may be placed on its booked host, and on any host
+    where the rule holds until its booking ends; an interruptible one where it
+    holds for as long as an eviction takes; any other only where it holds
+    without an end. The servers of a reservation that are not placed yet may
+    exchange their hosts: their bookings block others, not each other. Hosts
+    without a booking of others are not judged: no reservation could be
+    violated there, and the cloud knows better what fits.
+
+    The servers of a reservation with an affinity are placed on the hosts that
+    are booked for them; once placed, they may move to where the affinity still
+    holds (:func:`_together`, :func:`_apart`).
+
+    Hosts that serve leases only accept servers of a reservation that has all
+    of the host, and servers with a booking on one of these hosts: on that
+    host, and on the others that may be reserved. Those that are lent accept
+    interruptible servers, too.
+
     :param index: the index that is searched
     """
 
@@ -91,24 +108,6 @@ class Eligibility:
                    reservation_id: str | None = None,
                    candidates: Candidates | None = None) -> Eligible:
         """Return where a server, and those built with it, may be placed now.
-
-        A server with a booking may be placed on its booked host, and on any
-        host where the rule holds until its booking ends; an interruptible one
-        where it holds for as long as an eviction takes; any other only where
-        it holds without an end. The servers of a reservation that are not
-        placed yet may exchange their hosts: their bookings block others, not
-        each other. Hosts without a booking of others are not judged: no
-        reservation could be violated there, and the cloud knows better what
-        fits.
-
-        The servers of a reservation with an affinity are placed on the hosts
-        that are booked for them; once placed, they may move to where the
-        affinity still holds (:func:`_together`, :func:`_apart`).
-
-        Hosts that serve leases only accept servers of a reservation that has
-        all of the host, and servers with a booking on one of these hosts: on
-        that host, and on the others that may be reserved. Those that are lent
-        accept interruptible servers, too.
 
         :param uuids: of the hosts that are asked about
         :param reservation_id: the reservation that the server claims to

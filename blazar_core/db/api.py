@@ -208,7 +208,7 @@ class Database:
                 self.skew.check()
             yield ended
         except Exception as exc:
-            if not _is_away(exc):
+            if not _is_outage(exc):
                 raise
             self.status.doubt(exc)
             raise (errors.OutcomeUnknown if ended else
@@ -520,7 +520,7 @@ def _in_time(url: sa.URL, connect: int, answer: int | None) -> sa.URL:
         if name not in url.query})
 
 
-def _is_away(exc: BaseException) -> bool:
+def _is_outage(exc: BaseException) -> bool:
     """Return whether a database is unavailable: it did not answer, had no free
     connection, refuses the login, is read-only, or lacks our tables. oslo.db
     has no class for some of these, depending on the database. A database that

@@ -45,7 +45,7 @@ class DatabaseStatus:
         self._before: list[ty.Callable[[], None]] = []
         self._away = 0.0
 
-    def away(self) -> tuple[bool, float]:
+    def outage(self) -> tuple[bool, float]:
         """Return whether the database is unavailable, and for how many seconds
         in total it was since the process has started.
         """

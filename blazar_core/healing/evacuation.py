@@ -524,23 +524,24 @@ class Evacuation:
             [server_id]) else Obstacle.BOUND
 
 
-_REASONS = {kind: reason for reason, kind in server_moves.AWAY.items()}
+_REASONS = {kind: reason for reason, kind in server_moves.OUTAGE_OF.items()}
 _BOOKING, _LEASE = models.Booking.__table__.c, models.Lease.__table__.c
 _MOVE = models.ServerMove.__table__.c
-_AWAY = models.Booking.__table__.alias('away')
+_OUTAGE = models.Booking.__table__.alias('outage')
 _SOUND = models.Booking.__table__.alias('sound')
 _HOST = models.Outage.host_id
 _NOW: sa.BindParameter[int] = sa.bindparam('now')
 
 
-def _is_away(host_id: ty.Any) -> sa.ColumnElement[bool]:
+def _is_unavailable(host_id: ty.Any) -> sa.ColumnElement[bool]:
     """Return the condition that a host has an outage in progress, or that its
     maintenance starts soon.
     """
     return sa.and_(
-        _HOST == host_id, _AWAY.c.host_id == _HOST,
-        _AWAY.c.outage == models.Outage.kind,
-        _AWAY.c.start_date <= sa.bindparam('soon'), _AWAY.c.end_date > _NOW)
+        _HOST == host_id, _OUTAGE.c.host_id == _HOST,
+        _OUTAGE.c.outage == models.Outage.kind,
+        _OUTAGE.c.start_date <= sa.bindparam('soon'),
+        _OUTAGE.c.end_date > _NOW)
 
 
 #: Leases that do not end yet.
@@ -558,9 +559,9 @@ _BOOKED = sa.select(
     models.Outage.kind, _LEASE.created_at, _LEASE.id, _BOOKING.id)
 #: Servers of leases without a move that run on failed hosts, or on hosts in
 #: maintenance that have not failed.
-_STAYING = _BOOKED.join(_AWAY, _is_away(_HOST)).where(
+_STAYING = _BOOKED.join(_OUTAGE, _is_unavailable(_HOST)).where(
     models.Outage.kind.in_(sa.bindparam('kinds', expanding=True)),
-    _BOOKING.end_date > _AWAY.c.start_date,
+    _BOOKING.end_date > _OUTAGE.c.start_date,
     _BOOKING.server_id.is_not(None), _BOOKING.running,
     sa.or_(models.Outage.kind == outages.FAILURE,
            ~outages.has_failed(_HOST)),
@@ -594,7 +595,7 @@ _HAS_HOST = sa.exists().where(
 #: maintenance. None for a server without a booking on a host that is not of
 #: its lease: it has left the lease.
 _KIND = sa.select(sa.func.min(models.Outage.kind)).where(
-    _is_away(_MOVE.source), _GOES_ON,
+    _is_unavailable(_MOVE.source), _GOES_ON,
     sa.or_(_BOOKING.host_id.is_not(None), _HAS_HOST),
 ).correlate(models.ServerMove, models.Lease, models.Booking).scalar_subquery()
 _DUE = sa.select(

@@ -247,7 +247,7 @@ _OFF = sa.select(models.Host.uuid).where(
         outages.has_failed(models.Host.id))))
 
 
-def away(database: api.Database) -> list[ty.Any]:
+def host_outages(database: api.Database) -> list[ty.Any]:
     """Return all outages of hosts, current, planned and suspected, by host
     name.
 

@@ -196,7 +196,7 @@ class OverbookingCheck:
         with self._database.reader() as session:
             rows = session.execute(_ON_HOST, {
                 'host': host.id, 'now': now}).all()
-            away = outages.on_host(session.connection(), host.id, now)
+            unavailable = outages.on_host(session.connection(), host.id, now)
             # An arriving server swaps bookings with a server of this host.
             coming = collections.Counter(session.scalars(_COMING, {
                 'host': host.id,
@@ -218,7 +218,7 @@ class OverbookingCheck:
                     row.resources, 1)
         over = bool(line.overfull(now))
         # Servers that run on an unavailable host block no other booking.
-        for one in away:
+        for one in unavailable:
             over = over and one.window.start > now
             line.apply(host.id, one.window, one.resources, 1)
         going = []

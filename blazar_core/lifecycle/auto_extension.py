@@ -83,7 +83,7 @@ class AutoExtension:
                 min(retries.LONGEST_PAUSE, left), str(exc))
         except (errors.CloudUnavailable, errors.ConcurrentUpdate,
                 errors.Conflict) as exc:
-            return retries.RetryAfter(min(retries.AWAY, left), str(
+            return retries.RetryAfter(min(retries.UNAVAILABLE, left), str(
                 exc), min(retries.LONGEST_PAUSE, left), shown=(
                     isinstance(exc, errors.CloudUnavailable)))
         LOG.info('Lease %s is extended until %s', lease_id,

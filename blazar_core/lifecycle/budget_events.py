@@ -51,7 +51,7 @@ class BudgetEvents:
                 self._budget.charge(lease)
             except (errors.LimitExceeded, errors.CloudUnavailable) as exc:
                 return retries.RetryAfter(
-                    retries.AWAY,
+                    retries.UNAVAILABLE,
                     f'the budget service does not charge it: {exc}',
                     retries.LONGEST_PAUSE, shown=True)
         now, is_over = self._read(lease_id)
@@ -72,7 +72,7 @@ class BudgetEvents:
         except errors.LimitExceeded as exc:
             return retries.Failed(f'the budget service refuses it: {exc}')
         except errors.CloudUnavailable as exc:
-            return retries.RetryAfter(retries.AWAY, str(exc),
+            return retries.RetryAfter(retries.UNAVAILABLE, str(exc),
                                       retries.LONGEST_PAUSE)
         return None
 

@@ -38,7 +38,7 @@ from blazar_core.plugins import resource_types
 LOG = logging.getLogger(__name__)
 
 #: The retry after a failure.
-FAILED = retries.RetryAfter(retries.AWAY,
+FAILED = retries.RetryAfter(retries.UNAVAILABLE,
                             lease_conditions.NOT_CLOSED.message,
                             retries.LONGEST_PAUSE)
 #: So many leases in a row without an answer of the identity service end a
@@ -585,7 +585,7 @@ class Cleaning:
         if dirty:
             host = 'lent host' if phase is Phase.START else 'host'
             return retries.RetryAfter(
-                retries.AWAY,
+                retries.UNAVAILABLE,
                 f'of its {words.count(held.hosts, host)}, not clean '
                 f'yet: {dirty}', 0 if clean
                 else retries.LONGEST_WAIT, shown=phase is Phase.START)

@@ -513,7 +513,7 @@ class LeaseEnd:
                 kept_servers.on_end(session, lease))
             if end_policies.missing(name, self._policies):
                 if when_due and now < lease.end_date + self._start_timeout:
-                    return retries.RetryAfter(retries.AWAY, (
+                    return retries.RetryAfter(retries.UNAVAILABLE, (
                         f'no installed end policy can {name} its servers; '
                         'they are deleted unless another process does it '
                         f'within {self._start_timeout} s after its end'),

@@ -247,7 +247,7 @@ class LeaseStart:
                 retries.AGAIN, 'its host is not empty yet',
                 4 * retries.AGAIN,
                 # Deleting servers one after the other takes some seconds.
-                shown=now > lease.start_date + retries.AWAY)
+                shown=now > lease.start_date + retries.UNAVAILABLE)
         if read.booting:
             self._await_boot(lease)
             return retries.RetryAfter(

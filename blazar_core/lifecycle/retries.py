@@ -14,7 +14,7 @@ from blazar_core.db import models
 #: sooner.
 AGAIN = 2
 #: Seconds until a start is retried for which the cloud was unavailable.
-AWAY = 5
+UNAVAILABLE = 5
 #: The longest pause, in seconds, between two attempts of an end, and of a
 #: start without a valid host.
 LONGEST_PAUSE = 300
@@ -48,7 +48,7 @@ def wait(why: str, shown: bool = True) -> RetryAfter:
     """Return the retry of an action that waits for something that is not
     notified.
     """
-    return RetryAfter(AWAY, why, LONGEST_WAIT, shown)
+    return RetryAfter(UNAVAILABLE, why, LONGEST_WAIT, shown)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -66,4 +66,4 @@ def pause(lease: models.Lease, now: int) -> int:
 
     The pause grows with the time since the start.
     """
-    return max(AWAY, min(LONGEST_PAUSE, (now - lease.start_date) // 2))
+    return max(UNAVAILABLE, min(LONGEST_PAUSE, (now - lease.start_date) // 2))

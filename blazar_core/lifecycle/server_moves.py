@@ -38,11 +38,11 @@ LOG = logging.getLogger(__name__)
 
 #: The reasons for which a server has to leave an unavailable host, with the
 #: kind of its outage.
-AWAY: dict[str, str] = {
+OUTAGE_OF: dict[str, str] = {
     states.MoveReason.MAINTENANCE: outages.MAINTENANCE,
     states.MoveReason.FAILED_HOST: outages.FAILURE}
 #: The reasons for which a move is requested until the server has left.
-_REPEATED = (*AWAY, states.MoveReason.EVICTION)
+_REPEATED = (*OUTAGE_OF, states.MoveReason.EVICTION)
 #: Seconds after which a move is requested again if its server is still there,
 #: doubled each time, and how often they are doubled.
 AGAIN, _DOUBLED = 120, 5
@@ -253,12 +253,12 @@ class ServerMoves:
         if move.reason == states.MoveReason.EVICTION:
             return status != _Status.REQUESTED or (
                 lease.status not in states.ENDING)
-        if move.reason not in AWAY:
+        if move.reason not in OUTAGE_OF:
             return lease.status == states.Lease.IN_PROGRESS
         return status != _Status.REQUESTED or (
             lease.status not in states.ENDING and outages.are_away(
                 session.connection(), [move.source], self._clock.now(),
-                [AWAY[reason]], self._ahead))
+                [OUTAGE_OF[reason]], self._ahead))
 
 
 def _enter(row: models.ServerMove, status: str, now: int,
@@ -316,7 +316,7 @@ _PUT_OFF = sa.update(models.ServerMove.__table__).where(
 ).values(next_at=sa.bindparam('next'))
 #: The condition that a move off an unavailable host is not over.
 is_open = sa.and_(
-    _MOVE.reason.in_([*AWAY]), _MOVE.status.in_(states.OPEN_MOVES))
+    _MOVE.reason.in_([*OUTAGE_OF]), _MOVE.status.in_(states.OPEN_MOVES))
 #: The condition that a move may be looked at or requested again: no right
 #: clock has written more than twice its pause.
 is_due = clock_skew.is_over(

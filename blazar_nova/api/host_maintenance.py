@@ -38,7 +38,7 @@ class HostMaintenance:
         return 200, {'maintenance': [
             _described(one.name, maintenance.Planned(
                 model.Window(one.began_at, one.until), one.reason))
-            for one in host_status.away(self._database)
+            for one in host_status.host_outages(self._database)
             if one.kind == outages.MAINTENANCE and one.until > now and
             one.began_at is not None]}
 

@@ -109,7 +109,8 @@ def date(time: int | None) -> str | None:
 
 _LEASE = {'id': 'ID', 'name': 'Name', 'project_id': 'Project'}
 #: The statuses of hosts that are unavailable, or may be.
-_AWAY = ('suspected', 'failed', 'coming back', 'maintenance', 'switched off')
+_STATUSES = ('suspected', 'failed', 'coming back', 'maintenance',
+             'switched off')
 #: The flags of reservations that are counted.
 _FLAGS = ('missing_resources', 'resources_changed')
 _TIMES = {'start_date': 'Start (UTC)', 'end_date': 'End (UTC)'}
@@ -198,10 +199,10 @@ def healths(database: api.Database, now: int,
     """
     with contextlib.suppress(errors.ClockSkewed):
         database.check_clock()
-    hosts = [_away(host) for host in host_status.away(database)]
+    hosts = [_unavailable(host) for host in host_status.host_outages(database)]
     leases = _degraded(database)
     counts = {f'hosts_{status.replace(" ", "_")}': sum(
-        one['status'] == status for one in hosts) for status in _AWAY} | {
+        one['status'] == status for one in hosts) for status in _STATUSES} | {
         'leases_degraded': len(leases)} | {
         f'reservations_{flag}': sum(one[flag] for one in leases)
         for flag in _FLAGS} | host_status.counts(database, now) | {
@@ -227,7 +228,7 @@ def _degraded(database: api.Database) -> list[dict[str, ty.Any]]:
         if lease['degraded']]
 
 
-def _away(host: ty.Any) -> dict[str, ty.Any]:
+def _unavailable(host: ty.Any) -> dict[str, ty.Any]:
     planned = host.began_at if host.kind == outages.MAINTENANCE else None
     return {
         'name': host.name, 'status': _status(host),

@@ -112,7 +112,7 @@ class Metrics:
     def problems(self) -> list[str]:
         """Return why this listener is not healthy, in sentences."""
         found, now = [], self._clock.now()
-        if self._database.status.away()[0]:
+        if self._database.status.outage()[0]:
             found.append('The reservation database is unavailable.')
         try:
             self._database.skew.check_step()
@@ -172,15 +172,15 @@ class Metrics:
                         _LEASE.status.in_(states.GOING_ON)).group_by(
                             _LEASE.status, _LEASE.lease_type)):
                 leases.add_metric([row.status, row.lease_type], row.number)
-        away = core.GaugeMetricFamily(
+        unavailable = core.GaugeMetricFamily(
             'blazar_hosts_away', 'Hosts that are down, in maintenance or '
             'switched off.',
             labels=['kind'])
         for kind, number in sorted(collections.Counter(
-                one.kind for one in host_status.away(
+                one.kind for one in host_status.host_outages(
                     self._database)).items()):
-            away.add_metric([kind], number)
-        yield from (leases, late, deferred, away)
+            unavailable.add_metric([kind], number)
+        yield from (leases, late, deferred, unavailable)
 
     def _of_capacity(self, now: int) -> ty.Iterator[_Family]:
         host = models.Host.__table__.c
@@ -282,16 +282,16 @@ class Metrics:
             'When a loop of this listener had success last.', labels=['loop'])
         for name, (_pause, last) in sorted(self._loops.items()):
             loops.add_metric([name], last)
-        is_away, away = self._database.status.away()
+        is_unavailable, seconds = self._database.status.outage()
         index = self._index
         yield loops
         yield core.GaugeMetricFamily(
             'blazar_database_up', 'Whether the reservation database answers '
-            'this listener.', value=int(not is_away))
+            'this listener.', value=int(not is_unavailable))
         yield core.CounterMetricFamily(
             'blazar_database_unavailable_seconds', 'Seconds without the '
             'reservation database since this listener was started.',
-            value=away)
+            value=seconds)
         yield core.GaugeMetricFamily(
             'blazar_index_hosts', 'Hosts in the index of this listener.',
             value=len(index.hosts))

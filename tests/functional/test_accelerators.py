@@ -33,7 +33,7 @@ def without(known):
 def silent(known):
     """Make cyborg not answer in this context."""
     def raises(name):
-        raise exception.DeviceProfileError(name=name, msg='it is away')
+        raise exception.DeviceProfileError(name=name, msg='it does not answer')
 
     with fixtures.MonkeyPatch(
             'blazar_nova.compat.accelerators._is_there', lambda _context:

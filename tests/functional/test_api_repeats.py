@@ -178,7 +178,7 @@ class TestRequestsThatDie(api_base.ApiTestCase):
         with mock.patch.object(boots.BootHandler, '_send'):
             servers = self.boot_two()
         with mock.patch('blazar_nova.compat.compute_hosts.ask_placement',
-                        side_effect=errors.CloudUnavailable('It is away')):
+                        side_effect=errors.CloudUnavailable('No answer')):
             self.look()
         self.assertEqual(0, self.sent)
         self.look(after=0)

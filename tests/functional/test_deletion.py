@@ -156,7 +156,7 @@ class InWhoseNameTest(DeletionTestCase):
         """Other leases wait for the capacity of its servers."""
         seen = self.record_deletions()
         server_id = self.active()
-        self.no_token = errors.CloudUnavailable('keystone is away')
+        self.no_token = errors.CloudUnavailable('keystone does not answer')
         self.clock.advance(3600)
         for _round in range(40):
             self.run_due()
@@ -171,7 +171,7 @@ class InWhoseNameTest(DeletionTestCase):
     def test_deletion_waits_for_short_keystone_outage(self):
         seen = self.record_deletions()
         server_id = self.active()
-        self.no_token = errors.CloudUnavailable('keystone is away')
+        self.no_token = errors.CloudUnavailable('keystone does not answer')
         self.clock.advance(3600)
         self.run_due()
         self.no_token = None

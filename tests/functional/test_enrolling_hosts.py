@@ -269,7 +269,7 @@ class TestCommands(whole_hosts_base.HostsTestCase):
 
         def away(uuid, *args, **kwargs):
             if uuid == away_uuid:
-                raise errors.CloudUnavailable('Placement is away.')
+                raise errors.CloudUnavailable('Placement does not answer.')
             return real(uuid, *args, **kwargs)
 
         with fixtures.MonkeyPatch(
@@ -279,7 +279,7 @@ class TestCommands(whole_hosts_base.HostsTestCase):
                 one['service_name'] for one in self.enrolling.listed()])
             code, text = self.manage('remove', first['id'])
             self.assertEqual(1, code)
-            self.assertIn('Placement is away.', text)
+            self.assertIn('Placement does not answer.', text)
         self.enrolling.remove_left()
         self.assertEqual([], self.enrolling.listed())
 

@@ -595,7 +595,7 @@ class MaintenanceTest(Failing, whole_hosts_base.HostsTestCase):
         self.assertEqual(other, self.bookings()[held])
         self.assertEqual([(booked, 'maintenance', 'firmware')], [
             (one.name, one.kind, one.reason)
-            for one in host_status.away(self.listener.parts.database)])
+            for one in host_status.host_outages(self.listener.parts.database)])
         self.assert_verified()
         # A server without a lease has no end: it is not placed there either.
         plain = self.boot_active('plain', client=self.admin)

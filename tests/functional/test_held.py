@@ -333,7 +333,7 @@ class NowTest(leased.LeasedTestCase):
 #: Exceptions of the cast itself and of what follows it.
 FAILURES = (ValueError('no JSON'), db_exception.DBConnectionError(),
             exceptions.ConnectFailure(), errors.NotFound('gone'),
-            oslo_messaging.MessageDeliveryFailure('the bus is away'))
+            oslo_messaging.MessageDeliveryFailure('the bus does not answer'))
 
 
 class BehindTheCastTest(leased.LeasedTestCase):

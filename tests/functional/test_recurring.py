@@ -482,7 +482,7 @@ class TestOneAndAll(RecurringTestCase):
         start = self.start_of(lease, 0) + DAY
 
         def dies(*_args):
-            raise errors.DatabaseUnavailable('It is away.')
+            raise errors.DatabaseUnavailable('No answer.')
 
         with fixtures.MonkeyPatch(
                 'blazar_core.leases.series.Series.rename', dies):

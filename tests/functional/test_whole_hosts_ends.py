@@ -120,7 +120,7 @@ class TestEnds(whole_hosts_base.HostsTestCase):
             'booked', flavor=lease['reservations'][1]['flavor_id'])
 
         def silent(*_args):
-            raise errors.CloudUnavailable('placement is away')
+            raise errors.CloudUnavailable('placement does not answer')
 
         with fixtures.MonkeyPatch(
                 'blazar_nova.compat.host_servers.of_reservation', silent):

@@ -148,7 +148,7 @@ class Away:
                 # The booking was there before the outage.
                 if outage in self._known and self._bound.get(id) != host_id:
                     yield (f'lease {lease_id[:8]} is bound to host '
-                           f'{host_id}, which is away')
+                           f'{host_id}, which does not answer')
                 self._since[outage, id] = since.get(
                     (outage, id), self._world.baton.now)
         # A slot whose server left is on its previous host again.
@@ -164,7 +164,7 @@ class Away:
             if self._world.baton.now > max(since + HEALED, excused):
                 yield (f'booking {id} was to be bound elsewhere '
                        f'{self._world.baton.now - since:.0f} s ago: its host '
-                       f'is away')
+                       f'does not answer')
 
 
 def left(world: worlds.World) -> ty.Iterator[str]:

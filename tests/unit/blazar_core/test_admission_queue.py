@@ -197,7 +197,7 @@ class TestAdmissionQueue(AdmissionQueueTestCase):
         lease = self.asked(retries=1, end=5000)
 
         def silent(_reserved):
-            raise errors.CloudUnavailable('placement is away')
+            raise errors.CloudUnavailable('placement does not answer')
 
         self.places_type.demand_of = silent
         self.clock.advance(100)

@@ -279,7 +279,7 @@ class TestLeftovers(AuditTestCase):
 
     def test_fix_revokes_trust_of_ended_lease(self):
         lease = self.lease(50, 100, credential='trust')
-        self.cloud.broken['revoke'] = RuntimeError('keystone is away')
+        self.cloud.broken['revoke'] = RuntimeError('keystone does not answer')
         self.lifecycle.lease_end.end(lease['id'])
         self.cloud.broken.clear()
         self.assertEqual({'trust': (lease['id'], 'lease', 'TERMINATED')},

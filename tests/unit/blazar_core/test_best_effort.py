@@ -435,7 +435,7 @@ class TestServerMoves(FourHosts):
         self.assertIn('No servers can be migrated', self.reason(lease))
 
     def test_lost_move_with_future_request_time_fails(self):
-        self.cloud.broken['move'] = errors.CloudUnavailable('It is away.')
+        self.cloud.broken['move'] = errors.CloudUnavailable('No answer.')
         lease = self.wanted()
         self.go_on()
         with self.database.writer() as session:
@@ -448,12 +448,12 @@ class TestServerMoves(FourHosts):
         self.assertEqual(2, [*self.moves(lease).values()].count('failed'))
 
     def test_migrations_are_retried_after_cloud_outage(self):
-        self.cloud.broken['movable'] = errors.CloudUnavailable('It is away.')
+        self.cloud.broken['movable'] = errors.CloudUnavailable('No answer.')
         lease = self.wanted()
         self.go_on()
-        self.assertIn('It is away.', self.reason(lease))
+        self.assertIn('No answer.', self.reason(lease))
         del self.cloud.broken['movable']
-        self.cloud.broken['move'] = errors.CloudUnavailable('It is away.')
+        self.cloud.broken['move'] = errors.CloudUnavailable('No answer.')
         self.go_on(10)
         self.assertEqual(
             ['requested', 'requested'], [*self.moves(lease).values()])

@@ -59,7 +59,7 @@ class TestCredentials(lifecycle_base.LifecycleTestCase):
 
     def test_failed_revocation_is_retried(self):
         lease = self.held()
-        self.cloud.broken['revoke'] = RuntimeError('keystone is away')
+        self.cloud.broken['revoke'] = RuntimeError('keystone does not answer')
         self.lifecycle.lease_end.end(lease['id'])
         self.assertEqual('TERMINATED', self.status(lease))
         self.assertEqual([lease['id']], self.kept())

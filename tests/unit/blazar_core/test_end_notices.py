@@ -158,7 +158,7 @@ class TestEndNotices(base.LeaseTestCase):
 
         def fail(server_id):
             if server_id in broken:
-                raise errors.CloudUnavailable('the cell is away')
+                raise errors.CloudUnavailable('the cell does not answer')
             return look(server_id)
 
         self.cloud.look = fail

@@ -55,7 +55,7 @@ class Shut(end_policies.EndPolicy):
     def ask(self, cloud, ended):
         server_id = ended.server_id
         if server_id in self.stubborn:
-            raise errors.CloudUnavailable('its host is away')
+            raise errors.CloudUnavailable('its host does not answer')
         self.asked.append((server_id, ended.credential))
         cloud.servers[server_id] = cloud_api.ObservedServer(
             base.State.RUNNING, cloud.servers[server_id].host, fault='off')
@@ -413,9 +413,9 @@ class TestPolicySteps(EndPolicyTestCase):
         lease, (server,) = self.ending('release')
         later = self.lease(5000, 6000, count=4)
         self.cloud.broken['set_resting_state'] = errors.CloudUnavailable(
-            'glance is away')
+            'glance does not answer')
         self.run_at(100)
-        self.assertIn('glance is away', self.reason(lease))
+        self.assertIn('glance does not answer', self.reason(lease))
         driven.withdraw(self.leases, later['id'])
         self.run_at(1000)
         self.assertEqual(('TERMINATED', '', 1), (
@@ -575,7 +575,7 @@ class TestEndTimeout(EndPolicyTestCase):
         log = self.useFixture(fixtures.FakeLogger())
         lease, (server,) = self.ending('snapshot,delete')
         self.cloud.slow.add(server)
-        self.cloud.broken['delete'] = errors.CloudUnavailable('It is away.')
+        self.cloud.broken['delete'] = errors.CloudUnavailable('No answer.')
         self.run_at(100)
         for time in (1400, 2200):
             self.run_at(time)
@@ -583,7 +583,7 @@ class TestEndTimeout(EndPolicyTestCase):
         said = conditions.find(self.scalars(models.Lease.conditions)[0],
                                conditions.Type.END_DELAYED)
         self.assertEqual(NOW + 1400, said['since'])
-        self.assertIn('It is away.', said['message'])
+        self.assertIn('No answer.', said['message'])
 
     def test_timeout_counts_from_first_attempt(self):
         """The control plane was unavailable, and there was no attempt yet."""

@@ -251,7 +251,7 @@ class TestEventSnapshots(EventSnapshotTestCase):
         self.assertIn('away', self.reason(lease))
 
     def away(self, _reserved):
-        raise errors.CloudUnavailable('Nova is away')
+        raise errors.CloudUnavailable('Nova does not answer')
 
 
 class TestBeforeEndEvent(EventSnapshotTestCase):

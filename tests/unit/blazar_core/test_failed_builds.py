@@ -201,11 +201,11 @@ class TestNoValidHost(lifecycle_base.LifecycleTestCase):
         for part in (server_id, 'No valid host'):
             self.assertIn(part, self.reason(lease))
         event = self.start_event(lease)
-        self.assertEqual(('UNDONE', NOW + 50 + retries.AWAY),
+        self.assertEqual(('UNDONE', NOW + 50 + retries.UNAVAILABLE),
                          (event.status, event.run_at))
         # Observing it again changes nothing.
         self.fail(server_id)
-        self.clock.advance(retries.AWAY)
+        self.clock.advance(retries.UNAVAILABLE)
         self.start(lease)
         self.assertEqual(2, len(self.cloud.sent))
         self.assertEqual(['lease.event.start_lease'], self.events_told())
@@ -277,7 +277,7 @@ class TestNoValidHost(lifecycle_base.LifecycleTestCase):
             self.clock.advance(pauses[-1])
             self.start(lease)
         self.assertEqual(sorted(pauses), pauses)
-        self.assertEqual((retries.AWAY, retries.LONGEST_PAUSE),
+        self.assertEqual((retries.UNAVAILABLE, retries.LONGEST_PAUSE),
                          (pauses[0], pauses[-1]))
         self.assertEqual(41, len(self.cloud.sent))
 
@@ -301,7 +301,7 @@ class TestNoValidHost(lifecycle_base.LifecycleTestCase):
 
         def look(_server_id):
             self.fail(server_id)
-            self.clock.advance(retries.AWAY)
+            self.clock.advance(retries.UNAVAILABLE)
             self.start(lease)
             return failed
 
@@ -362,7 +362,7 @@ class TestNoValidHost(lifecycle_base.LifecycleTestCase):
         lease = self.lease(50, 100)
         self.clock.advance(50)
         later = self.start(lease)
-        self.assertEqual((retries.AWAY, 'The quota admits 0.'),
+        self.assertEqual((retries.UNAVAILABLE, 'The quota admits 0.'),
                          (later.seconds, later.why))
         self.assertEqual('PENDING', self.status(lease))
         self.assertIn('The quota admits 0.', self.reason(lease))

@@ -390,7 +390,7 @@ class TestCleaning(whole_hosts_base.WholeHostsTestCase):
         self.run_at(1000)
         due, = self.scalars(
             models.Event.run_at, models.Event.event_type == 'end_lease')
-        self.assertEqual(retries.AWAY, due - self.clock.now())
+        self.assertEqual(retries.UNAVAILABLE, due - self.clock.now())
         self.assertEqual('TERMINATING', self.status(lease))
 
     def test_recycle_policy_deletes_servers_with_bookings(self):

@@ -257,7 +257,7 @@ class TestServerRecords(lifecycle_base.LifecycleTestCase):
     def test_failed_removal_of_records_is_retried(self):
         lease = self.lease(50, 100)
         held, = base.servers_of(lease)
-        self.cloud.broken['forget'] = RuntimeError('the database is away')
+        self.cloud.broken['forget'] = RuntimeError('no database')
         self.assertRaises(RuntimeError, self.gone, held)
         self.assertEqual({held},
                          self.lifecycle.reconciliation.unfinished().keys())
@@ -403,7 +403,7 @@ class TestDelete(lifecycle_base.LifecycleTestCase):
 
     def test_failed_end_of_resource_type_is_retried(self):
         lease = self.with_free_places()
-        self.places_type.broken['end'] = RuntimeError('the database is away')
+        self.places_type.broken['end'] = RuntimeError('no database')
         self.lifecycle.lease_end.delete(lease['id'])
         self.assertEqual('DELETING', self.status(lease))
         driven.run_due(self.worker)

@@ -270,17 +270,17 @@ class TestStart(lifecycle_base.LifecycleTestCase):
         lease = self.lease(50, 100)
         self.clock.advance(50)
         log = self.useFixture(fixtures.FakeLogger(level=logging.WARNING))
-        self.cloud.broken['send'] = errors.CloudUnavailable('It is away.')
+        self.cloud.broken['send'] = errors.CloudUnavailable('No answer.')
         for _time in range(3):
             self.assertEqual(
-                retries.RetryAfter(retries.AWAY, 'It is away.',
+                retries.RetryAfter(retries.UNAVAILABLE, 'No answer.',
                                    retries.LONGEST_WAIT),
                 self.lifecycle.lease_start.start(lease['id'], when_due=True))
         self.assertEqual(('PENDING', []), (
             self.status(lease), self.notified))
-        self.assertIn(f'Lease {lease["id"]} cannot start yet: It is away.',
+        self.assertIn(f'Lease {lease["id"]} cannot start yet: No answer.',
                       log.output)
-        self.assertIn('It is away.', self.reason(lease))
+        self.assertIn('No answer.', self.reason(lease))
         self.cloud.broken.clear()
         self.assertIsNone(
             self.lifecycle.lease_start.start(lease['id'], when_due=True))

@@ -72,7 +72,7 @@ class TestScheduleMaintenance(MaintenanceTestCase):
         self.assertEqual({'one': (FROM, UNTIL)}, self.outages())
         self.take(start=FROM + 5, end=UNTIL + 5)
         self.assertEqual({'one': (FROM + 5, UNTIL + 5)}, self.outages())
-        one, = host_status.away(self.database)
+        one, = host_status.host_outages(self.database)
         self.assertEqual(
             ('one', outages.MAINTENANCE, 'firmware', NOW + FROM + 5,
              NOW + UNTIL + 5),
@@ -110,7 +110,7 @@ class TestScheduleMaintenance(MaintenanceTestCase):
         with mock.patch.object(maintenance, '_end', tried):
             maintenance.forget(self.database, self.clock)
         self.assertEqual(['one'], [
-            one.name for one in host_status.away(self.database)])
+            one.name for one in host_status.host_outages(self.database)])
 
     def test_host_is_available_after_maintenance(self):
         self.take()
@@ -191,10 +191,10 @@ class TestPreview(MaintenanceTestCase):
 
     def test_preview_tolerates_unavailable_cloud(self):
         lease = self.booked_on('one', FROM, FROM + 10)
-        self.wanted['project'] = errors.CloudUnavailable('It is away.')
+        self.wanted['project'] = errors.CloudUnavailable('No answer.')
         self.assertEqual([(
-            lease['id'], 'Whether it can be reassigned is not known now: It '
-                         'is away.')],
+            lease['id'], 'Whether it can be reassigned is not known now: No '
+                         'answer.')],
             self.promised())
 
     def test_maintenance_applies_to_recreated_host(self):

@@ -220,7 +220,7 @@ class TestOrphans(base.LeaseTestCase):
         self.identity.gone = {'project'}
         one.find()
         self.clock.advance(GRACE)
-        self.identity.broken = errors.CloudUnavailable('It is away.')
+        self.identity.broken = errors.CloudUnavailable('No answer.')
         self.assertRaises(errors.CloudUnavailable, one.find)
         self.identity.broken, self.identity.gone = None, set()
         self.identity.unknown = {'project'}

@@ -132,7 +132,7 @@ class TestPreflight(PreflightTestCase):
 
     def test_unavailable_check_is_retried_with_growing_pauses(self):
         lease = self.lease(2 * DAY, 3 * DAY)
-        self.lacks = errors.CloudUnavailable('glance is away')
+        self.lacks = errors.CloudUnavailable('glance does not answer')
         self.assertEqual(
             [1, 0, 1, 0, 1], [self.look(after) for after in (
                 DAY, preflight.PAUSE - 1, 1, 2 * preflight.PAUSE - 1, 1)])
@@ -144,7 +144,7 @@ class TestPreflight(PreflightTestCase):
     def test_pass_stops_after_two_consecutive_failures(self):
         for _number in range(4):
             self.lease(2 * DAY, 3 * DAY)
-        self.lacks = errors.CloudUnavailable('keystone is away')
+        self.lacks = errors.CloudUnavailable('keystone does not answer')
         self.assertEqual([2, 2, 0], [
             self.look(DAY), self.look(), self.look()])
 

@@ -359,9 +359,9 @@ class TestKeptServers(RecurringTestCase):
         self.runs()
         self.end(0)
         self.cloud.broken['unshelve'] = errors.CloudUnavailable(
-            'glance is away')
+            'glance does not answer')
         self.assertIsNotNone(self.start(1))
-        self.assertIn('glance is away', self.reason(1))
+        self.assertIn('glance does not answer', self.reason(1))
 
     def test_stalled_process_does_not_unshelve(self):
         """The occurrence may have ended when the frozen process continues."""

@@ -89,9 +89,9 @@ class TestSlotBuilds(lifecycle_base.LifecycleTestCase):
         lease = self.reserve(0, 100, self.places(), self.places(),
                              active=True)
         server_id, = self.take_slots(lease)
-        self.places_type.broken['end'] = RuntimeError('Nova is away')
+        self.places_type.broken['end'] = RuntimeError('Nova does not answer')
         self.clock.advance(100)
-        self.assertEqual(retries.AWAY, self.lifecycle.lease_end.end(
+        self.assertEqual(retries.UNAVAILABLE, self.lifecycle.lease_end.end(
             lease['id'], when_due=True).seconds)
         self.assertEqual([server_id], self.cloud.deleted)
         # Its capacity is free, but it ends only when it is closed.
@@ -105,7 +105,7 @@ class TestSlotBuilds(lifecycle_base.LifecycleTestCase):
 
     def test_failed_start_is_retried(self):
         lease = self.reserve()
-        self.places_type.broken['start'] = RuntimeError('the database is away')
+        self.places_type.broken['start'] = RuntimeError('no database')
         for _time in range(2):
             self.assertRaises(
                 RuntimeError, self.lifecycle.lease_start.start, lease['id'])

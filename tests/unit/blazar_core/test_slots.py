@@ -154,7 +154,7 @@ class TestRetries(SlotsTestCase):
 
     def test_failed_build_is_retried_for_a_limited_time(self):
         def fail():
-            raise errors.CloudUnavailable('It is away')
+            raise errors.CloudUnavailable('No answer')
 
         self.take()
         self.at_gate = fail

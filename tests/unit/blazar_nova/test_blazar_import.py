@@ -351,7 +351,7 @@ class ImportPlanTest(ImportPlanTestCase):
 
     def test_unavailable_nova_is_an_error_and_no_refusal(self):
         def silent(_name):
-            raise errors.CloudUnavailable('Nova is away.')
+            raise errors.CloudUnavailable('Nova does not answer.')
 
         self.cloud.member = silent
         self.assertRaises(errors.CloudUnavailable, self.plan)

@@ -496,7 +496,7 @@ class ManageTest(base.TestCase):
         """
         def absent(projects, users):
             if gone is None:
-                raise errors.CloudUnavailable('It is away.')
+                raise errors.CloudUnavailable('No answer.')
             return cloud_api.MissingOwners(frozenset(projects) & frozenset(
                 gone), frozenset(users) & frozenset(gone))
 
@@ -531,7 +531,7 @@ class ManageTest(base.TestCase):
         self.manage('db', 'sync')
         self.hold(self.database())
         code, text, _deleted = self.orphans(gone=None)
-        self.assertEqual((1, 'It is away.\n'), (code, text))
+        self.assertEqual((1, 'No answer.\n'), (code, text))
 
     def test_progress_is_printed_on_terminal_or_with_verbose(self):
         for error, verbose, expected in (

@@ -35,7 +35,7 @@ class TestRecheck(base.DatabaseTestCase):
 
     def test_host_is_rechecked_after_a_move_until_success(self):
         looked = sync_of(self)
-        answers = [OSError('placement is away'), None, None]
+        answers = [OSError('placement does not answer'), None, None]
         asked = []
 
         def compare_usage(service_host):

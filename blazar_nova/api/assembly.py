@@ -44,9 +44,8 @@ class ApiServices:
         self.demands = booted_servers.BootDemands(
             own.lookup, parts.expects_changes)
         self.reservation_requests = reservation_requests.ReservationRequests(
-            database, types, functools.partial(
-                enrollment.public, database,
-                parts.conf.blazar.public_properties),
+            database, types, lambda: enrollment.public(
+                database, parts.conf.blazar.public_properties),
             functools.partial(parts.identity.check_exist, key='projects'),
             parts.expects_changes)
         self.default_leases = default_leases.DefaultLeases(

@@ -50,7 +50,7 @@ class LeaseController:
         self._end = parts.lifecycle.lease_end.delete
         self._notify = parts.notify
         self._represent = parts.answers.lease
-        self._list_ended: int = parts.conf.blazar.list_ended
+        self._options = parts.conf.blazar
         self._policy = services.policy
         self._defaults = services.defaults
         self._asking = services.reservation_requests
@@ -68,7 +68,7 @@ class LeaseController:
         self._policy.authorize(context, 'blazar:leases:get')
         query, fields = lease_schema.query(
             web_requests.query(request), self._clock.now(),
-            self._list_ended)
+            self._options.list_ended)
         query = self._policy.limited(
             context, 'blazar:leases:get_all_projects', query,
             'The leases of other projects are for admins.')

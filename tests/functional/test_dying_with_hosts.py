@@ -5,8 +5,11 @@
 import contextlib
 import itertools
 
+from oslo_utils import uuidutils
+
 from blazar_core.common import clocks
 from blazar_core.common import errors
+from blazar_core.lifecycle import engine
 from tests import driven
 from tests.functional import nova_box
 from tests.functional import whole_hosts_base
@@ -137,6 +140,11 @@ class TestDying(whole_hosts_base.HostsTestCase):
             self.assertEqual('PENDING', self.status())
             self.look()
             self.clock.advance(60)
+            # The next process: the one that died has workers that never end.
+            parts = self.listener.parts
+            self.listener.engine = engine.Engine(
+                parts.conf, parts.database, parts.clock, parts.lifecycle,
+                uuidutils.generate_uuid())
 
         def started(where):
             if len(where[2]) >= where[0]:
@@ -157,7 +165,7 @@ class TestDying(whole_hosts_base.HostsTestCase):
             reservations=[self.hosts_wanted()])['id'])
         put_off()
         self.at_each_step(
-            self.run_due, started, 8, when=(False,))
+            self.run_due, started, 12, when=(False,))
 
     def status(self):
         lease = self.ask('GET', f'/leases/{self.lease_id}', code=200)

@@ -250,11 +250,11 @@ class TestCommands(whole_hosts_base.HostsTestCase):
                               host['id'], '--wait')
         answer = self.make(code=409, reservations=[self.hosts_wanted()])
         self.assertIn('fits_now: 0 of 1', answer['error_message'])
-        self.listener._enrolling.remove_left()
+        self.listener.parts.host_enrollment.remove_left()
         self.assertEqual('leaving', self.enrolling.show(
             int(host['id']))['status'])
         self.delete(lease['id'])
-        self.listener._enrolling.remove_left()
+        self.listener.parts.host_enrollment.remove_left()
         self.assertEqual([], self.enrolling.listed())
         self.assertEqual({'freepool': [], 'blazar_pool': []},
                          self.aggregates())

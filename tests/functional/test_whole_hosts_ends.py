@@ -398,7 +398,7 @@ class TestLeavingAfterwards(whole_hosts_base.HostsTestCase):
         mine, = self.aggregates()[reservation_id]
         other, = {'host1', 'host2'} - {mine}
         self.delete(lease['id'])
-        self.listener._enrolling.remove_left()
+        self.listener.parts.host_enrollment.remove_left()
         self.assertEqual({'freepool': [other], 'blazar_pool': [other]},
                          self.aggregates())
         self.assertEqual(set(), self.traits(mine))

@@ -247,7 +247,7 @@ class Probe:
 
 def _limit() -> float:
     """Return the seconds that a call may take: within another one so much less
-    that the service that does not answer is the one that is reported.
+    that the service that does not answer is the reported one.
     """
     end = _END.get()
     return LIMIT if end is None else max(

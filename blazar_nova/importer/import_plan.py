@@ -47,7 +47,7 @@ class Cloud(ty.Protocol):
 
 
 class Here(ty.NamedTuple):
-    """Where the import goes.
+    """What an import is checked against.
 
     :ivar cleaning_time: seconds after each lease
     """

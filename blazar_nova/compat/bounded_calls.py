@@ -210,41 +210,6 @@ class Bounded:
             self._silences.pop(who, None)
 
 
-class Probe:
-    """Calls services, each by one thread at a time while it does not answer.
-
-    For calls that end by themselves: others are refused at once meanwhile, and
-    the service is called again as soon as it answers.
-    """
-
-    def __init__(self) -> None:
-        self._calling = collections.defaultdict[str, threading.Lock](
-            threading.Lock)
-        self._silent: set[str] = set()
-
-    def __call__(self, who: str, work: ty.Callable[P, R], *args: P.args,
-                 **kwargs: P.kwargs) -> R:
-        """Return what a call returns.
-
-        :param who: the name of the service that is called
-        :raises CloudUnavailable: if the service does not answer
-        """
-        lock = self._calling[who] if who in self._silent else None
-        if lock is not None and not lock.acquire(blocking=False):
-            raise errors.NotSent(
-                f'{who} has not answered an earlier call yet.')
-        try:
-            result = work(*args, **kwargs)
-        except errors.CloudUnavailable:
-            self._silent.add(who)
-            raise
-        finally:
-            if lock is not None:
-                lock.release()
-        self._silent.discard(who)
-        return result
-
-
 def _limit() -> float:
     """Return the seconds that a call may take: within another one so much less
     that the service that does not answer is the reported one.

@@ -19,7 +19,6 @@ from blazar_core.common import errors
 from blazar_core.plugins import cloud_api
 from blazar_nova.compat import accelerators
 from blazar_nova.compat import bound_servers
-from blazar_nova.compat import bounded_calls
 from blazar_nova.compat import build_calls
 from blazar_nova.compat import build_preflight
 from blazar_nova.compat import compute_hosts
@@ -29,6 +28,7 @@ from blazar_nova.compat import gated_casts
 from blazar_nova.compat import hostnames
 from blazar_nova.compat import nova_quota
 from blazar_nova.compat import pool
+from blazar_nova.compat import probe
 from blazar_nova.compat import request_context
 from blazar_nova.compat import reserved_state
 from blazar_nova.compat import server_deletion
@@ -60,11 +60,12 @@ class NovaCloud(server_deletion.ServerDeletion, end_actions.EndActions,
                  clock: clocks.Clock) -> None:
         super().__init__(trusts, clock)
         # Many starts may wait for the same service.
-        self._probe = bounded_calls.Probe()
+        self._probe = probe.Probe()
 
     def _ping(self, topic: str) -> None:
         """:raises CloudUnavailable: if no service of a topic answers"""
-        self._probe(f'nova-{topic}', _ping, topic)
+        with self._probe.calling(f'nova-{topic}'):
+            _ping(topic)
 
     def send(self, call: str, credential: str | None,
              server_ids: ty.Collection[str], gate: cloud_api.Gate) -> str:
@@ -96,7 +97,8 @@ class NovaCloud(server_deletion.ServerDeletion, end_actions.EndActions,
         """:param admit: called when the remaining servers are known"""
         # Without these services, the build would fail or not even start; the
         # other services are reached by messages, which wait in queues.
-        self._probe('Placement', compute_hosts.ask_placement, '/')
+        with self._probe.calling('Placement'):
+            compute_hosts.ask_placement('/')
         self._ping(conductor_rpcapi.RPC_TOPIC)
         self._ping(scheduler_rpcapi.RPC_TOPIC)
         waiting = {server_id: request for server_id in build.server_ids

@@ -12,14 +12,11 @@ cannot create a trust the service user acts itself, if the operator allows it
 (:mod:`.service_user`).
 """
 
-import collections.abc
-import contextlib
 import copy
 import datetime
 import functools
 import math
 import random
-import threading
 import typing as ty
 
 from keystoneauth1 import exceptions
@@ -29,6 +26,7 @@ from oslo_log import log as logging
 
 from blazar_core.common import errors
 from blazar_core.db import encryption
+from blazar_nova.compat import probe
 from blazar_nova.services import service_user
 
 LOG = logging.getLogger(__name__)
@@ -123,42 +121,6 @@ class LeaseOwners:
             credential, as_owner=True).auth_token)
 
 
-class _Silence:
-    """Lets one thread at a time wait for keystone while it does not answer.
-
-    Each call may take as long as its time limit, and thousands of leases may
-    end in a second.
-    """
-
-    def __init__(self) -> None:
-        self._silent = False
-        self._asking = threading.Lock()
-
-    @contextlib.contextmanager
-    def asking(self) -> collections.abc.Iterator[None]:
-        """Call keystone within this block.
-
-        :raises ConnectFailure: if another thread already waits for keystone,
-            which does not answer
-        """
-        alone = self._silent
-        if alone and not self._asking.acquire(blocking=False):
-            raise exceptions.ConnectFailure('an earlier call still waits.')
-        try:
-            yield
-        except exceptions.ConnectionError:
-            self._silent = True
-            raise
-        except Exception:
-            self._silent = False
-            raise
-        else:
-            self._silent = False
-        finally:
-            if alone:
-                self._asking.release()
-
-
 class Credentials:
     """Trusts from users to the service user of ``[blazar_keystone]``.
 
@@ -167,7 +129,9 @@ class Credentials:
 
     def __init__(self, conf: ty.Any) -> None:
         self._conf = conf
-        self._silence = _Silence()
+        # Many leases may end at once.
+        self._probe = probe.Probe(exceptions.ConnectionError,
+                                  exceptions.ConnectFailure)
         conf.register_opts(_options(), group=GROUP)
         loading.register_auth_conf_options(
             conf, conf[GROUP].auth_section or GROUP)
@@ -220,7 +184,7 @@ class Credentials:
         if not self.is_configured():
             return None
         try:
-            with self._silence.asking():
+            with self._probe.calling('Keystone'):
                 return self._make(context, until)
         except (exceptions.Forbidden, exceptions.Unauthorized) as exc:
             # 401: keystone does not know the token (or no longer).
@@ -325,7 +289,7 @@ class Credentials:
             user.check(self._keystone(self._session))
             return user.access(self.service())
         try:
-            with self._silence.asking():
+            with self._probe.calling('Keystone'):
                 return self._access(credential)
         except exceptions.ClientException as exc:
             raise errors.CloudUnavailable(_unavailable(exc)) from exc
@@ -377,7 +341,7 @@ class Credentials:
         if not self.is_configured() or service_user.ServiceUser.read(trust_id):
             return
         try:
-            with self._silence.asking():
+            with self._probe.calling('Keystone'):
                 self._revoke(trust_id)
         except (exceptions.ConnectionError, exceptions.BadGateway,
                 exceptions.ServiceUnavailable,
@@ -432,7 +396,7 @@ class Credentials:
         if not self.is_configured():
             return None
         try:
-            with self._silence.asking():
+            with self._probe.calling('Keystone'):
                 return self._session.auth.get_access(self._session)
         except exceptions.ClientException as exc:
             raise errors.CloudUnavailable(_unavailable(exc)) from exc

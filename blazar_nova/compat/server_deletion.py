@@ -128,8 +128,8 @@ class ServerDeletion(request_context.Acting):
         if step.failed:
             LOG.warning('Server %s: Nova failed to delete it (%s); trying %s',
                         # The message that users see may only be its class.
-                        server_id, fault and fault.details.strip().rpartition(
-                            '\n')[2] or 'see its instance actions',
+                        server_id, (fault and fault.details or '').strip(
+                        ).rpartition('\n')[2] or 'see its instance actions',
                         'with a token of the owner' if step.as_owner
                         else 'without a token')
             slow(_free_ports, server_id, check)

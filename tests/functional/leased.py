@@ -7,6 +7,10 @@ import json
 import os
 import sqlite3
 import typing as ty
+from unittest import mock
+
+from neutronclient.common import exceptions as neutron_exceptions
+from nova.tests import fixtures as nova_fixtures
 
 from blazar_core.common import clocks
 from blazar_core.leases import views
@@ -59,6 +63,29 @@ class LeasedTestCase(base.FunctionalTestCase):
         return verification.Verifier(
             self.listener.parts, lambda _seconds: None, lambda _text: None,
             0).run(fix)
+
+    def port_in_trunk(self, configured: bool = True) -> list[str]:
+        """Let neutron delete no port of a server, as each is in a trunk, until
+        the plugin deletes the trunk.
+
+        :param configured: whether the plugin has credentials of neutron
+        :returns: the servers whose ports the plugin frees
+        """
+        freed: list[str] = []
+        delete = nova_fixtures.NeutronFixture.delete_port
+
+        def refuse(fixture: ty.Any, port: str) -> ty.Any:
+            if not freed:
+                raise neutron_exceptions.Conflict(
+                    message=f'Port {port} is currently a parent port.')
+            return delete(fixture, port)
+
+        self.stub_out('nova.tests.fixtures.NeutronFixture.delete_port', refuse)
+        self.stub_out(
+            'blazar_nova.compat.network_api.neutron', lambda: mock.Mock(
+                is_configured=lambda: configured,
+                free_ports_of=freed.append))
+        return freed
 
     # -- requests for leases ----------------------------------------------
 

@@ -11,7 +11,6 @@ from unittest import mock
 
 from keystoneauth1 import access
 from keystoneauth1 import fixture as tokens
-from neutronclient.common import exceptions as neutron_exceptions
 from nova.tests import fixtures as nova_fixtures
 
 from blazar_core.common import errors
@@ -177,27 +176,6 @@ class InWhoseNameTest(DeletionTestCase):
         self.no_token = None
         self.goes(server_id)
         self.assertEqual([('token-of-trust-0', OWNER)], seen)
-
-    def port_in_trunk(self, configured=True):
-        """Let neutron delete no port of a server, as each is in a trunk, until
-        the plugin deletes the trunk.
-
-        :param configured: whether the plugin has credentials of neutron
-        """
-        freed, delete = [], nova_fixtures.NeutronFixture.delete_port
-
-        def refuse(fixture, port):
-            if not freed:
-                raise neutron_exceptions.Conflict(
-                    message=f'Port {port} is currently a parent port.')
-            return delete(fixture, port)
-
-        self.stub_out('nova.tests.fixtures.NeutronFixture.delete_port', refuse)
-        self.stub_out(
-            'blazar_nova.compat.network_api.neutron', lambda: mock.Mock(
-                is_configured=lambda: configured,
-                free_ports_of=freed.append))
-        return freed
 
     def test_server_whose_port_is_in_trunk_is_deleted(self):
         """Neutron deletes no port that its owner has put into a trunk."""

@@ -88,6 +88,22 @@ class InterruptibleTest(InterruptibleTestCase):
                 'UNKNOWN', self.alice.get_server(server_id)['status'])
         self.assertEqual('ACTIVE', self.alice.get_server(server_id)['status'])
 
+    def test_server_whose_port_is_in_trunk_is_evicted_in_time(self):
+        lease = self.reserve()
+        server_id = self.boot_active(
+            'vm1', flavor='4', hints={**YES, 'on_evict': 'delete'}, networks=[
+                {'uuid': nova_fixtures.NeutronFixture.network_1['id']}])['id']
+        self.fill_books()
+        freed = self.port_in_trunk()
+        start = self.start_of(lease)
+        for left in range(LEAD, 0, -15):
+            self.until(start - left)
+            self.wait_for(lambda: not self.exists(server_id) or (
+                self.admin.get_server(server_id)['OS-EXT-STS:task_state']
+                is None))
+        self.assertEqual(([server_id], {}),
+                         (freed, self.allocations(server_id)))
+
     def test_usage_is_recorded_while_another_cell_is_silent(self):
         def usage():
             return self.books('SELECT name, usage FROM hosts ORDER BY name')

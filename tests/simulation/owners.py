@@ -58,7 +58,9 @@ class Keystone:
         return [one for one in PROJECTS if one not in self.gone]
 
     def absent(self, project_ids: ty.Collection[str],
-               user_ids: ty.Collection[str]) -> cloud_api.MissingOwners:
+               user_ids: ty.Collection[str],
+               go_on: ty.Callable[[], object] = lambda: None,
+               ) -> cloud_api.MissingOwners:
         self._baton.point('keystone')
         if self._is_wrong():
             self._baton.tell('keystone knows no project')

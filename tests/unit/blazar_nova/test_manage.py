@@ -494,7 +494,7 @@ class ManageTest(base.TestCase):
         """Run the command, with a keystone that lacks these owners; None: that
         does not answer.
         """
-        def absent(projects, users):
+        def absent(projects, users, _go_on):
             if gone is None:
                 raise errors.CloudUnavailable('No answer.')
             return cloud_api.MissingOwners(frozenset(projects) & frozenset(

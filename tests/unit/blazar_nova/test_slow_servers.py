@@ -39,7 +39,7 @@ class SlowTestCase(base.TestCase):
         self.nova.get.side_effect = self.get
         self.nova.image_api.get_all.return_value = []
         for name, value in (
-                ('unbuilt_servers.mapping', self.mapping),
+                ('bounded_calls._cell_of', self.cell_of),
                 ('unbuilt_servers.finish', lambda _server_id: None),
                 ('build_calls.in_name_of', lambda owner, _access: owner),
                 ('bounded_calls.LIMIT', 0.6),
@@ -60,10 +60,10 @@ class SlowTestCase(base.TestCase):
     def hang(self, *_args, **_more):
         self.door.wait(20)
 
-    def mapping(self, _context, server_id):
+    def cell_of(self, server_id):
         cell = mock.Mock()
         cell.name = server_id.split(':')[1]
-        return mock.Mock(cell_mapping=cell)
+        return cell
 
     def get(self, _context, server_id, **_more):
         project, cell, state = server_id.split(':')

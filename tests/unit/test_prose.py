@@ -40,7 +40,7 @@ class TestWords(base.BaseTestCase):
     def test_literals_and_code_are_ignored(self):
         self.assertEqual([(9, 'away')], self.found(
             'The key ``room``::\n\n    he said\n\n'
-            '.. code-block:: console\n\n    $ room\n\nNo answer.\n'))
+            '.. code-block:: console\n\n    $ room\n\nIt is away.\n'))
 
     def test_similar_words_are_not_found(self):
         self.assertEqual([], self.found(

@@ -248,7 +248,7 @@ class TestEventSnapshots(EventSnapshotTestCase):
         self.assertEqual([('hosted', 'mine')], self.images())
         self.places_type.hosted_servers = self.away
         self.run_at(55)
-        self.assertIn('away', self.reason(lease))
+        self.assertIn('does not answer', self.reason(lease))
 
     def away(self, _reserved):
         raise errors.CloudUnavailable('Nova does not answer')

@@ -173,6 +173,9 @@ class FakeNetwork:
         self._gone(port_id)
         self._done('force_delete_port')
 
+    def free_ports_of(self, device_id: str) -> None:
+        self._calls('free_ports_of')
+
     def set_up(self, network_id: str, is_up: bool) -> None:
         self._calls('set_up')
         if is_up:

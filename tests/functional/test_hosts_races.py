@@ -99,7 +99,7 @@ class TestAlternates(AlternatesTestCase):
         """The lease ends while the build is between two hosts."""
         self.enrol('host1', 'host2')
         lease, reservation_id = self.lease_hosts(2, 2)
-        real, ended = nova_scheduler._novas, []
+        real, ended, claimed = nova_scheduler._novas, [], []
 
         def end(*args, **kwargs):
             if not ended:
@@ -107,13 +107,16 @@ class TestAlternates(AlternatesTestCase):
                 self.delete(lease['id'])
                 self.look()
                 self.run_until(self.clock.now() + 60)
-            return real(*args, **kwargs)
+            try:
+                return real(*args, **kwargs)
+            finally:
+                claimed.append(1)
 
         self.fail_once(lambda _host: None)
         with fixtures.MonkeyPatch(
                 'nova.conductor.manager.scheduler_utils.claim_resources', end):
             server = self.within('in', reservation_id)
-            self.wait_for(lambda: ended)
+            self.wait_for(lambda: ended and claimed)
             self.wait_until_gone(server['id'])
         self.wait_for(lambda: not self.guests())
         # Nova's conductor has claimed resources for a deleted server; each

@@ -116,14 +116,18 @@ class TestAlternates(AlternatesTestCase):
         with fixtures.MonkeyPatch(
                 'nova.conductor.manager.scheduler_utils.claim_resources', end):
             server = self.within('in', reservation_id)
-            self.wait_for(lambda: ended and claimed)
-            self.wait_until_gone(server['id'])
-        self.wait_for(lambda: not self.guests())
-        # Nova's conductor has claimed resources for a deleted server; each
-        # nova-compute frees them, once a minute.
-        for compute in self.computes.values():
-            compute.manager.update_available_resource(
-                nova_context.get_admin_context())
+            self.wait_for(lambda: claimed)
+
+        def is_free():
+            # Nova's conductor has claimed resources for a deleted server; each
+            # nova-compute frees them, once a minute.
+            for compute in self.computes.values():
+                compute.manager.update_available_resource(
+                    nova_context.get_admin_context())
+            return not self.exists(server['id']) and (
+                not self.allocations(server['id'])) and not self.guests()
+
+        self.wait_for(is_free)
         self.wait_until_over(lease['id'])
 
     def test_verify_reports_build_that_began_before_enrollment(self):

@@ -41,7 +41,6 @@ LOG = logging.getLogger(__name__)
 _TOGETHER = 16
 
 
-@dataclasses.dataclass(eq=False)
 class BookingReassignment:
     """Reassigns bookings to other hosts.
 
@@ -50,12 +49,17 @@ class BookingReassignment:
     :param notify: called with an event type and a lease
     """
 
-    _database: api.Database
-    _admission: admissions.Admission
-    _reassigner: reassignment.Reassignment
-    _others: alternatives.Alternatives
-    _reshuffler: reshuffle.Reshuffle
-    _notify: views.Notify
+    def __init__(
+            self, database: api.Database, admission: admissions.Admission,
+            reassigner: reassignment.Reassignment,
+            others: alternatives.Alternatives, reshuffler: reshuffle.Reshuffle,
+            notify: views.Notify) -> None:
+        self._database = database
+        self._admission = admission
+        self._reassigner = reassigner
+        self._others = others
+        self._reshuffler = reshuffler
+        self._notify = notify
 
     def reassign_all(self, found: ty.Iterable[ty.Any]) -> bool:
         """Reassign bookings, the oldest lease first. A failure affects no
@@ -227,7 +231,6 @@ class _Case(ty.NamedTuple):
     missing: int
 
 
-@dataclasses.dataclass(eq=False)
 class HostReplacement:
     """Adds hosts to leases of whole hosts of which some have failed.
 
@@ -236,13 +239,18 @@ class HostReplacement:
     :param notify: called with an event type and a lease
     """
 
-    _database: api.Database
-    _clock: clocks.Clock
-    _admission: admissions.Admission
-    _reassigner: reassignment.Reassignment
-    _wanted: demands.Demands
-    _reshuffler: reshuffle.Reshuffle
-    _notify: views.Notify
+    def __init__(self, database: api.Database, clock: clocks.Clock,
+                 admission: admissions.Admission,
+                 reassigner: reassignment.Reassignment,
+                 wanted: demands.Demands, reshuffler: reshuffle.Reshuffle,
+                 notify: views.Notify) -> None:
+        self._database = database
+        self._clock = clock
+        self._admission = admission
+        self._reassigner = reassigner
+        self._wanted = wanted
+        self._reshuffler = reshuffler
+        self._notify = notify
 
     def look(self) -> None:
         """Find a host for each failed one, for the oldest lease first.

@@ -11,7 +11,6 @@ available again when the window ends.
 """
 
 import collections
-import dataclasses
 import typing as ty
 
 from oslo_log import log as logging
@@ -61,7 +60,6 @@ class Promised(ty.NamedTuple):
     obstacle: str | None
 
 
-@dataclasses.dataclass(eq=False)
 class Maintenance:
     """Schedules maintenance of hosts.
 
@@ -71,11 +69,14 @@ class Maintenance:
         after it is scheduled, changed or ended early
     """
 
-    _database: api.Database
-    _clock: clocks.Clock
-    _others: alternatives.Alternatives
-    _drain: evacuation.Evacuation
-    _notify: views.Notify
+    def __init__(self, database: api.Database, clock: clocks.Clock,
+                 others: alternatives.Alternatives,
+                 drain: evacuation.Evacuation, notify: views.Notify) -> None:
+        self._notify = notify
+        self._database = database
+        self._clock = clock
+        self._others = others
+        self._drain = drain
 
     def planned(self, name: str) -> Planned | None:
         """Return the current or next maintenance of a host; None: there is

@@ -43,7 +43,6 @@ _PARTS = (_EVENTS, models.Reservation.__table__)
 Commit: ty.TypeAlias = ty.Callable[[dict[str, ty.Any]], None]
 
 
-@dataclasses.dataclass(eq=False)
 class BudgetCommits:
     """Has the budget service commit new leases.
 
@@ -51,11 +50,14 @@ class BudgetCommits:
     :param seconds: time after which an interrupted request is refunded
     """
 
-    _database: api.Database
-    _clock: clocks.Clock
-    _types: resource_types.ResourceTypes
-    _commit: Commit | None = None
-    _seconds: int = 0
+    def __init__(self, database: api.Database, clock: clocks.Clock,
+                 types: resource_types.ResourceTypes,
+                 commit: Commit | None = None, seconds: int = 0) -> None:
+        self._database = database
+        self._clock = clock
+        self._types = types
+        self._commit = commit
+        self._seconds = seconds
 
     @contextlib.contextmanager
     def committed(self, leases: ty.Sequence[new_leases.NewLease],

@@ -33,7 +33,6 @@ LOG = logging.getLogger(__name__)
 _MINUTE = 60
 
 
-@dataclasses.dataclass(eq=False)
 class LeaseCreation:
     """Creates and offers leases.
 
@@ -41,12 +40,17 @@ class LeaseCreation:
         the eviction of interruptible servers; 0: it is refused
     """
 
-    _database: api.Database
-    _clock: clocks.Clock
-    _admission: admissions.Admission
-    _types: resource_types.ResourceTypes
-    _commits: budget_commits.BudgetCommits
-    _eviction_time: int = 0
+    def __init__(self, database: api.Database, clock: clocks.Clock,
+                 admission: admissions.Admission,
+                 types: resource_types.ResourceTypes,
+                 commits: budget_commits.BudgetCommits,
+                 eviction_time: int = 0) -> None:
+        self._database = database
+        self._clock = clock
+        self._admission = admission
+        self._types = types
+        self._commits = commits
+        self._eviction_time = eviction_time
 
     def check(self, new: new_leases.NewLease) -> None:
         """Check that a lease fits now, without booking anything.

@@ -38,15 +38,18 @@ LOG = logging.getLogger(__name__)
 _Shifted: ty.TypeAlias = ty.Mapping[model.Window, recurrences.Dates]
 
 
-@dataclasses.dataclass(eq=False)
 class Series:
     """Creates and shows recurring leases."""
 
-    _database: api.Database
-    _clock: clocks.Clock
-    _admission: admissions.Admission
-    _creator: creation.LeaseCreation
-    _commits: budget_commits.BudgetCommits
+    def __init__(self, database: api.Database, clock: clocks.Clock,
+                 admission: admissions.Admission,
+                 creator: creation.LeaseCreation,
+                 commits: budget_commits.BudgetCommits) -> None:
+        self._database = database
+        self._clock = clock
+        self._admission = admission
+        self._creator = creator
+        self._commits = commits
 
     # -- create --------------------------------------------------------------
 

@@ -33,18 +33,20 @@ Granting: ty.TypeAlias = ty.Callable[
     [views.Lease, updates.LeaseChange], limits.Granted | None]
 
 
-@dataclasses.dataclass(eq=False)
 class AutoExtension:
     """Extends leases whose users have requested it.
 
     :param notify: called with an event type and a lease
     """
 
-    _database: api.Database
-    _clock: clocks.Clock
-    _leases: updates.LeaseUpdates
-    _granting: Granting
-    _notify: views.Notify
+    def __init__(self, database: api.Database, clock: clocks.Clock,
+                 leases: updates.LeaseUpdates, granting: Granting,
+                 notify: views.Notify) -> None:
+        self._database = database
+        self._clock = clock
+        self._leases = leases
+        self._granting = granting
+        self._notify = notify
 
     def extend(self, lease_id: str) -> retries.Result:
         """Extend a lease when its event is due; if that is refused, it is

@@ -166,20 +166,24 @@ class _Plan(ty.NamedTuple):
             [*self.picked.values()], self.window))
 
 
-@dataclasses.dataclass(eq=False)
 class MovePlanning:
     """Plans migrations for leases, and records the plans.
 
     :param notify: called with an event type and a lease
     """
 
-    _database: api.Database
-    _clock: clocks.Clock
-    _admission: admissions.Admission
-    _cloud: cloud_api.Cloud
-    _notify: views.Notify
-    _deferred: admission_queue.DeferredAdmission
-    _limits: MoveLimits
+    def __init__(self, database: api.Database, clock: clocks.Clock,
+                 admission: admissions.Admission, cloud: cloud_api.Cloud,
+                 notify: views.Notify,
+                 deferred: admission_queue.DeferredAdmission,
+                 limits: MoveLimits) -> None:
+        self._database = database
+        self._clock = clock
+        self._admission = admission
+        self._cloud = cloud
+        self._notify = notify
+        self._deferred = deferred
+        self._limits = limits
 
     def make(self, lease_id: str, why: str) -> bool:
         """Plan migrations for a lease; return whether there is a plan.

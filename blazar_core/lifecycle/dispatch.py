@@ -6,7 +6,6 @@ A process that wants to send builds gets a permit in the database, in the
 transaction that records the dispatch; a build has at most one.
 """
 
-import dataclasses
 import functools
 import threading
 import typing as ty
@@ -164,7 +163,6 @@ def encrypted_call(session: orm.Session,
                 _ENCRYPTED, {'leases': lease_ids})}
 
 
-@dataclasses.dataclass(eq=False)
 class Dispatch:
     """Sends the builds of servers, each once.
 
@@ -172,11 +170,14 @@ class Dispatch:
     :param notify: called with an event type and a lease
     """
 
-    _database: api.Database
-    _clock: clocks.Clock
-    _cloud: cloud_api.Cloud
-    _decrypt: ty.Callable[[str], str]
-    _notify: views.Notify
+    def __init__(self, database: api.Database, clock: clocks.Clock,
+                 cloud: cloud_api.Cloud, decrypt: ty.Callable[[str], str],
+                 notify: views.Notify) -> None:
+        self._database = database
+        self._clock = clock
+        self._cloud = cloud
+        self._decrypt = decrypt
+        self._notify = notify
 
     def send_waiting(self, lease: models.Lease, encrypted: EncryptedCall,
                      when_due: bool) -> tuple[str, bool]:

@@ -2,7 +2,6 @@
 
 """Create images of running servers at an event of their lease."""
 
-import dataclasses
 import typing as ty
 
 from oslo_log import log as logging
@@ -48,7 +47,6 @@ class _Event(ty.NamedTuple):
         return f'{self.event_type}-{clocks.iso(self.time)[:16]}'
 
 
-@dataclasses.dataclass(eq=False)
 class EventSnapshots:
     """Has images created of servers that continue to run.
 
@@ -57,11 +55,14 @@ class EventSnapshots:
     out.
     """
 
-    _database: api.Database
-    _clock: clocks.Clock
-    _cloud: cloud_api.Cloud
-    _closer: lease_close.LeaseClose
-    _types: resource_types.ResourceTypes
+    def __init__(self, database: api.Database, clock: clocks.Clock,
+                 cloud: cloud_api.Cloud, closer: lease_close.LeaseClose,
+                 types: resource_types.ResourceTypes) -> None:
+        self._database = database
+        self._clock = clock
+        self._cloud = cloud
+        self._closer = closer
+        self._types = types
 
     def create_images(self, lease_id: str, event_id: str) -> retries.Result:
         """Create one image of each server of a lease for an event. Safe to

@@ -2,7 +2,6 @@
 
 """Start leases."""
 
-import dataclasses
 import typing as ty
 
 from oslo_log import log as logging
@@ -59,18 +58,20 @@ class Read(ty.NamedTuple):
     booting: bool = False
 
 
-@dataclasses.dataclass(eq=False)
 class LeaseOpening:
     """Starts leases whose servers are booted later: opens their reservations.
 
     :param notify: called with an event type and a lease
     """
 
-    _database: api.Database
-    _clock: clocks.Clock
-    _notify: views.Notify
-    _closer: lease_close.LeaseClose
-    _types: resource_types.ResourceTypes
+    def __init__(self, database: api.Database, clock: clocks.Clock,
+                 notify: views.Notify, closer: lease_close.LeaseClose,
+                 types: resource_types.ResourceTypes) -> None:
+        self._database = database
+        self._clock = clock
+        self._notify = notify
+        self._closer = closer
+        self._types = types
 
     def begin(self, lease_id: str, when_due: bool) -> retries.Result:
         """Start a lease: open its reservations."""
@@ -173,7 +174,6 @@ class LeaseOpening:
         return True
 
 
-@dataclasses.dataclass(eq=False)
 class LeaseStart:
     """Starts leases.
 
@@ -181,13 +181,17 @@ class LeaseStart:
         empty
     """
 
-    _database: api.Database
-    _clock: clocks.Clock
-    _start_timeout: int
-    _types: resource_types.ResourceTypes
-    _dispatcher: dispatch.Dispatch
-    _opening: LeaseOpening
-    _kept: kept_servers.KeptServers
+    def __init__(self, database: api.Database, clock: clocks.Clock,
+                 start_timeout: int, types: resource_types.ResourceTypes,
+                 dispatcher: dispatch.Dispatch, opening: LeaseOpening,
+                 kept: kept_servers.KeptServers) -> None:
+        self._database = database
+        self._clock = clock
+        self._start_timeout = start_timeout
+        self._types = types
+        self._dispatcher = dispatcher
+        self._opening = opening
+        self._kept = kept
 
     def read(self, lease_ids: ty.Collection[str]) -> dict[str, Read]:
         """Read what is needed to start leases, of those that exist.

@@ -24,19 +24,22 @@ from blazar_core.plugins import resource_types
 _ROUNDS = 5
 
 
-@dataclasses.dataclass(eq=False)
 class Notices:
     """Sends notifications of the events of leases, and calls resource types.
 
     :param notify: called with an event type and a lease
     """
 
-    _database: api.Database
-    _clock: clocks.Clock
-    _notify: views.Notify
-    _closer: lease_close.LeaseClose
-    _images: event_snapshots.EventSnapshots
-    _types: resource_types.ResourceTypes
+    def __init__(self, database: api.Database, clock: clocks.Clock,
+                 notify: views.Notify, closer: lease_close.LeaseClose,
+                 images: event_snapshots.EventSnapshots,
+                 types: resource_types.ResourceTypes) -> None:
+        self._database = database
+        self._clock = clock
+        self._notify = notify
+        self._closer = closer
+        self._images = images
+        self._types = types
 
     def happen(self, lease_id: str, event_type: str, event_id: str,
                ) -> retries.Result:

@@ -3,7 +3,6 @@
 """Reconcile leases with what is observed of their servers."""
 
 import contextlib
-import dataclasses
 
 from oslo_log import log as logging
 import sqlalchemy as sa
@@ -57,19 +56,22 @@ _UNFINISHED = sa.select(
     models.Booking.server_id.is_not(None)).order_by(models.Booking.id)
 
 
-@dataclasses.dataclass(eq=False)
 class Reconciliation:
     """Reconciles the reservation database with the servers in Nova.
 
     :param notify: called with an event type and a lease
     """
 
-    _database: api.Database
-    _clock: clocks.Clock
-    _cloud: cloud_api.Cloud
-    _notify: views.Notify
-    _closer: lease_close.LeaseClose
-    _removal: server_removal.ServerRemoval
+    def __init__(self, database: api.Database, clock: clocks.Clock,
+                 cloud: cloud_api.Cloud, notify: views.Notify,
+                 closer: lease_close.LeaseClose,
+                 removal: server_removal.ServerRemoval) -> None:
+        self._database = database
+        self._clock = clock
+        self._cloud = cloud
+        self._notify = notify
+        self._closer = closer
+        self._removal = removal
 
     def observe(self, server_id: str, seen: cloud_api.ObservedServer,
                 sent: tuple[int | None] | None = None) -> list[str]:

@@ -44,7 +44,6 @@ _TAKE = sa.update(_SERVERS).where(
     _SERVERS.c.resume_at == sa.bindparam('seen'))
 
 
-@dataclasses.dataclass(eq=False)
 class Resumption:
     """Has servers unshelved where they are safe.
 
@@ -54,12 +53,16 @@ class Resumption:
         no other
     """
 
-    _database: api.Database
-    _clock: clocks.Clock
-    _cloud: cloud_api.Cloud
-    _admission: admissions.Admission
-    _credential: ty.Callable[[str], str | None]
-    _safe_for: int
+    def __init__(self, database: api.Database, clock: clocks.Clock,
+                 cloud: cloud_api.Cloud, admission: admissions.Admission,
+                 credential: ty.Callable[[str], str | None], safe_for: int,
+                 ) -> None:
+        self._database = database
+        self._clock = clock
+        self._cloud = cloud
+        self._admission = admission
+        self._credential = credential
+        self._safe_for = safe_for
 
     def look(self) -> None:
         """Try those that are due, the longest waiting first.

@@ -3,7 +3,6 @@
 """Remove servers from their leases: deleted ones, and those that stay."""
 
 import contextlib
-import dataclasses
 import typing as ty
 
 from oslo_log import log as logging
@@ -42,18 +41,20 @@ class _Changed(Exception):
     """The lease has changed since the cloud was asked about its servers."""
 
 
-@dataclasses.dataclass(eq=False)
 class ServerRemoval:
     """Removes servers from their leases.
 
     :param notify: called with an event type and a lease
     """
 
-    _database: api.Database
-    _clock: clocks.Clock
-    _cloud: cloud_api.Cloud
-    _notify: views.Notify
-    _closer: lease_close.LeaseClose
+    def __init__(self, database: api.Database, clock: clocks.Clock,
+                 cloud: cloud_api.Cloud, notify: views.Notify,
+                 closer: lease_close.LeaseClose) -> None:
+        self._database = database
+        self._clock = clock
+        self._cloud = cloud
+        self._notify = notify
+        self._closer = closer
 
     def gone(self, lease_id: str, server_id: str) -> None:
         """Free the capacity of a server that is gone; the last server ends

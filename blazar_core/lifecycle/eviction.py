@@ -297,28 +297,8 @@ class Evictions:
         if seen.resized and status != states.Move.REQUESTED:
             # It has capacity of two hosts.
             status = states.Move.PLANNED
-        if status == states.Move.MOVED and (
-                seen.busy if seen.host is not None else
-                seen.state is cloud_api.ServerState.LEAVING):
-            # Until its resize is finished it has capacity of two hosts; until
-            # its deletion is, of its host.
-            self._moves.put_off(move, PAUSE)
-            return
         if status == states.Move.MOVED:
-            evicted = bool(move.attempts) and seen.host is None
-            # Nova's notification of that may be late, or lost.
-            self._database.retried(
-                self._left, source, move.server_id, evicted,
-                seen.rest is cloud_api.RestingState.SHELVED)
-            if self._moves.write(move.lease_id, {move.id: status}):
-                LOG.info('Server %s: %s host %s', move.server_id,
-                         'evicted from' if evicted else 'migrated from'
-                         if move.attempts else
-                         'before its eviction it has left', source.name)
-                if row is not None:
-                    self._tell(_EVICTED if evicted else _MIGRATED
-                               if move.attempts else _CANCELLED, row)
-            return
+            self._complete(move, row, seen, source)
         if status != states.Move.PLANNED:
             return
         needed = None if row is None else self._needed(move, row)
@@ -350,6 +330,34 @@ class Evictions:
             self._database.retried(self._reassign, move.id, lease_id)
             move.lease_id = lease_id
         self._request(move, row, left)
+
+    def _complete(self, move: models.ServerMove,
+                  row: models.InterruptibleServer | None,
+                  seen: cloud_api.ObservedServer, source: ty.Any) -> None:
+        """Record that a server has left its host, unless it still has its
+        capacity.
+
+        :param source: the host
+        """
+        if seen.busy if seen.host is not None else (
+                seen.state is cloud_api.ServerState.LEAVING):
+            # Until its resize is finished it has capacity of two hosts; until
+            # its deletion is, of its host.
+            self._moves.put_off(move, PAUSE)
+            return
+        evicted = bool(move.attempts) and seen.host is None
+        # Nova's notification of that may be late, or lost.
+        self._database.retried(
+            self._left, source, move.server_id, evicted,
+            seen.rest is cloud_api.RestingState.SHELVED)
+        if self._moves.write(move.lease_id, {move.id: states.Move.MOVED}):
+            LOG.info('Server %s: %s host %s', move.server_id,
+                     'evicted from' if evicted else 'migrated from'
+                     if move.attempts else
+                     'before its eviction it has left', source.name)
+            if row is not None:
+                self._tell(_EVICTED if evicted else _MIGRATED
+                           if move.attempts else _CANCELLED, row)
 
     def _left(self, host: ty.Any, server_id: str, evicted: bool,
               shelved: bool) -> None:

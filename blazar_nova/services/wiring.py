@@ -149,11 +149,7 @@ def assemble(conf: ty.Any, clock: clocks.Clock | None = None) -> Parts:
         conf.blazar.notification_format, answers, process.notify,
         database.counters.add), threads.later)
     admission = _admission(conf, database, clock)
-    quota = nova_quota.NovaQuota()
-    allowed = limits.Limits(
-        conf, database, clock, resource_types.Quotas(quota, types),
-        [budget.check], types.serverless,
-        [hoarding.Hoarding(conf, clock, quota).rules])
+    allowed = _limits(conf, database, clock, types, budget)
     granting = limit_requests.LimitRequests(allowed, types, answers, threads)
     lifecycle = handlers.Handlers(
         conf, database, clock, admission, handlers.Integration(
@@ -191,6 +187,17 @@ def assemble(conf: ty.Any, clock: clocks.Clock | None = None) -> Parts:
         preflight=preflight.Preflight(
             database, clock, cloud, secrets.decrypt, notify,
             [60 * minutes for minutes in conf.blazar.preflight]))
+
+
+def _limits(conf: ty.Any, database: api.Database, clock: clocks.Clock,
+            types: resource_types.ResourceTypes,
+            budget: budget_service.External) -> limits.Limits:
+    """Return the limits, with the quotas of all services."""
+    quota = nova_quota.NovaQuota()
+    return limits.Limits(
+        conf, database, clock, resource_types.Quotas(quota, types),
+        [budget.check], types.serverless,
+        [hoarding.Hoarding(conf, clock, quota).rules])
 
 
 def _check_options(conf: ty.Any) -> None:

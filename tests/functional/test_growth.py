@@ -234,21 +234,15 @@ class TestKept(test_recurring.RecurringTestCase):
             self.assertIn(limit, answer['error_message'])
 
     def test_limit_applies_to_resize_between_occurrences(self):
-        lease = self.boot_each(how={'between': 'shelve'})
-        server, = self.alice.get_servers()
-        self.runs_since(lease, 0, server['id'])
-        self.end_of(0, lease)
-        self.alice.post_server_action(server['id'], {'unshelve': None})
-        self.wait_for_status(server['id'], 'ACTIVE')
-        self.fill_books()
+        _lease, server_id = self.runs_between()
         answer = self.alice.api_post(
-            f'/servers/{server["id"]}/action', {'resize': {'flavorRef': '4'}},
+            f'/servers/{server_id}/action', {'resize': {'flavorRef': '4'}},
             check_response_status=None)
         self.assertEqual(403, answer.status, answer.body)
         self.assertIn('3 CPUs', answer.body['forbidden']['message'])
         self.alice.post_server_action(
-            server['id'], {'resize': {'flavorRef': '3'}})
-        self.wait_for_status(server['id'], 'VERIFY_RESIZE')
+            server_id, {'resize': {'flavorRef': '3'}})
+        self.wait_for_status(server_id, 'VERIFY_RESIZE')
 
 
 class TestTransferred(test_owners.HandingMixin, GrowthTestCase):

@@ -80,6 +80,21 @@ class RecurringTestCase(api_base.ApiTestCase):
     def statuses(self, lease):
         return [one['status'] for one in self.get(lease)['occurrences']]
 
+    def runs_between(self):
+        """Return a lease that keeps its server, and the id of the server,
+        which its user has unshelved after the first occurrence.
+        """
+        lease = self.boot_each(how={'between': 'shelve'})
+        server_id = self.alice.get_servers()[0]['id']
+        self.runs_since(lease, 0, server_id)
+        self.end_of(0, lease)
+        self.fill_books()
+        # As to capacity this is an ordinary boot.
+        self.alice.post_server_action(server_id, {'unshelve': None})
+        self.wait_for_status(server_id, 'ACTIVE')
+        self.fill_books()
+        return lease, server_id
+
 
 class TestBoots(RecurringTestCase):
 
@@ -349,42 +364,27 @@ class TestKept(RecurringTestCase):
         self.assertEqual(['TERMINATED'] * 3, self.statuses(lease))
 
     def test_server_unshelved_by_user_is_in_next_occurrence(self):
-        lease = self.boot_each(how={'between': 'shelve'})
-        server, = self.alice.get_servers()
-        self.runs_since(lease, 0, server['id'])
-        self.fill_books()
-        self.end_of(0, lease)
-        # As to capacity this is an ordinary boot.
-        self.alice.post_server_action(server['id'], {'unshelve': None})
-        self.wait_for_status(server['id'], 'ACTIVE')
-        self.fill_books()
+        lease, server_id = self.runs_between()
         self.assertEqual([], self.books(
             'SELECT id FROM bookings WHERE server_id IS NOT NULL'))
-        self.runs_since(lease, 1, server['id'])
+        self.runs_since(lease, 1, server_id)
         self.assertEqual('ACTIVE', self.statuses(lease)[1])
         self.end_of(1, lease)
         self.assertEqual('SHELVED_OFFLOADED', self.alice.get_server(
-            server['id'])['status'])
-        self.runs_since(lease, 2, server['id'])
+            server_id)['status'])
+        self.runs_since(lease, 2, server_id)
         self.fill_books()
         self.end_of(2, lease)
-        self.wait_until_gone(server['id'])
+        self.wait_until_gone(server_id)
 
     def test_kept_server_stays_ordinary_between_occurrences(self):
         # Interruptible, it could be resized to capacity that others have
         # reserved, and the booking of the next occurrence would follow it.
-        lease = self.boot_each(how={'between': 'shelve'})
-        server, = self.alice.get_servers()
-        self.runs_since(lease, 0, server['id'])
-        self.end_of(0, lease)
-        self.alice.post_server_action(server['id'], {'unshelve': None})
-        self.wait_for_status(server['id'], 'ACTIVE')
-        self.fill_books()
-        answer = self.ask('PUT', f'/interruptible/{server["id"]}', {},
-                          code=409)
+        lease, server_id = self.runs_between()
+        answer = self.ask('PUT', f'/interruptible/{server_id}', {}, code=409)
         self.assertIn(lease['occurrences'][1]['id'], answer['error_message'])
         self.ask('DELETE', f'/leases/{lease["id"]}', code=204)
-        self.ask('PUT', f'/interruptible/{server["id"]}', {}, code=200)
+        self.ask('PUT', f'/interruptible/{server_id}', {}, code=200)
 
     def test_deleted_server_is_not_recreated(self):
         lease = self.boot_each(count=2, how={'between': 'shelve'})

@@ -30,19 +30,19 @@ class ApiServices:
     """
 
     def __init__(self, parts: wiring.Parts) -> None:
-        database, clock, types, own, limits = (
+        database, clock, types, stored, limits = (
             parts.database, parts.clock, parts.types, parts.leases,
             parts.limits)
         self.parts = parts
         self.policy = parts.policy
         self.defaults = hint_params.defaults(parts.conf)
         self.trusts = lease_trusts.LeaseTrusts(
-            parts.conf, parts.trusts, parts.encryption, own.credentials,
+            parts.conf, parts.trusts, parts.encryption, stored.credentials,
             functools.partial(
                 parts.lifecycle.lease_close.credential, needed=False),
             types, parts.background)
         self.demands = booted_servers.BootDemands(
-            own.lookup, parts.expects_changes)
+            stored.lookup, parts.expects_changes)
         self.reservation_requests = reservation_requests.ReservationRequests(
             database, types, lambda: enrollment.public(
                 database, parts.conf.blazar.public_properties),
@@ -54,19 +54,19 @@ class ApiServices:
             parts.conf, database, clock, parts.admission, self.policy,
             self.trusts, self.default_leases)
         self.changes = lease_changes.LeaseChanges(
-            self.defaults, clock, own, limits, self.trusts,
+            self.defaults, clock, stored, limits, self.trusts,
             self.reservation_requests, parts.notify)
         self.series = lease_series.LeaseSeries(
-            own.series, limits, self.trusts, self.changes, self.demands,
+            stored.series, limits, self.trusts, self.changes, self.demands,
             self.defaults.max_amount, parts.publish)
         self.admission = lease_admission.LeaseAdmission(
-            own.creation, limits, self.trusts, self.demands, self.series,
+            stored.creation, limits, self.trusts, self.demands, self.series,
             self._send, parts.publish)
         self.transfer = lease_transfer.LeaseTransfer(
-            own.transfer, limits, self.trusts, parts.identity.check_exist,
+            stored.transfer, limits, self.trusts, parts.identity.check_exist,
             parts.orphans, parts.notify)
         self.running_servers = running_servers.RunningServers(
-            self.defaults, clock, own, limits, self.trusts,
+            self.defaults, clock, stored, limits, self.trusts,
             parts.lifecycle.server_removal, parts.notify)
         self.host_leases = host_leases.HostLeases(
             database, types, self.policy)

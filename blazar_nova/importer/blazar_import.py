@@ -88,7 +88,7 @@ class Importer:
             imported
         """
         parts = self._parts
-        plan = import_plan.plan(import_plan.Here(
+        plan = import_plan.plan(import_plan.Destination(
             parts.database, parts.clock, parts.types,
             60 * parts.conf.blazar.cleaning_time), self._cloud, self._blazar)
         if apply:

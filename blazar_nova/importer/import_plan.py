@@ -46,8 +46,8 @@ class Cloud(ty.Protocol):
         """Return the servers of a host: see :func:`host_servers.on`."""
 
 
-class Here(ty.NamedTuple):
-    """What an import is checked against.
+class Destination(ty.NamedTuple):
+    """Where leases are imported, and what they are checked against.
 
     :ivar cleaning_time: seconds after each lease
     """
@@ -58,15 +58,15 @@ class Here(ty.NamedTuple):
     cleaning_time: int
 
 
-def plan(here: Here, cloud: Cloud, blazar: blazar_source.Blazar,
+def plan(into: Destination, cloud: Cloud, blazar: blazar_source.Blazar,
          ) -> items.Plan:
     """Check everything in Blazar.
 
     :raises CloudUnavailable: if Nova does not answer
     :raises DatabaseUnavailable: if the reservation database does not answer
     """
-    hosts = _Hosts(here, cloud, blazar)
-    leases = _Leases(here, cloud, hosts.judged())
+    hosts = _Hosts(into, cloud, blazar)
+    leases = _Leases(into, cloud, hosts.judged())
     found = leases.judged(blazar.leases)
     while _refuse_more(hosts.items.values(), found):
         pass
@@ -112,9 +112,9 @@ def _of_host(name: str) -> str:
 class _Hosts:
     """Checks hosts."""
 
-    def __init__(self, here: Here, cloud: Cloud,
+    def __init__(self, into: Destination, cloud: Cloud,
                  blazar: blazar_source.Blazar) -> None:
-        self._here = here
+        self._into = into
         self._cloud = cloud
         self._blazar = blazar
         self.items: dict[str, items.HostItem] = {}
@@ -151,8 +151,8 @@ class _Hosts:
         item.member = self._cloud.member(host.name)
         _name, item.extra = host_schema.create(
             {**host.extra, 'name': host.name})
-        now = self._here.clock.now()
-        with self._here.database.reader() as session:
+        now = self._into.clock.now()
+        with self._into.database.reader() as session:
             item.row = session.scalars(sa.select(models.Host).where(
                 models.Host.uuid == item.member.uuid)).one_or_none()
             if item.row is None:
@@ -185,7 +185,7 @@ class _Hosts:
         """Return the properties that are private in Blazar. Those that exist
         here already keep their settings.
         """
-        with self._here.database.reader() as session:
+        with self._into.database.reader() as session:
             said = set(session.scalars(sa.select(models.HostProperty.name)))
         there = {name for item in self.items.values() if (
             item.outcome != items.Outcome.REFUSED) for name in item.extra}
@@ -225,15 +225,15 @@ class _Taken(ty.NamedTuple):
 class _Leases:
     """Checks leases, in the order of their creation."""
 
-    def __init__(self, here: Here, cloud: Cloud,
+    def __init__(self, into: Destination, cloud: Cloud,
                  hosts: ty.Mapping[str, items.HostItem]) -> None:
-        self._here = here
+        self._into = into
         self._cloud = cloud
         self._hosts = hosts
-        self._now = here.clock.now()
+        self._now = into.clock.now()
         self.over: collections.Counter[str] = collections.Counter()
         self._taken: dict[int, list[_Taken]] = collections.defaultdict(list)
-        with here.database.reader() as session:
+        with into.database.reader() as session:
             self._there = set(session.scalars(sa.select(models.Lease.id)))
             for row in session.execute(
                     sa.select(models.Booking.host_id,
@@ -296,7 +296,7 @@ class _Leases:
         item.known, notes = translation.known(
             lease, {one: [host.row.id for host in its if host.row is not None]
                     for one, its in item.hosts.items()},
-            self._here.types, self._now)
+            self._into.types, self._now)
         if item.known.active:
             _check_places(item)
         self._take(item.known)
@@ -400,4 +400,4 @@ class _Leases:
                   for one in self._taken[host_id]
                   if one.lease_id != item.id and one.window.start >= end]
         item.known = dataclasses.replace(item.known, cleaning_time=min([
-            self._here.cleaning_time, *pauses]))
+            self._into.cleaning_time, *pauses]))

@@ -61,14 +61,14 @@ class ServerSync:
 
     def __init__(self, database: api.Database, clock: clocks.Clock,
                  cloud: nova_cloud.NovaCloud, known: lookup.Lookup,
-                 observing: reconciliation.Reconciliation,
+                 reconciler: reconciliation.Reconciliation,
                  hosts: host_sync.HostSync,
                  freed: ty.Callable[[str, int | None], None]) -> None:
         self._database = database
         self._clock = clock
         self._cloud = cloud
         self._lookup = known
-        self._reconciliation = observing
+        self._reconciliation = reconciler
         self._freed = freed
         self.missed = threading.Event()
         self.hints = change_hints.Hints(clock)

@@ -38,15 +38,15 @@ class LeaseAdmission:
     :param publish: publishes an event of a lease; raises nothing
     """
 
-    def __init__(self, making: creation.LeaseCreation,
-                 granting: limit_requests.LimitRequests,
+    def __init__(self, creator: creation.LeaseCreation,
+                 limit_checks: limit_requests.LimitRequests,
                  trusts: lease_trusts.LeaseTrusts,
                  demands: booted_servers.BootDemands,
                  recurring: lease_series.LeaseSeries,
                  send: ty.Callable[[views.Lease, build_calls.BuildCall], None],
                  publish: views.Notify) -> None:
-        self._making = making
-        self._limits = granting
+        self._creator = creator
+        self._limits = limit_checks
         self._trusts = trusts
         self._demands = demands
         self._recurring = recurring
@@ -81,14 +81,14 @@ class LeaseAdmission:
             self._limits.asked_of(
                 new, not request.starts_now or request.patience is not None),
             reading))
-        if request.starts_now and not self._making.why_wait(new):
+        if request.starts_now and not self._creator.why_wait(new):
             try:
                 return self._start(new, call)
             except errors.Refused as exc:
                 if request.patience is None:
-                    if self._making.after_evictions(
+                    if self._creator.after_evictions(
                             new, exc.refusal) is None and (
-                            not self._making.waits_for_boot(new)):
+                            not self._creator.waits_for_boot(new)):
                         raise
                     new = dataclasses.replace(
                         new, granted=self._limits.check(
@@ -106,7 +106,7 @@ class LeaseAdmission:
         """
         encrypted = self._trusts.encrypt(call.dump(with_token=True))
         with self._trusts.for_end(call.context, new) as new:
-            lease = self._making.create(
+            lease = self._creator.create(
                 new, encrypted, dispatch.HEAD_START)
         return lease, functools.partial(
             self._begin, lease, call, new.credential is None)
@@ -137,7 +137,7 @@ class LeaseAdmission:
                                  servers)
         if new.request.patience is None:
             # Do not ask keystone for a lease that will be refused.
-            self._making.check(new)
+            self._creator.check(new)
         encrypted = self._trusts.encrypt(call.dump())
         trust = self._trusts.delegate(
             call.context, new.request.on_end, new.span.end,
@@ -146,7 +146,7 @@ class LeaseAdmission:
         fault_points.fault_point(fault_points.FaultPoint.CREATE_DELEGATED,
                                  servers)
         with self._trusts.unless_reserved(trust):
-            lease = self._making.create(dataclasses.replace(
+            lease = self._creator.create(dataclasses.replace(
                 self._trusts.with_trust(new, trust),
                 create_by=call.reserve_by), encrypted)
         fault_points.fault_point(fault_points.FaultPoint.CREATE_BOOKED,

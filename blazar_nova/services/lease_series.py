@@ -45,14 +45,14 @@ class LeaseSeries:
     :param publish: publishes an event of a lease; raises nothing
     """
 
-    def __init__(self, own: series.Series,
-                 granting: limit_requests.LimitRequests,
+    def __init__(self, occurrences: series.Series,
+                 limit_checks: limit_requests.LimitRequests,
                  trusts: lease_trusts.LeaseTrusts,
                  changes: lease_changes.LeaseChanges,
                  demands: booted_servers.BootDemands, most: int,
                  publish: views.Notify) -> None:
-        self._all = own
-        self._limits = granting
+        self._all = occurrences
+        self._limits = limit_checks
         self._trusts = trusts
         self._changes = changes
         self._demands = demands

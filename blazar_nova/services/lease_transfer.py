@@ -42,14 +42,14 @@ class LeaseTransfer:
     :param owners: which of them no longer exist
     """
 
-    def __init__(self, transferring: transfer.Transfer,
-                 granting: limit_requests.LimitRequests,
+    def __init__(self, transfers: transfer.Transfer,
+                 limit_checks: limit_requests.LimitRequests,
                  trusts: lease_trusts.LeaseTrusts,
                  check_exist: ty.Callable[
                      [ty.Collection[str], ty.Collection[str]], None],
                  owners: orphans.Orphans, notify: views.Notify) -> None:
-        self._transfer = transferring
-        self._limits = granting
+        self._transfer = transfers
+        self._limits = limit_checks
         self._trusts = trusts
         self._check_exist = check_exist
         self._owners = owners
@@ -121,11 +121,10 @@ class LeaseTransfer:
                         looked.described['id'], exc)
         except errors.Conflict:
             with excutils.save_and_reraise_exception():
-                own = self._transfer
-                own.transfer(
-                    looked.described['id'],
-                    own.look(looked.described['id']).generation, before, None,
-                    False, back=True)
+                lease_id = looked.described['id']
+                self._transfer.transfer(
+                    lease_id, self._transfer.look(lease_id).generation, before,
+                    None, False, back=True)
                 self._trusts.revoke(trust)
 
     def _after(self, lease: dict[str, ty.Any], before: transfer.Owner,

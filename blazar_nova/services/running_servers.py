@@ -48,15 +48,15 @@ class RunningServers:
     """Adds running servers to leases, and removes them."""
 
     def __init__(self, defaults: hint_params.Defaults, clock: clocks.Clock,
-                 own: leases.Leases,
-                 granting: limit_requests.LimitRequests,
+                 lease_store: leases.Leases,
+                 limit_checks: limit_requests.LimitRequests,
                  trusts: lease_trusts.LeaseTrusts,
                  removal: server_removal.ServerRemoval,
                  notify: views.Notify) -> None:
         self._defaults = defaults
         self._clock = clock
-        self._leases = own
-        self._limits = granting
+        self._leases = lease_store
+        self._limits = limit_checks
         self._trusts = trusts
         self._removal = removal
         self._notify = notify

@@ -150,12 +150,13 @@ def assemble(conf: ty.Any, clock: clocks.Clock | None = None) -> Parts:
         database.counters.add), threads.later)
     admission = _admission(conf, database, clock)
     allowed = _limits(conf, database, clock, types, budget)
-    granting = limit_requests.LimitRequests(allowed, types, answers, threads)
+    limit_checks = limit_requests.LimitRequests(
+        allowed, types, answers, threads)
     lifecycle = handlers.Handlers(
         conf, database, clock, admission, handlers.Integration(
             cloud=cloud, types=types, policies=extensions.installed_policies(),
             decrypt=secrets.decrypt, notify=notify,
-            granting=granting.of_change,
+            granting=limit_checks.of_change,
             budget=budget if budget.commits else None, later=threads.later,
             bound=allowed.of_waiting), lost_after(conf))
     _set_owners(types, user_credentials.LeaseOwners(
@@ -167,7 +168,7 @@ def assemble(conf: ty.Any, clock: clocks.Clock | None = None) -> Parts:
     return Parts(
         conf=conf, database=database, clock=clock, encryption=secrets,
         trusts=trusts, admission=admission, types=types, answers=answers,
-        notify=notify, cloud=cloud, lifecycle=lifecycle, limits=granting,
+        notify=notify, cloud=cloud, lifecycle=lifecycle, limits=limit_checks,
         identity=identity, evacuation=drain, background=threads,
         leases=leases.Leases(database, clock, admission, types, _charge(
             conf, budget), _eviction_time(conf)),

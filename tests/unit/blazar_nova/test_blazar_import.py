@@ -169,7 +169,7 @@ class ImportPlanTestCase(base.DatabaseTestCase):
                 name, VCPU=4, MEMORY_MB=100, DISK_GB=20)
 
     def plan(self):
-        return import_plan.plan(import_plan.Here(
+        return import_plan.plan(import_plan.Destination(
             self.database, self.clock, self.types, 60 * self.cleaning_time),
             self.cloud, blazar_source.read(self.blazar.url))
 

@@ -52,10 +52,10 @@ def load(url: str) -> dict[str, float]:
     database = filled.connect(url)
     with database.reader() as session:
         session.connection()
-    books = booking_index.Index(database, driven.ManualClock(worlds.NOW))
+    index = booking_index.Index(database, driven.ManualClock(worlds.NOW))
     before = records.memory()[0]
     start, cpu = time.perf_counter(), time.process_time()
-    with books.fresh() as timeline:
+    with index.fresh() as timeline:
         seconds, (now, most) = time.perf_counter() - start, records.memory()
         return {'seconds': seconds,
                 'cpu_seconds': time.process_time() - cpu,

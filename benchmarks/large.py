@@ -63,7 +63,7 @@ def run(quick: bool) -> ty.Iterator[records.Record]:
             print(f'{kind}: {skip}')
 
 
-class Books:
+class LeaseMaker:
     """Creates leases of servers on different hosts in a database."""
 
     def __init__(self, url: str, strategy: str = 'pack') -> None:
@@ -107,33 +107,33 @@ class Books:
 def measure(name: str, place: servers.Place, hosts: int, count: int,
             ) -> ty.Iterator[records.Record]:
     """Measure a large lease."""
-    books = Books(place.url)
+    maker = LeaseMaker(place.url)
     # Warm up: caches, connections and compiled statements.
-    driven.withdraw(books.leases, books.make(2, 1)['id'])
+    driven.withdraw(maker.leases, maker.make(2, 1)['id'])
     made: list[dict[str, ty.Any]] = []
-    for what, work in (('make', lambda: made.append(books.make(hosts, 8))),
+    for what, work in (('make', lambda: made.append(maker.make(hosts, 8))),
                        ('end', lambda: driven.withdraw(
-                           books.leases, made[0]['id']))):
-        books.statements, begin = 0, time.perf_counter()
+                           maker.leases, made[0]['id']))):
+        maker.statements, begin = 0, time.perf_counter()
         work()
         yield records.Record(f'{name}.{what}', 'seconds',
                              time.perf_counter() - begin)
         yield records.Record(f'{name}.{what}', 'statements',
-                             books.statements)
-    lease = books.make(count, 1)
-    life = books.lifecycle(base.FakeCloud())
+                             maker.statements)
+    lease = maker.make(count, 1)
+    life = maker.lifecycle(base.FakeCloud())
     life.lease_start.start(lease['id'])
     for what, state in (('run', cloud_api.ServerState.RUNNING),
                         ('gone', cloud_api.ServerState.GONE)):
-        books.statements, begin = 0, time.perf_counter()
+        maker.statements, begin = 0, time.perf_counter()
         for server_id in lease['reservations'][0]['servers']:
             life.reconciliation.observe(
                 server_id, cloud_api.ObservedServer(state))
         yield records.Record(f'{name}.{what}', 'seconds',
                              time.perf_counter() - begin)
         yield records.Record(f'{name}.{what}', 'statements',
-                             books.statements)
-    books.database.engine.dispose()
+                             maker.statements)
+    maker.database.engine.dispose()
 
 
 def beside(name: str, place: servers.Place, hosts: int, count: int,
@@ -144,12 +144,12 @@ def beside(name: str, place: servers.Place, hosts: int, count: int,
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert process.stdin is not None and process.stdout is not None
     process.stdout.readline()
-    books, made, slowest = Books(place.url), 0, 0.0
+    maker, made, slowest = LeaseMaker(place.url), 0, 0.0
     logging.disable(logging.WARNING)
     for _number in range(count):
         begin = time.perf_counter()
         try:
-            books.make(hosts, 4)
+            maker.make(hosts, 4)
             made += 1
         except errors.ConcurrentUpdate:
             pass
@@ -162,14 +162,14 @@ def beside(name: str, place: servers.Place, hosts: int, count: int,
     yield records.Record(name, 'slowest_s', slowest)
     yield records.Record(name, 'others_unmade_pct', 100 - (
         100 * small['made'] / max(small['asked'], 1)))
-    books.database.engine.dispose()
+    maker.database.engine.dispose()
 
 
 def small(url: str) -> None:
     """Run the other process: create small leases until its input is closed."""
     logging.disable()
-    books = Books(url, 'spread')
-    books.make(1, 1)
+    maker = LeaseMaker(url, 'spread')
+    maker.make(1, 1)
     print('ready', flush=True)
     ended = threading.Event()
     threading.Thread(target=lambda: (sys.stdin.read(), ended.set()),
@@ -178,7 +178,7 @@ def small(url: str) -> None:
     while not ended.wait(PACE):
         asked += 1
         try:
-            books.make(1, 1)
+            maker.make(1, 1)
             made += 1
         except errors.ConcurrentUpdate:
             pass

@@ -84,7 +84,7 @@ def place(kind: str) -> ty.Iterator[Place]:
     """
     if kind == 'sqlite':
         with tempfile.TemporaryDirectory() as folder:
-            url = f'sqlite:///{os.path.join(folder, "books.sqlite")}'
+            url = f'sqlite:///{os.path.join(folder, "leases.sqlite")}'
             migration.upgrade(api.Database(databases.configuration(url)))
             yield Place(url, None)
         return

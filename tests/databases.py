@@ -11,7 +11,7 @@ that names the package. ::
     class TestIt(base.DatabaseTestCase):       # tests/unit/base.py
         scenarios = databases.SCENARIOS
 
-or ``self.useFixture(databases.Books('mariadb')).database``.
+or ``self.useFixture(databases.DatabaseFixture('mariadb')).database``.
 """
 
 import abc
@@ -428,7 +428,7 @@ def configuration(url: str, **values: ty.Any) -> cfg.ConfigOpts:
     return conf
 
 
-class Books(fixtures.Fixture):
+class DatabaseFixture(fixtures.Fixture):
     """A new reservation database with the schema.
 
     :ivar url: its URL, for other processes
@@ -485,7 +485,7 @@ class Books(fixtures.Fixture):
 
     def _sqlite(self) -> str:
         path = os.path.join(
-            self.useFixture(fixtures.TempDir()).path, 'books.sqlite')
+            self.useFixture(fixtures.TempDir()).path, 'leases.sqlite')
         with open(path, 'wb') as file:
             file.write(migrated_file())
         return f'sqlite:///{path}'

@@ -236,7 +236,7 @@ class Tour:
         self.check(
             all(any({name, status} <= set(row) for row in rows)
                 for name, status in expected.items()),
-            'in the books ' + ' and '.join(
+            'in the database ' + ' and '.join(
                 f'the {name} lease is {status}'
                 for name, status in expected.items()))
 

@@ -170,19 +170,19 @@ def is_booked(spec: ty.Any, host_state: ty.Any) -> bool:
     return bool(getattr(spec, _BOOKED, None) == host_state.uuid)
 
 
-def install(books: scheduler_claims.Claims,
+def install(claims: scheduler_claims.Claims,
             count: ty.Callable[..., None]) -> None:
     """Make this process claim in the reservation database first. Idempotent.
 
     :param count: counts claims by their result
     """
     granted: _Granted = collections.OrderedDict()
-    utils.claim_resources = _claiming(books, count, granted)
+    utils.claim_resources = _claiming(claims, count, granted)
     manager.SchedulerManager._cleanup_allocations = _cleaning_up(granted)
     manager.SchedulerManager._select_destinations = _select_destinations
 
 
-def _claiming(books: scheduler_claims.Claims, count: ty.Callable[..., None],
+def _claiming(claims: scheduler_claims.Claims, count: ty.Callable[..., None],
               granted: _Granted) -> ty.Callable[..., bool]:
     """Return the function that claims a host for a server.
 
@@ -201,7 +201,7 @@ def _claiming(books: scheduler_claims.Claims, count: ty.Callable[..., None],
             return ask_nova()
         within = bound_servers.host_reservation_of(spec_obj.flavor)
         try:
-            undo = books.claim(instance_uuid, {
+            undo = claims.claim(instance_uuid, {
                 provider: one['resources'] for provider, one in
                 alloc_req['allocations'].items()}, _is_forced(spec_obj),
                 within)
@@ -211,7 +211,7 @@ def _claiming(books: scheduler_claims.Claims, count: ty.Callable[..., None],
                      ' or '.join(alloc_req['allocations']), exc)
             return False
         if _unless(ask_nova, undo, instance_uuid):
-            if within is not None and not books.is_within(
+            if within is not None and not claims.is_within(
                     within, alloc_req['allocations']):
                 LOG.info('Server %s does not go to the hosts of reservation '
                          '%s: it has just ended, or returned this one',

@@ -90,7 +90,7 @@ def cut(faults: Faults) -> str:
         faults.pause()
     finally:
         faults.cloud.mend('blazar_nova')
-    return 'the books away'
+    return 'the database is down'
 
 
 FAULTS: tuple[Fault, ...] = (

@@ -43,7 +43,7 @@ def _series(entries: list[Entry]) -> dict[str, list[tuple[float, float]]]:
         values |= {f'{name}: rows': number
                    for name, number in sample.get('rows', {}).items()}
         if 'connections' in sample:
-            values['the books: connections'] = sample['connections']
+            values['the database: connections'] = sample['connections']
         for name, value in values.items():
             found.setdefault(name, []).append((one['at'], value))
     return found

@@ -151,17 +151,17 @@ class LeasedTestCase(base.FunctionalTestCase):
 
     def bookings(self) -> dict[str, str | None]:
         """Return the hosts of the bookings: server id -> name of the host."""
-        return dict(self.books(
+        return dict(self.query(
             'SELECT server_id, hosts.name FROM bookings '
             'LEFT JOIN hosts ON hosts.id = bookings.host_id'))
 
-    def book_rows(self) -> dict[str, int]:
+    def row_counts(self) -> dict[str, int]:
         """Count the rows of leases in the reservation database, by table."""
-        return {table: self.books(f'SELECT count(*) FROM {table}')[0][0]
+        return {table: self.query(f'SELECT count(*) FROM {table}')[0][0]
                 for table in ('leases', 'reservations', 'events',
                               'bookings', 'deferred_builds')}
 
-    def books(self, query: str) -> list[tuple[ty.Any, ...]]:
+    def query(self, query: str) -> list[tuple[ty.Any, ...]]:
         """Query the reservation database."""
         path = os.path.join(self.folder, 'blazar.sqlite')
         with contextlib.closing(sqlite3.connect(path)) as db:

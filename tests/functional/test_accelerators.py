@@ -59,7 +59,7 @@ class WithoutCyborgTest(test_units.UnitsTestCase):
                 start_in=asked, code=400, reservations=[{
                     'resource_type': 'flavor:instance', 'flavor_id': flavor,
                     'amount': 1}])['error_message'])
-        self.assertEqual(0, self.book_rows()['leases'])
+        self.assertEqual(0, self.row_counts()['leases'])
 
 
 class SilentCyborgTest(test_units.UnitsTestCase):
@@ -79,7 +79,7 @@ class SilentCyborgTest(test_units.UnitsTestCase):
                 'amount': 1}])
             self.assertEqual('CLOUD_UNAVAILABLE', answer['error_name'])
             self.assertIn('Cyborg does not answer', answer['error_message'])
-        self.assertEqual(0, self.book_rows()['leases'])
+        self.assertEqual(0, self.row_counts()['leases'])
 
 
 class AcceleratorsTest(test_units.UnitsTestCase):

@@ -291,7 +291,7 @@ class TestMoves(api_base.ApiTestCase):
 
     def booked_on(self):
         """Return how many slots there are on each host."""
-        return collections.Counter(self.books(
+        return collections.Counter(self.query(
             'SELECT hosts.name FROM bookings '
             'JOIN hosts ON hosts.id = bookings.host_id'))
 
@@ -415,7 +415,7 @@ class TestChanges(api_base.ApiTestCase):
         shown = self.get(lease)
         # What is reserved counts from the creation of the lease, which may be
         # later than the start that it asks for.
-        (start,), = self.books(
+        (start,), = self.query(
             'SELECT start_date FROM usage_records '
             f"WHERE lease_id = '{lease['id']}' AND kind = 'planned'")
         self.assertEqual(
@@ -431,19 +431,19 @@ class TestChanges(api_base.ApiTestCase):
 
     def test_rescheduled_lease_may_get_other_hosts(self):
         lease = self.make(start_in=HOUR)
-        (host_id,), = self.books('SELECT host_id FROM bookings')
+        (host_id,), = self.query('SELECT host_id FROM bookings')
         whole = [self.reservation(vcpus=4)]
         for _host in self.hosts:
             self.make(start_in=2 * HOUR, reservations=whole)
         self.change(lease, 409, end_date=self.at(2 * HOUR + 60))
         self.ask('DELETE', '/leases/' + next(
             one['id'] for one in self.ask('GET', '/leases')['leases']
-            if one['id'] != lease['id'] and self.books(
+            if one['id'] != lease['id'] and self.query(
                 'SELECT host_id FROM bookings WHERE reservation_id = '
                 f"'{one['reservations'][0]['id']}'") != [(host_id,)]),
             code=204)
         self.change(lease, end_date=self.at(2 * HOUR + 60))
-        self.assertNotEqual([(host_id,)], self.books(
+        self.assertNotEqual([(host_id,)], self.query(
             'SELECT host_id FROM bookings WHERE reservation_id = '
             f"'{lease['reservations'][0]['id']}'"))
 
@@ -460,7 +460,7 @@ class TestChanges(api_base.ApiTestCase):
                        vcpus=flavor.vcpus + 1).create()
         changed = self.change(lease, end_date=self.at(3 * HOUR))
         self.assertEqual(before, changed['reservations'][0]['resources'])
-        (booked,), = self.books('SELECT resources FROM bookings')
+        (booked,), = self.query('SELECT resources FROM bookings')
         self.assertEqual(before, json.loads(booked))
 
     def test_update_by_admin_searches_hosts_for_owner_project(self):
@@ -481,11 +481,11 @@ class TestChanges(api_base.ApiTestCase):
             self.reservation(amount=2, vcpus=1, affinity=True)])
         reservation_id = lease['reservations'][0]['id']
         hosts = "SELECT DISTINCT host_id FROM bookings"
-        self.assertEqual(1, len(self.books(hosts)))
+        self.assertEqual(1, len(self.query(hosts)))
         changed = self.change(lease, reservations=[
             {'id': reservation_id, 'affinity': False}])
         self.assertIs(False, changed['reservations'][0]['affinity'])
-        self.assertEqual(2, len(self.books(hosts)))
+        self.assertEqual(2, len(self.query(hosts)))
         refused = self.change(lease, 409, reservations=[
             {'id': reservation_id, 'amount': 3}])
         self.assertEqual('too_big', refused['reason'])

@@ -170,7 +170,7 @@ class TestAnswers(api_base.ApiTestCase):
         reservation, = lease['reservations']
         self.assertEqual('1', json.loads(
             reservation['resource_properties'])['id'])
-        self.assertNotIn('resource_properties', self.books(
+        self.assertNotIn('resource_properties', self.query(
             'SELECT params FROM reservations')[0][0])
         changed = self.ask('PUT', f'/leases/{lease["id"]}', {
             'reservations': [{'id': reservation['id'], 'amount': 2}]},

@@ -85,7 +85,7 @@ class TestRequestsThatDie(api_base.ApiTestCase):
         return {one['id'] for one in self.alice.get_servers(detail=False)}
 
     def left(self):
-        return self.books('SELECT server_id FROM slot_builds')
+        return self.query('SELECT server_id FROM slot_builds')
 
     def look(self, after=30):
         self.clock.advance(after)

@@ -64,7 +64,7 @@ class BestEffortTestCase(api_base.ApiTestCase):
             self.fill_books()
             return not self.compared().left
 
-        self.wait_for(verified, what='books that are true to Nova')
+        self.wait_for(verified, what='a database that agrees with Nova')
         self.assert_verified()
 
     def where(self):

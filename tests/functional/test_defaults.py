@@ -50,7 +50,7 @@ class DefaultTestCase(api_base.ApiTestCase):
         return lease
 
     def assert_no_lease(self):
-        self.assertEqual({0}, set(self.book_rows().values()))
+        self.assertEqual({0}, set(self.row_counts().values()))
 
 
 class TestOn(DefaultTestCase):
@@ -101,7 +101,7 @@ class TestOn(DefaultTestCase):
     def test_default_lease_is_extended_by_duration_or_end(self):
         self.boot_active('vm')
         lease = self.only()
-        path, start = f'/leases/{lease["id"]}', self.books(
+        path, start = f'/leases/{lease["id"]}', self.query(
             'SELECT start_date FROM leases')[0][0]
         for body, end in (
                 ({'duration': '40d'}, start + 40 * DAY),
@@ -318,7 +318,7 @@ class TestOff(DefaultTestCase):
         self.wait_for_status(answer.body['server']['id'], 'ACTIVE')
         self.assertEqual([], [one for one in answer.headers if 'Lease' in one])
         self.assert_no_lease()
-        self.assertEqual([], self.books('SELECT * FROM would_end'))
+        self.assertEqual([], self.query('SELECT * FROM would_end'))
 
 
 class TestAnnounce(DefaultTestCase):
@@ -411,14 +411,14 @@ class TestAnnounce(DefaultTestCase):
             self.set(**{name: [value]})
             self.boot('vm')
             self.set(**{name: []})
-        self.assertEqual([], self.books('SELECT * FROM would_end'))
+        self.assertEqual([], self.query('SELECT * FROM would_end'))
 
     def test_lease_limits_do_not_apply(self):
         """Neither limits nor reservations apply: Nova alone places it."""
         self.flags(group='blazar_enforcement', max_leases_per_project=0,
                    max_lease_duration=1, max_reserved_vcpus_per_project=0)
         self.boot_active('vm', hints={'reserved': 'False'})
-        self.assertEqual(1, len(self.books('SELECT * FROM would_end')))
+        self.assertEqual(1, len(self.query('SELECT * FROM would_end')))
 
     def test_boot_succeeds_while_database_is_unavailable(self):
         path = os.path.join(self.folder, 'blazar.sqlite')
@@ -429,7 +429,7 @@ class TestAnnounce(DefaultTestCase):
         finally:
             os.rmdir(path)
             os.rename(path + '.away', path)
-        self.assertEqual([], self.books('SELECT * FROM would_end'))
+        self.assertEqual([], self.query('SELECT * FROM would_end'))
 
     def test_ends_are_not_announced_while_option_is_off(self):
         server = self.boot_active('vm')
@@ -441,4 +441,4 @@ class TestAnnounce(DefaultTestCase):
         self.recorder.wait(end_notices.EVENT)
         self.assertEqual([[server['id']]], self.told())
         self.announce_after(end_notices.KEEP + 60)
-        self.assertEqual([], self.books('SELECT * FROM would_end'))
+        self.assertEqual([], self.query('SELECT * FROM would_end'))

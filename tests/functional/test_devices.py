@@ -129,7 +129,7 @@ class KindsTest(DevicesTestCase):
         self.listener.overbooking.look()
         self.reserve(self.a100, code=409)
         self.reserve(self.v100)
-        self.assertEqual(2, len([host for (host,) in self.books(
+        self.assertEqual(2, len([host for (host,) in self.query(
             'SELECT host_id FROM bookings') if host is not None]))
 
     def test_interruptible_server_uses_device_reserved_for_later(self):
@@ -221,7 +221,7 @@ class MovedTest(DevicesTestCase):
     def setUp(self):
         super().setUp()
         self.first = self.root
-        self.root, = (uuid for (uuid,) in self.books('SELECT uuid FROM hosts')
+        self.root, = (uuid for (uuid,) in self.query('SELECT uuid FROM hosts')
                       if uuid != self.first)
         for name, trait in (('v1', V100), ('v2', V100),
                             ('a3', A100)):
@@ -229,7 +229,7 @@ class MovedTest(DevicesTestCase):
         self.fill_books()
 
     def hosts_of(self, lease):
-        return [uuid for (uuid,) in self.books(
+        return [uuid for (uuid,) in self.query(
             'SELECT uuid FROM bookings JOIN hosts ON '
             'hosts.id = bookings.host_id JOIN reservations ON '
             'reservations.id = bookings.reservation_id WHERE '
@@ -285,7 +285,7 @@ class MovedTest(DevicesTestCase):
 
     def test_best_effort_migrates_server_with_needed_device(self):
         bob = self.api('f' * 32, 'bob', ('admin', 'member', 'reader'))
-        names = {uuid: name for uuid, name in self.books(
+        names = {uuid: name for uuid, name in self.query(
             'SELECT uuid, name FROM hosts')}
         moved, stays = (self.boot_active(
             name, client=bob, flavor=flavor,

@@ -117,7 +117,7 @@ class TestDying(whole_hosts_base.HostsTestCase):
             self.assertEqual('TERMINATED', lease['status'], where)
             self.assertEqual(self.POOL, self.aggregates(), where)
             self.assertEqual({'CUSTOM_BLAZAR_POOL'}, self.traits('host1'))
-            self.assertEqual([(None,)] * 2, self.books(
+            self.assertEqual([(None,)] * 2, self.query(
                 'SELECT assigned_to FROM hosts'), where)
 
         self.at_each_step(end, ended, 12)
@@ -128,7 +128,7 @@ class TestDying(whole_hosts_base.HostsTestCase):
         other = self.new_listener(self.clock)
 
         def start_event():
-            return self.books(
+            return self.query(
                 "SELECT status FROM events WHERE event_type = 'start_lease' "
                 f"AND lease_id = '{self.lease_id}'")[0][0]
 

@@ -96,7 +96,7 @@ class EachStateTestCase(test_ends.EndsTestCase):
             return self.clock.now() > until or not left()
 
         def left():
-            return [*self.books("SELECT conditions FROM leases "
+            return [*self.query("SELECT conditions FROM leases "
                                 "WHERE status != 'TERMINATED'")]
 
         self.wait_for(is_over, 60, 'the end of the lease')

@@ -44,7 +44,7 @@ class EndsTestCase(api_base.ApiTestCase):
             self.clock.advance(self.over + seconds - self.clock.now())
             driven.run_due(self.listener.engine)
             self.over += 10
-            return {('TERMINATED',)} == {*self.books(
+            return {('TERMINATED',)} == {*self.query(
                 "SELECT status FROM leases WHERE name = 'mine'")}
 
         self.wait_for(is_over, what='the end of the lease')
@@ -60,7 +60,7 @@ class EndsTestCase(api_base.ApiTestCase):
     def assert_ordinary(self, server):
         """Assert that a server no longer belongs to a lease."""
         self.assert_verified()
-        self.assertEqual([], self.books(
+        self.assertEqual([], self.query(
             'SELECT id FROM bookings WHERE server_id IS NOT NULL'))
         shown = self.admin.get_server(server['id'])
         self.assertEqual([], [
@@ -235,7 +235,7 @@ class TestImagesBefore(EndsTestCase):
         self.leased(events=[self.event(600)])
         self.run_at(600)
         self.done()
-        (event_id, lease_id), = self.books(
+        (event_id, lease_id), = self.query(
             "SELECT id, lease_id FROM events WHERE event_type = 'remind'")
         for _time in range(2):
             self.assertIsNone(self.listener.parts.lifecycle.notices.happen(
@@ -374,7 +374,7 @@ class TestInTheOwnersName(test_deletion.DeletionTestCase, EndsTestCase):
 
     def test_end_policy_that_requires_trust_is_refused_without_it(self):
         lease = self.make(HOUR)
-        before = self.books('SELECT id, on_end FROM leases')
+        before = self.query('SELECT id, on_end FROM leases')
         self.delegate = mock.Mock(
             side_effect=errors.TrustUnavailable('restricted'))
         for on_end in ('snapshot', 'shelve', 'stop', 'suspend', 'release'):
@@ -387,7 +387,7 @@ class TestInTheOwnersName(test_deletion.DeletionTestCase, EndsTestCase):
                 self.assertIn('is done in your name when the lease is over',
                               said)
                 self.assertIn('(restricted)', said)
-        self.assertEqual(before, self.books('SELECT id, on_end FROM leases'))
+        self.assertEqual(before, self.query('SELECT id, on_end FROM leases'))
         self.make(on_end='delete')
 
     def event(self, action='snapshot'):
@@ -414,7 +414,7 @@ class TestInTheOwnersName(test_deletion.DeletionTestCase, EndsTestCase):
         self.ask('PUT', path, {'events': [self.event()]}, self.admin, 403)
         self.delegate = mock.Mock(
             side_effect=errors.TrustUnavailable('restricted'))
-        before = self.books('SELECT * FROM events ORDER BY id')
+        before = self.query('SELECT * FROM events ORDER BY id')
         first = {'events': [{**self.event(), 'event_date': self.at(60)}]}
         second = {'before_end_action': 'snapshot'}
         for wanted in (first, {**second, 'before_end': self.at(60)}):
@@ -430,7 +430,7 @@ class TestInTheOwnersName(test_deletion.DeletionTestCase, EndsTestCase):
                 self.assertIn('done in your name at an event', said)
                 self.assertIn('(restricted)', said)
         self.assertEqual(
-            before, self.books('SELECT * FROM events ORDER BY id'))
+            before, self.query('SELECT * FROM events ORDER BY id'))
         self.make(HOUR, events=[self.event('notify')])
 
     def test_image_at_event_is_retried_until_trust_is_usable(self):
@@ -580,7 +580,7 @@ class TestGlanceIsSilent(EndsTestCase):
             driven.run_due(self.listener.engine)
             self.over += 10
             return not self.exists(other['id']) and (
-                'Glance' in ''.join(rows or '' for rows, in self.books(
+                'Glance' in ''.join(rows or '' for rows, in self.query(
                     'SELECT conditions FROM leases')))
 
         self.wait_for(is_gone, what='the end of the other one')

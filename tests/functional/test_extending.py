@@ -169,7 +169,7 @@ class TestExtending(api_base.ApiTestCase):
         self.assertEqual('ACTIVE', self.admin.get_server(
             server['id'])['status'])
         self.assertEqual([('TERMINATED',)], [
-            tuple(row) for row in self.books('SELECT status FROM leases')])
-        usage = [row for row in self.books('SELECT usage FROM hosts')
+            tuple(row) for row in self.query('SELECT status FROM leases')])
+        usage = [row for row in self.query('SELECT usage FROM hosts')
                  if 'VCPU' in str(row)]
         self.assertEqual(1, len(usage), usage)

@@ -548,7 +548,7 @@ class TestFuzz(leased.LeasedTestCase):
                     'resource_type': 'virtual:instance', 'vcpus': 1,
                     'memory_mb': 1, 'disk_gb': 0}]}),
         ).get_response(self.app).json['lease']
-        books = self.dump()
+        rows = self.dump()
         flavor = {'resource_type': 'flavor:instance'}
         servers = {'resource_type': 'virtual:instance', 'vcpus': 1,
                    'memory_mb': 1, 'disk_gb': 0}
@@ -592,7 +592,7 @@ class TestFuzz(leased.LeasedTestCase):
                 'alice', 'POST', f'/v2.1/servers/{lease["id"]}/action',
                 body={'resize': {'flavorRef': value}})).get_response(
                     self.app).status_int, (400, 404))
-        self.assertEqual(books, self.dump())
+        self.assertEqual(rows, self.dump())
 
     # -- one request --------------------------------------------------------
 
@@ -600,7 +600,7 @@ class TestFuzz(leased.LeasedTestCase):
         """Send a request, check its answer, and return its code."""
         request = self.request(asked)
         boots = asked.path.startswith('/v2.1')
-        books = self.dump()
+        rows = self.dump()
         rows = self.boot_rows() if boots else None
         try:
             response = request.get_response(self.app)
@@ -623,8 +623,8 @@ class TestFuzz(leased.LeasedTestCase):
                 not 200 <= code < 300 or asked.method == 'GET' or
                 (asked.method, code) == ('POST', 200) and
                 'quote' in response.json):
-            if books != self.dump():
-                self.problem(request, f'{code}, and the books changed')
+            if rows != self.dump():
+                self.problem(request, f'{code}, and the database changed')
             if boots and rows != self.boot_rows():
                 self.problem(request, f'{code}, and Nova has {rows}, '
                                       f'{self.boot_rows()}')
@@ -672,7 +672,7 @@ class TestFuzz(leased.LeasedTestCase):
             self.known['server'].insert(0, server_id)
             self.running.append(server_id)
             self.wait_for(lambda: self.is_done(server_id), what='a boot')
-            found = self.books(
+            found = self.query(
                 "SELECT reservations.id, lease_id FROM reservations "
                 "JOIN bookings ON reservation_id = reservations.id "
                 f"WHERE server_id = '{server_id}'")

@@ -296,7 +296,7 @@ class TestShelved(GrowthTestCase):
 
     def booked(self):
         """Return the CPUs and the host of each booking."""
-        return self.books(
+        return self.query(
             "SELECT json_extract(resources, '$.VCPU'), hosts.name "
             "FROM bookings JOIN hosts ON hosts.id = bookings.host_id")
 

@@ -94,7 +94,7 @@ class KeptTest(Failing, test_recurring.RecurringTestCase):
 
     def booked(self):
         """Return the hosts of the bookings of the next occurrences."""
-        return [name for name, in self.books(
+        return [name for name, in self.query(
             'SELECT hosts.name FROM bookings JOIN hosts ON '
             'hosts.id = bookings.host_id WHERE server_id IS NULL '
             'AND outage IS NULL')]
@@ -152,7 +152,7 @@ class KeptTest(Failing, test_recurring.RecurringTestCase):
             self.runs_since(lease, 0, one)
         self.end_of(0, lease)
         self.fill_books()
-        kept, = self.books('SELECT servers FROM recurrences')
+        kept, = self.query('SELECT servers FROM recurrences')
         gone, *_left = json.loads(kept[0])
         self.alice.delete_server(gone)
         self.wait_until_gone(gone)
@@ -328,7 +328,7 @@ class HealthTest(Failing, leased.LeasedTestCase):
 
         server = self.runs('vm1')
         host = server['OS-EXT-SRV-ATTR:host']
-        ((uuid,),) = self.books(
+        ((uuid,),) = self.query(
             f"SELECT uuid FROM hosts WHERE name = '{host}'")
         self.force_down(host)
         self.look_for_failures()
@@ -362,7 +362,7 @@ class HealthTest(Failing, leased.LeasedTestCase):
         self.look_for_failures()
         self.assertEqual(booked, self.bookings()[later])
         self.back(booked)
-        self.assertEqual([], self.books('SELECT * FROM outages'))
+        self.assertEqual([], self.query('SELECT * FROM outages'))
         self.clock.advance(2 * HOUR - 300)
         self.run_due()
         server = self.wait_for_status(later, 'ACTIVE')
@@ -411,7 +411,7 @@ class WholeHostsTest(Failing, whole_hosts_base.HostsTestCase):
     """Two enrolled hosts, one of which fails under a lease."""
 
     def hosts_of(self, lease):
-        return {name for name, in self.books(
+        return {name for name, in self.query(
             'SELECT hosts.name FROM hosts '
             'JOIN bookings ON bookings.host_id = hosts.id '
             'JOIN reservations ON reservations.id = reservation_id '
@@ -553,7 +553,7 @@ class WholeHostsTest(Failing, whole_hosts_base.HostsTestCase):
         self.assertIs(True, self.get(lease)['reservations'][0][
             'missing_resources'])
         self.assertEqual(['host1'], self.aggregates()[reservation_id])
-        self.assertEqual([('host1',)], self.books(
+        self.assertEqual([('host1',)], self.query(
             'SELECT name FROM hosts JOIN bookings '
             'ON bookings.host_id = hosts.id '
             f"WHERE reservation_id = '{reservation_id}'"))
@@ -588,7 +588,7 @@ class MaintenanceTest(Failing, whole_hosts_base.HostsTestCase):
                       '1 booking: 1 reassigned to other hosts, 0 not.',
                       'Nothing was changed.'):
             self.assertIn(words, text)
-        self.assertEqual([], self.books('SELECT * FROM outages'))
+        self.assertEqual([], self.query('SELECT * FROM outages'))
         code, text = self.maintain(booked)
         self.assertEqual(0, code, text)
         self.listener.overbooking.look()
@@ -613,7 +613,7 @@ class MaintenanceTest(Failing, whole_hosts_base.HostsTestCase):
                       'reassigned to other hosts, 1 not.',
                       'Nothing was changed. Migrate these servers'):
             self.assertIn(words, text)
-        self.assertEqual([], self.books('SELECT * FROM outages'))
+        self.assertEqual([], self.query('SELECT * FROM outages'))
         code, text = self.maintain(host, None, '--force')
         self.assertEqual(0, code, text)
         self.assertIs(False, self.lease('vm1')['degraded'])
@@ -625,7 +625,7 @@ class MaintenanceTest(Failing, whole_hosts_base.HostsTestCase):
                 'host', 'maintain', host, '--until', 'now'))
         self.assertEqual(1, code)
         self.assertIn('is no longer in maintenance, and leases', text)
-        self.assertEqual([], self.books('SELECT * FROM outages'))
+        self.assertEqual([], self.query('SELECT * FROM outages'))
         code, text = self.maintain(host, None, '--force')
         self.assertEqual(0, code, text)
         # It is migrated as always, and the filter selects the target.
@@ -635,17 +635,17 @@ class MaintenanceTest(Failing, whole_hosts_base.HostsTestCase):
         code, text = self.maintain(host, None, '--wait')
         self.assertEqual(0, code, text)
         # Omitted values are not changed.
-        began = self.books('SELECT began_at, reason FROM outages')
+        began = self.query('SELECT began_at, reason FROM outages')
         code, text = self.command(
             'host', 'maintain', host, '--until', self.at(5 * HOUR))
         self.assertEqual(0, code, text)
         self.assertEqual(
-            began, self.books('SELECT began_at, reason FROM outages'))
+            began, self.query('SELECT began_at, reason FROM outages'))
         for said in ('is no longer in maintenance', 'is not in maintenance'):
             code, text = self.maintain(host, 'now')
             self.assertEqual(0, code, text)
             self.assertIn(said, text)
-        self.assertEqual([], self.books('SELECT * FROM outages'))
+        self.assertEqual([], self.query('SELECT * FROM outages'))
 
     def test_maintenance_migrates_running_server(self):
         server = self.runs('vm1')
@@ -695,7 +695,7 @@ class MaintenanceTest(Failing, whole_hosts_base.HostsTestCase):
         asked = take(200, query='?dry_run=true')['maintenance']
         self.assertEqual([(held, '')], [
             (one['server_id'], one['obstacle']) for one in asked['promised']])
-        self.assertEqual([], self.books('SELECT * FROM outages'))
+        self.assertEqual([], self.query('SELECT * FROM outages'))
         # Without another host it is refused, with the counts.
         self.make(start_in=2 * HOUR, length=2 * HOUR, reservations=[
             self.reservation(vcpus=self.hosts[other].vcpus)])
@@ -715,7 +715,7 @@ class MaintenanceTest(Failing, whole_hosts_base.HostsTestCase):
             one['obstacle'] for one in shown.pop('promised')])
         self.assertEqual(listed, shown)
         self.ask('DELETE', path, client=self.admin, code=204)
-        self.assertEqual([], self.books('SELECT * FROM outages'))
+        self.assertEqual([], self.query('SELECT * FROM outages'))
 
     def test_invalid_maintenance_commands_are_refused(self):
         for words, said in (

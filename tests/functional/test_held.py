@@ -208,7 +208,7 @@ class HeldTest(leased.LeasedTestCase):
             got['description'], got['accessIPv4'], got['status']))
 
     def test_reserved_server_can_be_deleted(self):
-        before = self.book_rows()
+        before = self.row_counts()
         for number, microversion in enumerate(('2.1', 'latest')):
             server = self.hold(f'vm{number}', flavor='5', count=2)
             # All capacity is taken, so the next boot shows that it was freed.
@@ -218,7 +218,7 @@ class HeldTest(leased.LeasedTestCase):
                 self.assertFalse(self.exists(server['id']))
                 self.refused(404, client.delete_server, server['id'])
             self.assertEqual('TERMINATED', self.lease(f'vm{number}')['status'])
-        rows = self.book_rows()
+        rows = self.row_counts()
         self.assertEqual((2, 0, 0), (
             rows['leases'], rows['bookings'], rows['deferred_builds']))
         self.assertEqual(0, before['leases'])
@@ -260,7 +260,7 @@ class HeldTest(leased.LeasedTestCase):
             self.assertIn(204, codes)
             self.assertLessEqual(set(codes), {204, 404})
             self.assertEqual('TERMINATED', self.lease(f'vm{number}')['status'])
-        self.assertEqual(0, self.book_rows()['bookings'])
+        self.assertEqual(0, self.row_counts()['bookings'])
 
     def test_last_free_capacity_goes_to_one_of_concurrent_boots(self):
         self.hold('first', flavor='5')
@@ -280,7 +280,7 @@ class HeldTest(leased.LeasedTestCase):
             codes = [one.result() for one in [
                 pool.submit(boot, 'one'), pool.submit(boot, 'other')]]
         self.assertEqual([202, 409], sorted(codes))
-        self.assertEqual(2, self.book_rows()['bookings'])
+        self.assertEqual(2, self.row_counts()['bookings'])
         self.assertEqual(2, self.boot_rows()['api.build_requests'])
         self.assertEqual({'host1', 'host2'}, set(self.bookings().values()))
 
@@ -308,7 +308,7 @@ class NowTest(leased.LeasedTestCase):
         self.wait_for_status(server['id'], 'ACTIVE')
         self.assertEqual(self.bookings(), self.guests())
         self.fill_books()
-        self.assertEqual(0, self.book_rows()['deferred_builds'])
+        self.assertEqual(0, self.row_counts()['deferred_builds'])
         self.assertEqual('ACTIVE', self.lease('vm1')['status'])
         response = self.alice.api_request(
             f'/servers/{server["id"]}', method='PUT',
@@ -327,7 +327,7 @@ class NowTest(leased.LeasedTestCase):
     def test_build_is_recorded_in_case_cast_is_lost(self):
         with base.at_the_bus(lambda send: None):
             self.boot('vm1', hints=self.lease_hints('vm1'))
-        self.assertEqual(1, self.book_rows()['deferred_builds'])
+        self.assertEqual(1, self.row_counts()['deferred_builds'])
 
 
 #: Exceptions of the cast itself and of what follows it.
@@ -456,7 +456,7 @@ class BehindTheCastTest(leased.LeasedTestCase):
         self.assertEqual(self.bookings(), self.guests())
         self.fill_books()
         self.assertEqual('ACTIVE', self.lease('vm1')['status'])
-        self.assertEqual(0, self.book_rows()['deferred_builds'])
+        self.assertEqual(0, self.row_counts()['deferred_builds'])
 
     def test_unknown_outcome_of_lease_creation_is_resolved_later(self):
         create = creation.LeaseCreation.create
@@ -531,7 +531,7 @@ class BehindTheCastTest(leased.LeasedTestCase):
                 self.assertEqual('RESERVED', self.alice.get_server(
                     server['id'])['status'])
         self.assertEqual(3, self.boot_rows()['api.request_specs'])
-        self.assertEqual(3, self.book_rows()['deferred_builds'])
+        self.assertEqual(3, self.row_counts()['deferred_builds'])
 
     def delete_all(self, server_id):
         self.alice.delete_server(server_id)
@@ -552,7 +552,7 @@ class StoodStillTest(leased.LeasedTestCase):
     def boot_for(self, seconds, boot=FROM_VOLUME, start_in=7200, **how):
         """Boot by a nova-api that stands still for so many seconds."""
         steps = []
-        self.before = self.boot_rows(), self.book_rows()
+        self.before = self.boot_rows(), self.row_counts()
 
         def stand_still(step, _servers):
             if step is fault_points.FaultPoint.CREATE_MARKED:
@@ -573,7 +573,7 @@ class StoodStillTest(leased.LeasedTestCase):
         said = self.refused(409, self.boot_for, *args, **kwargs)
         self.assertIn('took too long', said)
         self.assertIn('Send it again', said)
-        self.assertEqual(self.before, (self.boot_rows(), self.book_rows()))
+        self.assertEqual(self.before, (self.boot_rows(), self.row_counts()))
         self.assertEqual({}, self.cinder.volume_to_attachment.get(VOLUME, {}))
         self.assert_verified()
 
@@ -622,7 +622,7 @@ class SecretsTest(leased.LeasedTestCase):
     def test_database_and_notifications_contain_no_secrets(self):
         recorder = self.record()
         self.hold_with_secrets()
-        self.assertEqual(1, self.book_rows()['deferred_builds'])
+        self.assertEqual(1, self.row_counts()['deferred_builds'])
         names = [name for name in os.listdir(self.folder)
                  if name.startswith('blazar')]
         self.assertIn('blazar.sqlite', names)

@@ -110,7 +110,7 @@ class ReservedHintTest(HintsTestCase):
         for number, hints in enumerate(({}, {'color': 'blue'},
                                         {'reserved_host': 'True'})):
             self.boot_active(f'vm{number}', hints=hints)
-        self.assertEqual({0}, set(self.book_rows().values()))
+        self.assertEqual({0}, set(self.row_counts().values()))
 
     def test_misspelled_reserved_hint_is_refused(self):
         message = self.refused(400, self.boot, 'vm1', hints={

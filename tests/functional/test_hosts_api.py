@@ -472,7 +472,7 @@ class TestProperties(HostsTestCase):
                       refused['error_message'])
         self.hosts_api('PATCH', '/properties/gpu', {'private': False})
         lease = self.reserve(resource_properties=wanted)
-        self.assertEqual([['host2']], [[*one] for one in self.books(
+        self.assertEqual([['host2']], [[*one] for one in self.query(
             'SELECT hosts.name FROM bookings JOIN hosts '
             'ON hosts.id = bookings.host_id JOIN reservations '
             'ON reservations.id = bookings.reservation_id '

@@ -489,7 +489,7 @@ class TestNextLease(whole_hosts_base.HostsTestCase):
         self.wait_for_status(server['id'], 'ERROR')
         self.assertEqual(({}, {}), (
             self.guests(), self.allocations(server['id'])))
-        self.assertEqual([(self.second['reservations'][0]['id'],)], self.books(
+        self.assertEqual([(self.second['reservations'][0]['id'],)], self.query(
             "SELECT assigned_to FROM hosts WHERE name = 'host1'"))
         self.assert_verified()
 

@@ -102,7 +102,7 @@ class TestPending(ImportTestCase):
     def test_dry_run_and_import_of_pending_lease(self):
         lease_id, reservation_id = self.lease_of(
             HOUR, 2 * HOUR, '2', resource_properties=['==', '$gpu', 'A100'])
-        before = self.books('SELECT * FROM hosts')
+        before = self.query('SELECT * FROM hosts')
         code, text = self.manage('--format', 'json')
         found = json.loads(text)
         self.assertEqual((0, False), (code, found['applied']))
@@ -117,14 +117,14 @@ class TestPending(ImportTestCase):
                      f'from {self.at(HOUR)} to {self.at(2 * HOUR)} UTC, on '
                      f'host2', '3 to be imported. Nothing was changed'):
             self.assertIn(part, text)
-        self.assertEqual(before, self.books('SELECT * FROM hosts'))
+        self.assertEqual(before, self.query('SELECT * FROM hosts'))
         self.assertEqual({'freepool': ['host1', 'host2']}, self.aggregates())
         self.assertIn('3 imported.', self.imported())
         shown = self.get({'id': lease_id})
         self.assertEqual(('PENDING', reservation_id, 'pending'), (
             shown['status'], shown['reservations'][0]['id'],
             shown['reservations'][0]['status']))
-        self.assertEqual([('host2',)], self.books(
+        self.assertEqual([('host2',)], self.query(
             'SELECT hosts.name FROM bookings JOIN hosts '
             'ON hosts.id = bookings.host_id'))
         self.assertEqual('A100', self.enrolling.listed()[0]['gpu'])
@@ -158,7 +158,7 @@ class TestPending(ImportTestCase):
         self.ask('DELETE', f'/leases/{ids[2]}', code=204)
 
         def everything():
-            return [self.books(f'SELECT * FROM {table}') for table in (
+            return [self.query(f'SELECT * FROM {table}') for table in (
                 'hosts', 'host_properties', 'leases', 'reservations',
                 'bookings', 'events')]
 
@@ -222,7 +222,7 @@ class TestActive(ImportTestCase):
         for server in (self.server, other):
             self.assertEqual({self.reservation_id}, self.bound_to(server))
         self.assertEqual(
-            [('host1', self.reservation_id)], self.books(
+            [('host1', self.reservation_id)], self.query(
                 'SELECT name, assigned_to FROM hosts '
                 'WHERE assigned_to IS NOT NULL'))
         self.assert_nothing_differs()
@@ -267,7 +267,7 @@ class TestActive(ImportTestCase):
             self.assertEqual(1, code, text)
             self.assertIn(f'({stranger["id"]}). Migrate or delete', text)
             self.assertIn('Its host host1 is refused. Resolve that', text)
-        self.assertEqual([('host2',)], self.books(
+        self.assertEqual([('host2',)], self.query(
             'SELECT name FROM hosts WHERE enrollment IS NOT NULL'))
         self.assertEqual(
             {**before, 'blazar_pool': ['host2']}, self.aggregates())
@@ -334,11 +334,11 @@ class TestActive(ImportTestCase):
     def test_unreservable_host_is_never_reservable_during_import(self):
         self.blazar.execute('UPDATE computehosts SET reservable = 0')
         self.interrupted('pool.join')
-        self.assertEqual([('enrolling', 0)] * 2, self.books(
+        self.assertEqual([('enrolling', 0)] * 2, self.query(
             'SELECT enrollment, reservable FROM hosts '
             'WHERE enrollment IS NOT NULL'))
         self.imported()
-        self.assertEqual([('enrolled', 0)] * 2, self.books(
+        self.assertEqual([('enrolled', 0)] * 2, self.query(
             'SELECT enrollment, reservable FROM hosts '
             'WHERE enrollment IS NOT NULL'))
 

@@ -56,7 +56,7 @@ class TestPendingServers(ServersTestCase):
         self.aggregate(reservation_id, None, [], reservation=reservation_id,
                        filter_tenant_id=nova_box.PROJECT_ID)
         self.assertIn('3 imported.', self.imported())
-        self.assertEqual([('host2',), ('host2',)], self.books(
+        self.assertEqual([('host2',), ('host2',)], self.query(
             'SELECT hosts.name FROM bookings JOIN hosts '
             'ON hosts.id = bookings.host_id'))
         self.assertIn('3 there already.', self.imported())
@@ -107,7 +107,7 @@ class TestPendingServers(ServersTestCase):
         self.imported()
         self.listener.overbooking.look()
         self.assertEqual(
-            [(0,)], self.books('SELECT COUNT(*) FROM bookings '
+            [(0,)], self.query('SELECT COUNT(*) FROM bookings '
                                'WHERE host_id IS NULL'))
 
     def test_import_that_would_overbook_host_is_refused(self):
@@ -169,7 +169,7 @@ class TestActiveServers(ServersTestCase):
 
     def places(self):
         """Return the bookings: host, server and state."""
-        return self.books(
+        return self.query(
             'SELECT hosts.name, server_id, running, '
             'dispatched_at IS NOT NULL, claimed_at IS NOT NULL '
             'FROM bookings JOIN hosts '
@@ -196,7 +196,7 @@ class TestActiveServers(ServersTestCase):
             'trait:CUSTOM_BLAZAR_POOL': 'required'}] * 2,
             self.specs_of(self.server))
         # Its usage is not counted in addition to its slot.
-        self.assertEqual([('{}',)], self.books(
+        self.assertEqual([('{}',)], self.query(
             "SELECT usage FROM hosts WHERE name = 'host1'"))
         self.assertNotIn(self.reservation_id, self.aggregates())
         # At once, as soon as the command has run.
@@ -320,7 +320,7 @@ class TestActiveServers(ServersTestCase):
         self.imported()
         self.assertEqual({self.server['id'], None}, {
             one for name, one, *_more in self.places() if name == 'host1'})
-        self.assertEqual([('host2', whole)], self.books(
+        self.assertEqual([('host2', whole)], self.query(
             'SELECT name, assigned_to FROM hosts '
             'WHERE assigned_to IS NOT NULL'))
         self.assertIn(f'trait:{self.trait_of(whole)}',

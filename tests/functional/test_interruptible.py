@@ -106,7 +106,7 @@ class InterruptibleTest(InterruptibleTestCase):
 
     def test_usage_is_recorded_while_another_cell_is_silent(self):
         def usage():
-            return self.books('SELECT name, usage FROM hosts ORDER BY name')
+            return self.query('SELECT name, usage FROM hosts ORDER BY name')
 
         self.boot_active('spot', flavor='1', hints=YES)
         server = self.boot_active('ordinary', flavor='1')

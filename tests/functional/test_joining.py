@@ -40,7 +40,7 @@ class JoiningTestCase(api_base.ApiTestCase):
     def used(self):
         """Return the VCPUs of the open-ended usage of all hosts."""
         return sum(usage.get('VCPU', 0) for usage in (
-            json.loads(row) for row, in self.books(
+            json.loads(row) for row, in self.query(
                 'SELECT usage FROM hosts')))
 
 
@@ -365,7 +365,7 @@ class TestLimits(JoiningTestCase):
         self.listener.server_sync.compare_all()
         self.fill_books()
         self.assertEqual([1, 2], sorted(
-            json.loads(one)['VCPU'] for one, in self.books(
+            json.loads(one)['VCPU'] for one, in self.query(
                 'SELECT resources FROM bookings')))
 
     def test_scheduler_also_applies_limit_to_resize(self):
@@ -384,19 +384,19 @@ class TestLimits(JoiningTestCase):
             return action['message'] is not None
 
         self.wait_for(refused, what='the resize fails')
-        self.assertEqual([(1,)], self.books(
+        self.assertEqual([(1,)], self.query(
             "SELECT count(*) FROM bookings WHERE server_id = '"
             f"{server}' AND migrating_to IS NULL"))
         self.assertEqual('ACTIVE', self.alice.get_server(server)['status'])
 
     def test_rebuild_with_larger_image_keeps_booked_size(self):
         lease = self.adopt(self.server)
-        before = self.books('SELECT resources FROM bookings')
+        before = self.query('SELECT resources FROM bookings')
         self.alice.post_server_action(
             self.server, {'rebuild': {'imageRef': LARGER}})
         self.wait_for_status(self.server, 'ACTIVE')
         self.fill_books()
-        self.assertEqual(before, self.books('SELECT resources FROM bookings'))
+        self.assertEqual(before, self.query('SELECT resources FROM bookings'))
         self.assertEqual('ACTIVE', self.get(lease)['status'])
 
     def small(self):

@@ -55,7 +55,7 @@ class BooksAwayTest(AwayFixture, leased.LeasedTestCase):
 
         def known(server):
             return server['id'] in str(
-                self.books('SELECT consumers FROM hosts'))
+                self.query('SELECT consumers FROM hosts'))
 
         first = self.boot_active('first')
         self.wait_for(lambda: known(first))
@@ -215,7 +215,7 @@ class PlacementAwayTest(api_base.ApiTestCase):
         self.assertEqual('CLOUD_UNAVAILABLE', answer['error_name'])
         self.assertIn('placement service', answer['error_message'])
         self.assertEqual({0}, set(self.boot_rows().values()))
-        self.assertEqual(0, self.book_rows()['leases'])
+        self.assertEqual(0, self.row_counts()['leases'])
 
 
 class ClockTest(api_base.ApiTestCase):
@@ -245,7 +245,7 @@ class ClockTest(api_base.ApiTestCase):
                 self.assertEqual('CLOCK_SKEWED', answer['error_name'])
                 self.assertIn(self.WRONG, answer['error_message'])
         self.assertEqual({0}, set(self.boot_rows().values()))
-        self.assertEqual(0, self.book_rows()['leases'])
+        self.assertEqual(0, self.row_counts()['leases'])
         self.hold('later')
         self.make()
 

@@ -287,7 +287,7 @@ class TestTrusts(HandingMixin, test_deletion.DeletionTestCase,
         self.assertEqual([('alice', mock.ANY)], [*self.trusts.values()])
         self.hand(lease, user_id='bob', project_id='b0b')
         self.assertEqual(['trust-0'], self.revoked)
-        self.assertEqual([], self.books('SELECT * FROM credentials'))
+        self.assertEqual([], self.query('SELECT * FROM credentials'))
 
     def test_end_policy_that_requires_trust_prevents_transfer(self):
         lease = self.make(start_in=HOUR, on_end='snapshot')
@@ -305,7 +305,7 @@ class TestTrusts(HandingMixin, test_deletion.DeletionTestCase,
         lease, = self.ask('GET', '/leases')['leases']
         self.hand(lease, user_id='carol')
         self.assertEqual([], self.revoked)
-        self.assertEqual(1, len(self.books('SELECT * FROM credentials')))
+        self.assertEqual(1, len(self.query('SELECT * FROM credentials')))
 
 
 class TestHosts(HandingMixin, whole_hosts_base.HostsTestCase):

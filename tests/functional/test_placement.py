@@ -407,7 +407,7 @@ class MovedTest(base.FunctionalTestCase):
     def test_usage_of_source_host_is_freed_soon_after_migration(self):
         self.listener = self.start_listener()
         self.wait_for(lambda: len(self.listener.server_sync.hosts._facts) == 2,
-                      what='the books know the hosts')
+                      what='hosts in the database')
         server = self.boot_active('plain')
         before = server['OS-EXT-SRV-ATTR:host']
         self.wait_for(lambda: self.usage(before), what='it counts')
@@ -420,7 +420,7 @@ class MovedTest(base.FunctionalTestCase):
             after, = {'host1', 'host2'} - {before}
             self.wait_for(lambda: self.usage(after).get('VCPU') == 1 and
                           not self.usage(before),
-                          what='the books know that')
+                          what='that in the database')
 
 
 class NewsTest(leased.LeasedTestCase):

@@ -181,7 +181,7 @@ class PowerTest(whole_hosts_base.HostsTestCase):
     def test_host_with_server_stays_on(self):
         """Whatever the reservation database has of it."""
         _lease, reservation_id = self.lease_hosts()
-        host, = (name for name, in self.books(
+        host, = (name for name, in self.query(
             'SELECT hosts.name FROM bookings JOIN hosts ON '
             'hosts.id = bookings.host_id WHERE outage IS NULL'))
         server = self.boot_active('vm1', hints={
@@ -249,7 +249,7 @@ class PowerTest(whole_hosts_base.HostsTestCase):
         self.run_until(self.began + 60)
         self.assertEqual('RESERVED', self.admin.get_server(
             server['id'])['status'])
-        self.assertIn('being switched on', str(self.books(
+        self.assertIn('being switched on', str(self.query(
             'SELECT conditions FROM leases')))
         self.switch()
         self.assertEqual(('on', 'plain'), self.switches.done[-1])

@@ -48,7 +48,7 @@ class PreflightTest(PreflightTestCase):
         self.hold()
         self.before()
         self.assertEqual([], self.look())
-        self.assertEqual([(self.clock.now(),)], self.books(
+        self.assertEqual([(self.clock.now(),)], self.query(
             'SELECT preflight_at FROM leases'))
         self.clock.advance(HOUR)
         self.run_due()
@@ -116,7 +116,7 @@ class PreflightTest(PreflightTestCase):
         self.hold()
         self.before()
         self.start_listener(self.clock)
-        self.wait_for(lambda: self.books(
+        self.wait_for(lambda: self.query(
             'SELECT preflight_at FROM leases') != [(None,)],
             what='somebody has looked')
 
@@ -173,7 +173,7 @@ class PreflightTest(PreflightTestCase):
             server='x', reason='y'))
         with mock.patch('nova.image.glance.API.get', new=away):
             self.assertEqual([], self.look())
-        self.assertEqual([(None,)], self.books(
+        self.assertEqual([(None,)], self.query(
             'SELECT preflight_at FROM leases'))
         self.glance.images.pop(base.IMAGE)
         self.assertEqual([], self.look())

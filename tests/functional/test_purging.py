@@ -43,7 +43,7 @@ class PurgeTest(api_base.ApiTestCase):
                       text)
         self.ask('GET', f'/leases/{over["id"]}', code=404)
         self.assertEqual(['later'], [one['name'] for one in self.leases()])
-        self.assertEqual([], self.books(
+        self.assertEqual([], self.query(
             f"SELECT * FROM events WHERE lease_id = '{over['id']}'"))
         self.assertIn('were purged', self.command(
             'lease', 'list', '--ended')[1])

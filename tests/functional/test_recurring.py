@@ -355,7 +355,7 @@ class TestKept(RecurringTestCase):
             if number < 2:
                 self.assertEqual('SHELVED_OFFLOADED', self.alice.get_server(
                     server['id'])['status'])
-                self.assertEqual([], self.books(
+                self.assertEqual([], self.query(
                     'SELECT id FROM bookings WHERE server_id IS NOT NULL'))
                 self.assertEqual({}, self.allocations(server['id']))
                 self.fill_books()
@@ -365,7 +365,7 @@ class TestKept(RecurringTestCase):
 
     def test_server_unshelved_by_user_is_in_next_occurrence(self):
         lease, server_id = self.runs_between()
-        self.assertEqual([], self.books(
+        self.assertEqual([], self.query(
             'SELECT id FROM bookings WHERE server_id IS NOT NULL'))
         self.runs_since(lease, 1, server_id)
         self.assertEqual('ACTIVE', self.statuses(lease)[1])
@@ -397,7 +397,7 @@ class TestKept(RecurringTestCase):
         self.wait_until_gone(server['id'])
         self.run_until(self.start_of(lease, 1))
         self.assertEqual(['TERMINATED'] * 2, self.statuses(lease))
-        self.assertEqual([], self.books('SELECT id FROM bookings'))
+        self.assertEqual([], self.query('SELECT id FROM bookings'))
         self.fill_books()
         self.assert_verified()
 
@@ -579,7 +579,7 @@ class TestTrusts(test_deletion.DeletionTestCase, RecurringTestCase):
                 for one in self.get(lease)['occurrences']}
         self.assertEqual(ends, {
             lease_id: self.trusts[self.listener.parts.encryption.decrypt(
-                encrypted)][1] for lease_id, encrypted in self.books(
+                encrypted)][1] for lease_id, encrypted in self.query(
                     'SELECT lease_id, encrypted FROM credentials')})
         self.assertEqual({'trust-0', 'trust-1', 'trust-2'}, {*self.revoked})
 

@@ -126,7 +126,7 @@ class RefusedTestCase(leased.LeasedTestCase):
 
     def check_nothing_left(self):
         self.assertEqual({0}, set(self.boot_rows().values()))
-        self.assertEqual({0}, set(self.book_rows().values()))
+        self.assertEqual({0}, set(self.row_counts().values()))
         self.assertEqual([], self.alice.get_servers())
 
     def conflict(self, call, *args, **kwargs):
@@ -206,7 +206,7 @@ class BadRequestTest(RefusedTestCase):
         self.alice.delete_server(server['id'])
         self.assertIn('whose lease has not ended', self.refused(
             400, self.boot, 'vm2', hints=hints))
-        self.assertEqual(0, self.book_rows()['bookings'])
+        self.assertEqual(0, self.row_counts()['bookings'])
         self.assertEqual(0, self.boot_rows()['api.build_requests'])
 
 
@@ -243,7 +243,7 @@ class NoRoomTest(RefusedTestCase):
                   hints=self.lease_hints('first', 3600, length=7200))
         self.boot('second', flavor='5',
                   hints=self.lease_hints('second', 10800, length=3600))
-        before = self.boot_rows(), self.book_rows()
+        before = self.boot_rows(), self.row_counts()
         # Three hours on one host: the first leases prevent an earlier start.
         wanted = {'flavor': '5', 'count': 2}
         fault = self.conflict(
@@ -255,7 +255,7 @@ class NoRoomTest(RefusedTestCase):
         self.assertIn(f'next_start: {fault["next_start"]} (write "start": '
                       f'"{self.at(14400)}"). fits_now: 0 of 2.',
                       fault['message'])
-        self.assertEqual(before, (self.boot_rows(), self.book_rows()))
+        self.assertEqual(before, (self.boot_rows(), self.row_counts()))
         # As the message writes it, and as a program reads it.
         for start in (self.at(14400), fault['next_start']):
             server = self.boot('vm', **wanted, hints=self.lease_hints(
@@ -422,7 +422,7 @@ class NothingLeftTest(RefusedTestCase):
             rows['api.request_specs']))
         self.assertEqual({'leases': 4, 'reservations': 4, 'events': 8,
                           'bookings': 4, 'deferred_builds': 4},
-                         self.book_rows())
+                         self.row_counts())
         self.assertEqual(['host1', 'host1', 'host2', 'host2'],
                          sorted(self.bookings().values()))
 

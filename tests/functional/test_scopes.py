@@ -63,8 +63,8 @@ class ScopesTest(whole_hosts_base.HostsTestCase):
 
     def rows(self):
         """Return what requests could change, and the statuses of leases."""
-        return (self.book_rows(), self.leases(), self.books(
-            'SELECT * FROM hosts ORDER BY id'), self.books(
+        return (self.row_counts(), self.leases(), self.query(
+            'SELECT * FROM hosts ORDER BY id'), self.query(
             'SELECT count(*) FROM interruptible_servers'))
 
     def test_lease_api_refuses_tokens_without_project(self):

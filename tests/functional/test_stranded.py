@@ -107,7 +107,7 @@ class StrandedTest(leased.LeasedTestCase):
         self.fill_books()
         self.assertEqual('ERROR', self.lease('vm1')['status'])
         self.assertIsNotNone(self.bookings()[server_id])
-        self.assertEqual([('{}',)], self.books(
+        self.assertEqual([('{}',)], self.query(
             'SELECT DISTINCT usage FROM hosts'))
         self.assert_verified()
         # A lost allocation is restored, also by verify.

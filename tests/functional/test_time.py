@@ -472,7 +472,7 @@ class DaemonTest(base.FunctionalTestCase):
         recorder = self.record()
         listener = self.start_listener()
         self.wait_for(lambda: listener.parts.leases.lookup.hosts_of_services(
-            ['host1', 'host2']), what='the books know the hosts')
+            ['host1', 'host2']), what='hosts in the database')
         began = listener.parts.clock.now()
         hints = {'reserved': 'True', 'lease_params': json.dumps({
             'name': 'vm1', 'start': clocks.minute(began + 3),

@@ -18,7 +18,7 @@ class UnitsTestCase(api_base.ApiTestCase):
 
     def setUp(self) -> None:
         super().setUp()
-        self.root = self.books('SELECT uuid FROM hosts')[0][0]
+        self.root = self.query('SELECT uuid FROM hosts')[0][0]
 
     def ask_placement(self, url: str) -> ty.Any:
         found = compute_hosts.ask_placement(url)
@@ -101,7 +101,7 @@ class InventoryTest(UnitsTestCase):
             said = self.refuse(flavor)
             self.assertIn(rc, said)
             self.assertIn(f'more than {most}.', said)
-        self.assertEqual(0, self.book_rows()['leases'])
+        self.assertEqual(0, self.row_counts()['leases'])
         self.admit(self.flavor(4, 4096, 50))
 
     def test_min_unit_and_step_size_are_honoured(self):
@@ -168,7 +168,7 @@ class InventoryTest(UnitsTestCase):
         self.change('VCPU', max_unit=16)
         self.fill_books()
         self.listener.overbooking.look()
-        self.assertEqual([self.root], [uuid for (uuid,) in self.books(
+        self.assertEqual([self.root], [uuid for (uuid,) in self.query(
             'SELECT uuid FROM bookings JOIN hosts '
             'ON hosts.id = bookings.host_id')])
 

@@ -100,7 +100,7 @@ class NoHostTest(UnplacedTestCase):
         self.assertEqual(before['api.request_specs'],
                          rows['api.request_specs'])
         # Its secrets are no longer needed.
-        self.assertEqual(0, self.book_rows()['deferred_builds'])
+        self.assertEqual(0, self.row_counts()['deferred_builds'])
 
     def test_retried_server_keeps_metadata_and_lock(self):
         server_id = self.hold(metadata={'color': 'blue'})['id']
@@ -273,7 +273,7 @@ instances = 7
         lease = self.lease('vm1')
         self.assertEqual(('ACTIVE', ''),
                          (lease['status'], lease['status_reason']))
-        self.assertEqual(0, self.book_rows()['deferred_builds'])
+        self.assertEqual(0, self.row_counts()['deferred_builds'])
 
     def test_servers_refused_by_conductor_quota_check_are_retried(self):
         """The quota was free at the check, and used up at the conductor's."""

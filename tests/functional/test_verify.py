@@ -88,7 +88,7 @@ class VerifyTestCase(leased.LeasedTestCase):
 
     def dump(self) -> list[ty.Any]:
         """Return the whole reservation database, except counters."""
-        return [self.books(f'SELECT * FROM {table} ORDER BY 1')
+        return [self.query(f'SELECT * FROM {table} ORDER BY 1')
                 for table in models.Base.metadata.tables
                 if table != models.Counter.__tablename__]
 
@@ -117,7 +117,7 @@ class VerifyTestCase(leased.LeasedTestCase):
         return ty.cast(str, server_id)
 
     def host_uuid(self, name: str) -> str:
-        ((uuid,),) = self.books(f"SELECT uuid FROM hosts WHERE name='{name}'")
+        ((uuid,),) = self.query(f"SELECT uuid FROM hosts WHERE name='{name}'")
         return ty.cast(str, uuid)
 
 
@@ -336,7 +336,7 @@ class ServersTest(VerifyTestCase):
         server_id = self.active('runs')
         there = self.bookings()[server_id]
         (other,) = {'host1', 'host2'} - {there}
-        ((host_id,),) = self.books(
+        ((host_id,),) = self.query(
             f"SELECT id FROM hosts WHERE name='{other}'")
         self.change(models.Booking, models.Booking.server_id == server_id,
                     host_id=host_id)

@@ -102,14 +102,14 @@ class PlacesTest(api_base.ApiTestCase):
     def test_slot_is_reassigned_to_other_host(self):
         lease = self.make(start_in=HOUR, reservations=[
             self.reservation(vcpus=4, affinity=True)])
-        ((booked,),) = self.books(
+        ((booked,),) = self.query(
             'SELECT hosts.name FROM bookings JOIN hosts '
             'ON hosts.id = bookings.host_id')
         self.boot_active('forced', availability_zone=f'nova:{booked}',
                          client=self.admin)
         self.fill_books()
         self.listener.overbooking.look()
-        ((now,),) = self.books(
+        ((now,),) = self.query(
             'SELECT hosts.name FROM bookings JOIN hosts '
             'ON hosts.id = bookings.host_id')
         self.assertNotEqual(booked, now)

@@ -56,7 +56,7 @@ class TestLife(whole_hosts_base.HostsTestCase):
             self.wait_for_status(server['id'], 'ACTIVE')
             self.assertEqual(mine, self.host_of(server))
         self.listener.server_sync.compare_all()
-        self.assertEqual([], self.books(
+        self.assertEqual([], self.query(
             f"SELECT usage FROM hosts WHERE name = '{mine}' "
             "AND usage != '{}'"))
         # It is full: its own servers do not get other hosts either.
@@ -74,7 +74,7 @@ class TestLife(whole_hosts_base.HostsTestCase):
         self.assertEqual([], compute_hosts.ask_placement(
             f'/traits?name=in:{self.trait_of(reservation_id)}')['traits'])
         self.listener.server_sync.compare_all()
-        self.assertEqual([(None,)] * 3, self.books(
+        self.assertEqual([(None,)] * 3, self.query(
             'SELECT assigned_to FROM hosts'))
 
     def test_lease_of_host_has_no_server_group(self):
@@ -108,7 +108,7 @@ class TestLife(whole_hosts_base.HostsTestCase):
                 400, self.within, f'forged{number}', hint, client=self.bob)
             self.assertIn('reservation', message)
         # This did not count as a use of the lease.
-        self.assertEqual([(None,)], self.books('SELECT used_at FROM leases'))
+        self.assertEqual([(None,)], self.query('SELECT used_at FROM leases'))
         for name, kwargs in (
                 ('plain', {}), ('zone', {
                     'availability_zone': f'blazar_{reservation_id}'})):
@@ -144,7 +144,7 @@ class TestLife(whole_hosts_base.HostsTestCase):
         self.wait_for_status(server['id'], 'ACTIVE')
         self.assertEqual('host1', self.host_of(server))
         self.assertNotEqual(
-            [(None,)], self.books('SELECT used_at FROM leases'))
+            [(None,)], self.query('SELECT used_at FROM leases'))
         for shown in (self.get(lease), self.ask('GET', '/leases')['leases'][0],
                       self.ask('PUT', f'/leases/{lease["id"]}',
                                self.get(lease), code=200)['lease']):
@@ -234,7 +234,7 @@ class TestLeasesWithin(whole_hosts_base.HostsTestCase):
         self.look()
         self.listener.server_sync.compare_all()
         self.assertEqual(([], []), self.verified())
-        self.assertEqual([('{}',)], self.books(
+        self.assertEqual([('{}',)], self.query(
             'SELECT resources FROM bookings WHERE server_id IS NOT NULL'))
         # It has an end of its own.
         self.run_until(clocks.SystemClock().now() + HOUR // 2 + 60)
@@ -591,7 +591,7 @@ class TestReturning(whole_hosts_base.HostsTestCase):
         open(f'{folder}/clean-by-now', 'w').close()
         self.run_until(self.clock.now() + 120)
         self.assertEqual({mine: reservation_id, other: None}, dict(
-            self.books("SELECT name, assigned_to FROM hosts "
+            self.query("SELECT name, assigned_to FROM hosts "
                        "WHERE name LIKE 'host_'")))
         self.look()
         self.make(client=self.bob, reservations=[self.hosts_wanted()])
@@ -634,7 +634,7 @@ class TestGrowing(whole_hosts_base.HostsTestCase):
         self.run_until(clocks.SystemClock().now() + 60)
         reservation_id = lease['reservations'][0]['id']
         self.assertEqual([*hosts], self.aggregates()[reservation_id])
-        self.assertEqual([(one,) for one in hosts], self.books(
+        self.assertEqual([(one,) for one in hosts], self.query(
             f"SELECT name FROM hosts WHERE assigned_to = '{reservation_id}' "
             f"ORDER BY name"))
         self.assert_verified()
@@ -682,7 +682,7 @@ class TestGrowing(whole_hosts_base.HostsTestCase):
                              ({'availability_zone': 'nova'}, 'host1'),
                              ({'availability_zone': 'az1'}, 'host2')):
             self.grow(lease, **change)
-            self.assertEqual([(host,)], self.books(
+            self.assertEqual([(host,)], self.query(
                 'SELECT name FROM hosts JOIN bookings '
                 'ON bookings.host_id = hosts.id'))
         self.run_until(self.began + HOUR)

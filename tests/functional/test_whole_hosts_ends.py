@@ -37,7 +37,7 @@ class TestEnds(whole_hosts_base.HostsTestCase):
         self.run_until(self.clock.now() + seconds)
 
     def assigned_to(self):
-        return self.books("SELECT assigned_to FROM hosts WHERE name = 'host1'")
+        return self.query("SELECT assigned_to FROM hosts WHERE name = 'host1'")
 
     def test_end_keeps_servers_of_other_lease_on_same_host(self):
         server = self.within('victim', self.reservation_id)

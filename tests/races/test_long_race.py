@@ -31,7 +31,7 @@ class RaceTestCase(base.TestCase):
     kind = 'sqlite'
 
     def contest(self, **options):
-        place = self.useFixture(databases.Books(self.kind))
+        place = self.useFixture(databases.DatabaseFixture(self.kind))
         return self.enterContext(contest.Contest(
             [place.url], seed=20, **options))
 

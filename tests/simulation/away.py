@@ -121,7 +121,7 @@ class Away:
 
     def wrong(self) -> ty.Iterator[str]:
         """Return all violations."""
-        versions = self._world.books.versions
+        versions = self._world.storage.versions
         seen = versions['bookings'] + versions['leases'] + versions['hosts']
         if seen == self._seen:
             yield from self._too_long()

@@ -48,7 +48,7 @@ def set_time(connection: sqlite3.Connection, now: ty.Callable[[], float],
     connection.create_function('simulated_time', 0, lambda: int(now() * 1e6))
 
 
-class Books:
+class Storage:
     """The file, and the connection that writes to it.
 
     :param fault: called at each ``begin``, ``statement`` and ``commit``,
@@ -67,7 +67,7 @@ class Books:
         self.writer: Connection | None = None
         self.version = 0
         self.versions: collections.Counter[str] = collections.Counter()
-        path = os.path.join(folder, 'books.sqlite')
+        path = os.path.join(folder, 'leases.sqlite')
         with open(path, 'wb') as file:
             file.write(databases.migrated_file())
         plain = sqlite3.connect(path)
@@ -96,7 +96,7 @@ class Books:
                 check_same_thread=False, isolation_level=None,
                 # More than there are, so that none is prepared twice.
                 cached_statements=1024)
-            connection.books = self
+            connection.storage = self
             set_time(connection, lambda: self.baton.now)
             # Processes die here, but no machine does: syncing the disk took a
             # tenth of a run.
@@ -140,7 +140,7 @@ class Plain(sa.Connection):
 class Connection(sqlite3.Connection):
     """A connection whose statements and commits are points."""
 
-    books: Books
+    storage: Storage
     #: The number of rows it had changed at its last commit.
     changes = 0
     #: True if its transaction is to write, and has not written yet.
@@ -159,9 +159,9 @@ class Connection(sqlite3.Connection):
         self.waits = False
         if not self.in_transaction:
             return
-        books = self.books
-        books.baton.point('commit')
-        if books.fault('commit'):
+        storage = self.storage
+        storage.baton.point('commit')
+        if storage.fault('commit'):
             self.rollback()
             raise sqlite3.OperationalError('disk I/O error')
         changed = self.changed if self.total_changes != self.changes else ()
@@ -169,11 +169,11 @@ class Connection(sqlite3.Connection):
         super().commit()
         self._free()
         if changed:
-            books.version += 1
-            books.versions.update(changed)
-            books.committed()
-            books.baton.point('committed')
-            if books.fault('told'):
+            storage.version += 1
+            storage.versions.update(changed)
+            storage.committed()
+            storage.baton.point('committed')
+            if storage.fault('told'):
                 raise sqlite3.OperationalError('disk I/O error')
 
     def rollback(self) -> None:
@@ -200,10 +200,10 @@ class Connection(sqlite3.Connection):
 
         :param statement: ``BEGIN`` or ``BEGIN IMMEDIATE``
         """
-        books = self.books
-        if books.baton.current is not None:
+        storage = self.storage
+        if storage.baton.current is not None:
             # A transaction that only reads begins with its first read.
-            if books.fault('begin'):
+            if storage.fault('begin'):
                 raise sqlite3.OperationalError('disk I/O error')
             if statement == 'BEGIN IMMEDIATE':
                 self.waits = True
@@ -212,13 +212,13 @@ class Connection(sqlite3.Connection):
 
     def begin(self) -> None:
         """Wait until no other connection writes, and begin to write."""
-        self.waits, books = False, self.books
-        if books.writer not in (None, self) and not books.baton.wait(
-                lambda: books.writer is None, PATIENCE):
+        self.waits, storage = False, self.storage
+        if storage.writer not in (None, self) and not storage.baton.wait(
+                lambda: storage.writer is None, PATIENCE):
             raise databases.busy()
-        if books.writer not in (None, self):
+        if storage.writer not in (None, self):
             raise databases.busy()
-        books.writer = self
+        storage.writer = self
         try:
             super().cursor(sqlite3.Cursor).execute('BEGIN IMMEDIATE')
         except sqlite3.Error:
@@ -226,8 +226,8 @@ class Connection(sqlite3.Connection):
             raise
 
     def _free(self) -> None:
-        if self.books.writer is self:
-            self.books.writer = None
+        if self.storage.writer is self:
+            self.storage.writer = None
 
 
 class Cursor(sqlite3.Cursor):
@@ -243,11 +243,11 @@ class Cursor(sqlite3.Cursor):
     def _takes_turns(self, statement: str) -> None:
         """Let other tasks run before a statement, which may fail."""
         connection = ty.cast(Connection, self.connection)
-        books, first = connection.books, statement.split(None, 1)[0]
-        if books.baton.current is None or first in OURS:
+        storage, first = connection.storage, statement.split(None, 1)[0]
+        if storage.baton.current is None or first in OURS:
             return
-        books.baton.point('statement')
-        if books.fault('statement'):
+        storage.baton.point('statement')
+        if storage.fault('statement'):
             raise sqlite3.OperationalError('disk I/O error')
         if first in TABLE:
             if connection.waits:

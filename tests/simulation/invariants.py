@@ -481,7 +481,7 @@ def at_rest(world: worlds.World, core: worlds.Core) -> list[str]:
             used.update(one)
         if host.there and +used != +collections.Counter(
                 usages.get(host.uuid, {})):
-            wrong.append(f'{host.name} has {dict(used)}, and the books say '
+            wrong.append(f'{host.name} has {dict(used)}, the database says '
                          f'{usages.get(host.uuid)}')
     wrong += [f'{one} was not given back'
               for one in sorted(world.cloud.promised & world.cloud.given)]
@@ -510,7 +510,7 @@ def followers(world: worlds.World) -> list[str]:
         clock = types.SimpleNamespace(
             now=lambda: now + offset, elapsed=lambda: now)
         database = api.Database(
-            databases.configuration(world.books.url), clock)
+            databases.configuration(world.storage.url), clock)
         databases.compile_once(database.engine)
         # By the clock of the process, right or wrong.
         database.skew.note(None, 0)
@@ -533,5 +533,5 @@ def followers(world: worlds.World) -> list[str]:
             if contender.picture(core.admission, instants) != expected(
                     core.clock.now() - now):
                 wrong.append(
-                    f'the index of {name} is not what is in the books')
+                    f'the index of {name} differs from the database')
     return wrong

@@ -48,7 +48,7 @@ class Promised:
 
     def _is_new(self, *tables: str) -> bool:
         """Return whether tables were written since the last call."""
-        versions, key = self._world.books.versions, ' '.join(tables)
+        versions, key = self._world.storage.versions, ' '.join(tables)
         count = sum(versions[one] for one in tables)
         before, self._seen[key] = self._seen[key], count
         return count != before

@@ -97,11 +97,11 @@ class Machines:
             with contextlib.suppress(errors.DatabaseUnavailable,
                                      errors.ConcurrentUpdate):
                 switch.look(leader)
-            seen = self._world.books.versions['bookings']
+            seen = self._world.storage.versions['bookings']
             self._baton.let_pass(power.PAUSE)
             if pause := self._pause():
                 self._baton.wait(lambda: (
-                    self._world.books.versions['bookings'] != seen), pause)
+                    self._world.storage.versions['bookings'] != seen), pause)
 
     def _pause(self) -> float:
         """Return for how long a listener need not look if no bookings change.

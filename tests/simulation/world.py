@@ -166,7 +166,7 @@ class Core:
         self.world = world
         self.process = process
         self.clock = batons.Clock(process)
-        self.database = world.books.connect(process)
+        self.database = world.storage.connect(process)
         self.admission = admissions.Admission(
             self.database, self.clock,
             start_timeout=PATIENCE if world.switching else 0)
@@ -302,14 +302,14 @@ class World:
         #: Called after each commit, and for each event of a lease.
         self.checks: list[ty.Callable[[], None]] = []
         self.hearing: list[ty.Callable[[str, dict[str, ty.Any]], None]] = []
-        self.books = database.Books(
+        self.storage = database.Storage(
             self.baton, folder, self.faults.database, self._committed)
         #: By query: the tables that it names, how often they had been written,
         #: and the result.
         self._looked: dict[str, tuple[
             tuple[str, ...], int, list[ty.Any]]] = {}
         self._looking = self.stack.enter_context(
-            contextlib.closing(sqlite3.connect(self.books.path)))
+            contextlib.closing(sqlite3.connect(self.storage.path)))
         self._patch()
         self.switching = None
         if switches:
@@ -401,7 +401,7 @@ class World:
 
     def version(self) -> int:
         """Return how often the database or the cloud has changed."""
-        return self.books.version + self.cloud.version
+        return self.storage.version + self.cloud.version
 
     def is_moving(self) -> bool:
         """Return whether anything changes as time passes."""
@@ -432,7 +432,7 @@ class World:
         """
         names, seen, rows = self._looked.get(query) or (
             tuple(one for one in _TABLES if one in query), -1, [])
-        versions = self.books.versions
+        versions = self.storage.versions
         now = sum([versions[one] for one in names])
         if now != seen:
             rows = self._looking.execute(query).fetchall()
@@ -549,12 +549,12 @@ class World:
 
     def _listen(self, core: Core) -> None:
         conf = databases.configuration(
-            self.books.url, max_sleep=REST)
+            self.storage.url, max_sleep=REST)
         working = engine.Engine(conf, core.database, core.clock,
                                 core.lifecycle, f'{core.process.name}.'
                                 f'{core.process.lives}')
         # A worker renews the claims of its events, or others take them.
-        core.clock.version = lambda: self.books.versions['events']
+        core.clock.version = lambda: self.storage.versions['events']
         core.clock.is_idle = lambda: not self.look(
             "SELECT 1 FROM events WHERE status = 'IN_PROGRESS' LIMIT 1")
         watching = overbooking.OverbookingCheck(
@@ -664,7 +664,7 @@ class World:
 
     def _promises(self) -> int:
         """Return how often anything has changed that admissions depend on."""
-        versions = self.books.versions
+        versions = self.storage.versions
         return versions['hosts'] + versions['bookings'] + versions['leases']
 
     def _mirror(self, core: Core, working: engine.Engine) -> None:
@@ -692,11 +692,11 @@ class World:
                 self._apart(self._compare_changed, core, host)
         if not all(host.there for host in self.cloud.hosts.values()):
             core.database.retried(self._retain, core)
-        books = core.lifecycle.reconciliation.unfinished()
+        recorded = core.lifecycle.reconciliation.unfinished()
         self.port.call('list')
-        nova = {server_id: self.port.seen(server_id) for server_id in books}
+        nova = {server_id: self.port.seen(server_id) for server_id in recorded}
         for server_id, seen in nova.items():
-            if seen != books[server_id]:
+            if seen != recorded[server_id]:
                 self._apart(self.compare_server, core, working, server_id)
         self._apart(self._delete_orphans, core)
         if len(self.look(
@@ -736,7 +736,7 @@ class World:
             break
         return (rows, dict(host.capacity), {
             one: dict(takes) for one, takes in host.allocations.items()},
-            self.books.versions['reservations'])
+            self.storage.versions['reservations'])
 
     def _report(self, core: Core, host: clouds.Host) -> None:
         with core.database.connection() as connection:

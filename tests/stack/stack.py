@@ -507,7 +507,7 @@ class Stack:
                 ('nginx',) if self.settings.api == 'uwsgi' else ())),
                 records.compute),
             'hosts': (('setup-nova',), self._wait_for_hosts),
-            'books': (('setup-blazar', 'hosts'), self._wait_for_books),
+            'sync': (('setup-blazar', 'hosts'), self._wait_for_sync),
         }
         steps = {name: (needs, functools.partial(self._once, name, step))
                  for name, (needs, step) in steps.items()}
@@ -585,7 +585,7 @@ class Stack:
 
         self._wait(done, 'A host', process)
 
-    def _wait_for_books(self) -> None:
+    def _wait_for_sync(self) -> None:
         """Until blazar-listener knows the hosts."""
         engine = sa.create_engine(
             self.database_url('blazar_nova'), poolclass=sa.pool.NullPool)

@@ -396,9 +396,9 @@ class DatabaseTestCase(TestCase):
 
     def setUp(self) -> None:
         super().setUp()
-        self.books = self.useFixture(
-            databases.Books(self.kind, **self.options))
-        self.database = self.books.database
+        self.db = self.useFixture(
+            databases.DatabaseFixture(self.kind, **self.options))
+        self.database = self.db.database
         self.clock = driven.ManualClock(NOW)
 
     def host(self, name: str, usage: model.Resources | None = None,
@@ -531,8 +531,8 @@ class LeaseTestCase(DatabaseTestCase):
                    ) -> engine.Engine:
         """Return a worker with a database connection of its own."""
         for option, value in options.items():
-            self.books.conf.set_override(option, value, 'blazar')
-        return engine.Engine(self.books.conf, self.books.connect(),
+            self.db.conf.set_override(option, value, 'blazar')
+        return engine.Engine(self.db.conf, self.db.connect(),
                              self.clock, self.lifecycle, name)
 
     def request(self, start: int = 0, end: int = 100, **values: ty.Any,

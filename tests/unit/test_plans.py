@@ -103,7 +103,7 @@ EVERYTHING = (
     ('capacity/booking_index.py', 'Index._load', 'changes', _FIRST),
     ('capacity/feed.py', '_trim_some', 'changes', _FIRST),
     ('capacity/index_rows.py', '_blocks', 'bookings',
-     'Who has nothing of the books in memory reads all that is booked.'),
+     'A process without an index loads all bookings.'),
     ('capacity/enrollment.py', 'allocations', 'bookings',
      'An operator asks for all that is booked on enrolled hosts.'),
     ('capacity/enrollment.py', 'holders', 'bookings',

@@ -137,8 +137,8 @@ class EngineTestCase(base.DatabaseTestCase):
 
     def engine(self, name='first', **options):
         for option, value in options.items():
-            self.books.conf.set_override(option, value, 'blazar')
-        return engine.Engine(self.books.conf, self.books.connect(),
+            self.db.conf.set_override(option, value, 'blazar')
+        return engine.Engine(self.db.conf, self.db.connect(),
                              self.clock, self.actions, name)
 
     def started(self, name='first', **options):

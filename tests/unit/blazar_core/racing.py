@@ -93,7 +93,7 @@ class RaceTestCase(base.LeaseTestCase):
         Values of a task that are functions are called for each process.
         """
         return racers().race([{
-            'url': self.books.url, 'now': NOW, 'without': without,
+            'url': self.db.url, 'now': NOW, 'without': without,
             'options': options or {}, **{
                 key: value() if callable(value) else value
                 for key, value in task.items()}}
@@ -108,7 +108,7 @@ class RaceTestCase(base.LeaseTestCase):
 
     def hosts_and_bookings(self):
         """Return hosts and bookings, read without the code under test."""
-        with self.books.connect().engine.connect() as connection:
+        with self.db.connect().engine.connect() as connection:
             hosts = connection.execute(sa.text(
                 'SELECT id, capacity, hosts.usage FROM hosts ORDER BY id')
             ).all()

@@ -515,4 +515,4 @@ class TestAdmissionOrder(AdmissionQueueTestCase):
         self.assertEqual(model.Window(NOW, NOW + 100), fixed.span)
 
     def other_process(self):
-        return self.new_handlers(self.books.connect())
+        return self.new_handlers(self.db.connect())

@@ -856,10 +856,10 @@ class TestMaxHostSpread(FourHosts):
         self.there['two'].popitem()
         self.put('two', 1)
         self.common = frozenset({self.names['one']})
-        self.books.conf.set_override(
+        self.db.conf.set_override(
             'max_host_spread', 0, 'blazar_enforcement')
         self.limits = limits.Limits(
-            self.books.conf, self.database, self.clock)
+            self.db.conf, self.database, self.clock)
         self.reserve_on('three')
 
     def reserve_on(self, name):

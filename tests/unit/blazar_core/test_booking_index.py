@@ -95,7 +95,7 @@ class IndexTestCase(base.LeaseTestCase):
 
     def assert_true_to_the_database(self,
                                     followed: booking_index.Index) -> None:
-        anew = booking_index.Index(self.books.connect(), self.clock)
+        anew = booking_index.Index(self.db.connect(), self.clock)
         self.assertEqual(self.picture(anew), self.picture(followed))
 
 
@@ -610,7 +610,7 @@ class OutOfOrderCommitTest(IndexTestCase):
     def test_late_commit_with_lower_id_is_found(self):
         self.picture(self.index)
         first, second = self.host_ids[:2]
-        early = self.books.connect()
+        early = self.db.connect()
         with early.writer() as session:
             ledger.amend(session, NOW, [self.new(first, 40, 50)])
             session.flush()
@@ -629,7 +629,7 @@ class OutOfOrderCommitTest(IndexTestCase):
         self.host('big', VCPU=9999)
         (big,) = self.scalars(models.Host.id, models.Host.name == 'big')
         self.picture(self.index)
-        early = self.books.connect()
+        early = self.db.connect()
         with early.writer() as session:
             ledger.amend(session, NOW, [
                 self.new(big, 40, 50)

@@ -185,7 +185,7 @@ class TestWithoutDatabase(base.DatabaseTestCase):
 
     def setUp(self):
         super().setUp()
-        self.database = api.Database(self.books.conf, self.clock)
+        self.database = api.Database(self.db.conf, self.clock)
         self.uuid = self.host('one', VCPU=4)
         self.admission = admissions.Admission(self.database, self.clock)
         self.eligibility = eligibility.Eligibility(

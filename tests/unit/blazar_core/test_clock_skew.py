@@ -170,7 +170,7 @@ class TestDatabase(base.DatabaseTestCase):
 
     def connect(self):
         """Connect as another process would, with the clock of this test."""
-        database = api.Database(self.books.conf, self.clock)
+        database = api.Database(self.db.conf, self.clock)
         self.addCleanup(database.engine.dispose)
         return database
 
@@ -253,10 +253,10 @@ class TestEngine(engine_base.EngineTestCase):
         self.now = self.clock.now()
 
     def engine(self, **options):
-        database = api.Database(self.books.conf, self.clock)
+        database = api.Database(self.db.conf, self.clock)
         self.addCleanup(database.engine.dispose)
         return engine.Engine(
-            self.books.conf, database, self.clock, self.actions, 'first')
+            self.db.conf, database, self.clock, self.actions, 'first')
 
     def due_in(self, lease_id, seconds):
         return self.event(lease_id, self.now + seconds - base.NOW,
@@ -339,7 +339,7 @@ class BookedTestCase(base.DatabaseTestCase):
     def setUp(self):
         super().setUp()
         self.clock = Shifted()
-        self.of_process = api.Database(self.books.conf, self.clock)
+        self.of_process = api.Database(self.db.conf, self.clock)
         self.addCleanup(self.of_process.engine.dispose)
         self.uuid = self.host('one', VCPU=4)
         self.book(self.clock.now() + 100, self.clock.now() + 500)
@@ -439,7 +439,7 @@ class TestConcurrentThreads(base.DatabaseTestCase):
 
     def test_clock_step_is_noticed_by_all_threads(self):
         clock = Shifted()
-        database = api.Database(self.books.conf, clock)
+        database = api.Database(self.db.conf, clock)
         self.addCleanup(database.engine.dispose)
         barrier, refused = threading.Barrier(9), []
 

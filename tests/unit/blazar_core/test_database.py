@@ -56,7 +56,7 @@ class TestMigration(base.DatabaseTestCase):
         super().setUp()
         # A dialect shared by compile_once() has the tables of the first
         # database.
-        self.database = api.Database(self.books.conf)
+        self.database = api.Database(self.db.conf)
         self.addCleanup(self.database.engine.dispose)
 
     def empty(self):
@@ -248,7 +248,7 @@ class TestSnapshot(base.DatabaseTestCase):
 
     def test_transaction_sees_one_snapshot(self):
         count = sa.select(sa.func.count()).select_from(models.Host)
-        with self.books.connect().reader() as session:
+        with self.db.connect().reader() as session:
             self.assertEqual(0, session.scalar(count))
             self.host('new', VCPU=1)
             self.assertEqual(0, session.scalar(count))
@@ -256,11 +256,11 @@ class TestSnapshot(base.DatabaseTestCase):
             self.assertEqual(1, session.scalar(count))
 
 
-def impatient(books):
+def impatient(db):
     """Return a database that waits for a lock for a second, and retries once.
     """
     with fixtures.MonkeyPatch('blazar_core.db.api.LOCK_SECONDS', 1):
-        other = books.connect()
+        other = db.connect()
         other._retries = 1
         # Its settings are made when it connects.
         other.engine.connect().close()
@@ -294,7 +294,7 @@ class TestDisturbances(base.DatabaseTestCase):
         """Another process has it, and does not give it up in time."""
         self.host('one', VCPU=1)
         change = sa.update(models.Host).values(generation=7)
-        other = impatient(self.books)
+        other = impatient(self.db)
 
         def run():
             with other.writer() as session:
@@ -315,7 +315,7 @@ class TestConcurrentTransactions(base.DatabaseTestCase):
     def test_concurrently_changed_row_is_read_again(self):
         """The second run reads the changed row and decides by it."""
         self.host('one', VCPU=1)
-        other = self.books.connect()
+        other = self.db.connect()
         seen = []
 
         def work():
@@ -340,7 +340,7 @@ class TestConcurrentTransactions(base.DatabaseTestCase):
     def test_wait_for_lock_of_stalled_transaction_is_limited(self):
         self.host('one', VCPU=1)
         change = sa.update(models.Host).values(generation=7)
-        other, runs = impatient(self.books), []
+        other, runs = impatient(self.db), []
 
         def work():
             runs.append(None)
@@ -354,7 +354,7 @@ class TestConcurrentTransactions(base.DatabaseTestCase):
         other.retried(work)
 
     def test_retry_finds_concurrently_inserted_row(self):
-        other = self.books.connect()
+        other = self.db.connect()
         row = {'uuid': 'a', 'name': 'one', 'service_host': '',
                'capacity': {}, 'usage': {}, 'generation': 0, 'updated_at': 0}
         runs = []
@@ -400,7 +400,7 @@ except errors.DatabaseUnavailable as exc:
     def test_frozen_process_loses_locks_and_writes_nothing(self):
         self.host('one', VCPU=1)
         process = subprocess.Popen(
-            [sys.executable, '-W', 'ignore', '-c', self.WORK, self.books.url],
+            [sys.executable, '-W', 'ignore', '-c', self.WORK, self.db.url],
             cwd=imports.ROOT, text=True,
             stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         self.addCleanup(process.communicate)
@@ -440,7 +440,7 @@ class TestRoundTrips(base.DatabaseTestCase):
     def setUp(self):
         super().setUp()
         self.host('one')
-        self.other = self.books.connect()
+        self.other = self.db.connect()
         # It reads the database's time before its first transaction.
         self.other.check_clock()
         # One connection, for all its transactions.
@@ -578,7 +578,7 @@ class TestChangedDatabase(base.DatabaseTestCase):
 
     def away(self, *statements):
         """Change the database; return the functions that use it then."""
-        other = self.books.connect()
+        other = self.db.connect()
         with other.engine.begin() as connection:
             for statement in statements:
                 connection.exec_driver_sql(statement)
@@ -638,7 +638,7 @@ class TestRetried(base.TestCase):
     def setUp(self):
         super().setUp()
         self.database = self.useFixture(
-            databases.Books('sqlite', admission_retries=2)).database
+            databases.DatabaseFixture('sqlite', admission_retries=2)).database
         self.tries = 0
 
     def work_that_raises(self, *raised):
@@ -715,8 +715,8 @@ class TestSqlite(base.TestCase):
 
     def setUp(self):
         super().setUp()
-        self.books = self.useFixture(databases.Books('sqlite'))
-        self.writing = self.enterContext(self.books.database.writer())
+        self.db = self.useFixture(databases.DatabaseFixture('sqlite'))
+        self.writing = self.enterContext(self.db.database.writer())
         self.write(self.writing)
 
     def write(self, session):
@@ -731,7 +731,7 @@ class TestSqlite(base.TestCase):
     def in_another_process(self, context, work):
         """Begin a transaction in a thread; its result is added to the list."""
         found = []
-        database = self.books.connect()
+        database = self.db.connect()
 
         def run():
             with getattr(database, context)() as session:

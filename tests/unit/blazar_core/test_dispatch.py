@@ -114,7 +114,7 @@ class TestLostBuilds(lifecycle_base.LifecycleTestCase):
             return ''
 
         self.cloud.send = send
-        other = self.new_handlers(self.books.connect())
+        other = self.new_handlers(self.db.connect())
         other.lost_builds.send()
         self.look_after(120)
         other.lost_builds.send()

@@ -106,7 +106,7 @@ class TestFailures(engine_base.EngineTestCase):
         return event_id, pauses
 
     def test_failed_action_is_retried_after_growing_pauses(self):
-        self.books.conf.set_override('event_max_retries', 4, 'blazar')
+        self.db.conf.set_override('event_max_retries', 4, 'blazar')
         event_id, pauses = self.fail_until_given_up('start_lease', 9)
         self.assertEqual([2, 4, 8, 16], pauses)
         self.assertEqual(('ERROR', 5, None), (
@@ -117,7 +117,7 @@ class TestFailures(engine_base.EngineTestCase):
         self.assertEqual(0, driven.run_due(self.engine()))
 
     def test_database_outage_uses_up_no_attempts(self):
-        self.books.conf.set_override('event_max_retries', 1, 'blazar')
+        self.db.conf.set_override('event_max_retries', 1, 'blazar')
         event_id = self.event('a')
         self.actions.answers['a'] = [
             errors.DatabaseUnavailable() for _time in range(4)]
@@ -200,7 +200,7 @@ class TestFailures(engine_base.EngineTestCase):
         self.assertEqual(FAILED.message, self.reason())
 
     def test_a_missing_key_uses_up_no_attempts(self):
-        self.books.conf.set_override('event_max_retries', 1, 'blazar')
+        self.db.conf.set_override('event_max_retries', 1, 'blazar')
         event_id = self.event('a', 0, 'start_lease')
         self.actions.answers['a'] = [
             errors.DecryptionError('No key.') for _time in range(6)]
@@ -211,23 +211,23 @@ class TestFailures(engine_base.EngineTestCase):
         self.assertEqual([], self.actions.given_up)
 
     def test_reason_is_cleared_when_event_is_given_up(self):
-        self.books.conf.set_override('event_max_retries', 2, 'blazar')
+        self.db.conf.set_override('event_max_retries', 2, 'blazar')
         self.fail_until_given_up('before_end_lease', 3)
         self.assertEqual('', self.reason())
 
     def test_notification_is_given_up_after_last_retry(self):
-        self.books.conf.set_override('event_max_retries', 0, 'blazar')
+        self.db.conf.set_override('event_max_retries', 0, 'blazar')
         self.fail_until_given_up('before_end_lease', 3)
         self.assertEqual([('before_end_lease', 'a')], self.actions.given_up)
 
     def test_change_event_is_never_given_up(self):
-        self.books.conf.set_override('event_max_retries', 1, 'blazar')
+        self.db.conf.set_override('event_max_retries', 1, 'blazar')
         event_id, pauses = self.fail_until_given_up(':changed', 5)
         self.assertEqual([], self.actions.given_up)
         self.assertEqual([2, 4, 8, 16, 32], pauses)
 
     def test_the_end_of_a_lease_is_never_given_up(self):
-        self.books.conf.set_override('event_max_retries', 1, 'blazar')
+        self.db.conf.set_override('event_max_retries', 1, 'blazar')
         event_id, pauses = self.fail_until_given_up('end_lease', 15)
         self.assertEqual([], self.actions.given_up)
         self.assertEqual([2, 4, 8, 16, 32, 64, 128, 256] + [300] * 7, pauses)
@@ -235,7 +235,7 @@ class TestFailures(engine_base.EngineTestCase):
         self.assertEqual('DONE', self.row(event_id).status)
 
     def test_expiry_of_offer_is_never_given_up(self):
-        self.books.conf.set_override('event_max_retries', 1, 'blazar')
+        self.db.conf.set_override('event_max_retries', 1, 'blazar')
         event_id, pauses = self.fail_until_given_up('expire_offer', 5)
         self.assertEqual([], self.actions.given_up)
         self.assertEqual([2, 4, 8, 16, 32], pauses)
@@ -243,7 +243,7 @@ class TestFailures(engine_base.EngineTestCase):
         self.assertEqual('DONE', self.row(event_id).status)
 
     def test_an_action_may_succeed_at_the_last_try(self):
-        self.books.conf.set_override('event_max_retries', 2, 'blazar')
+        self.db.conf.set_override('event_max_retries', 2, 'blazar')
         event_id, _pauses = self.fail_until_given_up('start_lease', 2)
         driven.run_due(self.engine())
         self.assertEqual('DONE', self.row(event_id).status)
@@ -251,7 +251,7 @@ class TestFailures(engine_base.EngineTestCase):
 
     def test_deferral_resets_count_of_failures(self):
         """A start that waits for weeks meets many short failures."""
-        self.books.conf.set_override('event_max_retries', 1, 'blazar')
+        self.db.conf.set_override('event_max_retries', 1, 'blazar')
         event_id = self.event('a', 0, 'start_lease')
         self.actions.answers['a'] = 3 * [
             RuntimeError(), retries.RetryAfter(5, 'the quota is used up')]

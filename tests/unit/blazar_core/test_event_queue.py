@@ -52,7 +52,7 @@ class TestFastClock(engine_base.EngineTestCase):
     def test_valid_claim_with_longer_timeout_is_kept(self):
         self.event('a')
         self.engine('first', worker_timeout=115)._claim_due(1)
-        self.books.conf.set_override('worker_timeout', 60, 'blazar')
+        self.db.conf.set_override('worker_timeout', 60, 'blazar')
         self.assertEqual([], self.done_within(110))
 
     def test_events_deferred_by_fast_clock_are_processed_soon(self):
@@ -469,7 +469,7 @@ class TestClaims(engine_base.EngineTestCase):
 
     def test_stale_worker_does_not_give_up_event(self):
         event_id = self.event('a', 0, 'start_lease')
-        self.books.conf.set_override('event_max_retries', 0, 'blazar')
+        self.db.conf.set_override('event_max_retries', 0, 'blazar')
         stale = self.engine('stale')
         claim, = stale._claim_due(1)
         self.clock.advance(60)

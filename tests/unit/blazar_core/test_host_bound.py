@@ -42,17 +42,17 @@ class HostSpreadTestCase(base.LeaseTestCase):
         with self.database.writer() as session:
             for host in session.query(models.Host):
                 host.properties = {'hypervisor_hostname': host.name}
-        self.books.conf.set_override(
+        self.db.conf.set_override(
             'max_reserved_vcpus_per_project', 4, 'blazar_enforcement')
         self.use(self.process())
 
     def process(self):
         """Return the objects of a nova-api process."""
-        database = self.books.connect()
+        database = self.db.connect()
         search = admissions.Admission(database, self.clock, self.strategy)
         return leases.Leases(
             database, self.clock, search, racer.FileType.types('/dev/null')
-        ), limits.Limits(self.books.conf, database, self.clock)
+        ), limits.Limits(self.db.conf, database, self.clock)
 
     def use(self, process):
         self.made, self.limits = process
@@ -252,9 +252,9 @@ class TestChosenHosts(HostSpreadTestCase):
         for values in ({'max_host_spread': -1},
                        {'exempt_project_ids': ['project']}):
             for name, value in values.items():
-                self.books.conf.set_override(name, value, 'blazar_enforcement')
+                self.db.conf.set_override(name, value, 'blazar_enforcement')
             self.choose(*self.names[:6], start=10000 * len(values))
-            self.books.conf.clear_override(
+            self.db.conf.clear_override(
                 'max_host_spread', 'blazar_enforcement')
 
 
@@ -312,7 +312,7 @@ class TestManyConcurrentRequests(HostSpreadTestCase):
     scenarios = databases.RACES
 
     def test_no_concurrent_request_is_refused(self):
-        self.books.conf.set_override(
+        self.db.conf.set_override(
             'max_reserved_vcpus_per_project', -1, 'blazar_enforcement')
         self.ask(50, count=6, affinity=model.Affinity.DIFFERENT)
         failed, processes = [], [self.process() for _number in range(4)]

@@ -332,9 +332,9 @@ class TestCleaning(whole_hosts_base.WholeHostsTestCase):
         self.reserve_machines(1000, 2000, 3, 3)
 
     def test_hosts_with_remaining_servers_count_for_limits(self):
-        self.books.conf.set_override(
+        self.db.conf.set_override(
             'max_reserved_hosts_per_project', 2, 'blazar_enforcement')
-        limited = limits.Limits(self.books.conf, self.database, self.clock,
+        limited = limits.Limits(self.db.conf, self.database, self.clock,
                                 serverless=['machine'])
         _lease, reservation_id = self.started(on_end='recycle')
         self.machines.full[reservation_id] = [uuidutils.generate_uuid()]

@@ -44,7 +44,7 @@ class HoardingTestCase(test_host_bound.HostSpreadTestCase):
 
     def setUp(self):
         super().setUp()
-        self.books.conf.set_override(
+        self.db.conf.set_override(
             'max_leases_per_project', -1, 'blazar_enforcement')
 
     def reserved(self, amount=1, name=None, vcpus=1):
@@ -99,7 +99,7 @@ class HoardingTestCase(test_host_bound.HostSpreadTestCase):
 
     def open(self):
         """Return how many hosts an open-ended boot could have as a whole."""
-        search = admissions.Admission(self.books.connect(), self.clock)
+        search = admissions.Admission(self.db.connect(), self.clock)
         return search.fits(model.Demand(
             {'VCPU': 4}, test_host_bound.HOSTS), model.Window(
                 self.clock.now(), model.FOREVER))
@@ -200,7 +200,7 @@ class TestMovingServers(HoardingTestCase):
 
     def setUp(self):
         super().setUp()
-        database = self.books.connect()
+        database = self.db.connect()
         self.claims = scheduler_claims.Claims(
             database, self.clock, admissions.Admission(
                 database, self.clock).index)

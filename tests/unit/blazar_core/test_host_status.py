@@ -35,7 +35,7 @@ class HostStatusTestCase(test_overbooking.OverbookingTestCase):
 
     def new_health(self):
         return host_status.HostStatus(
-            self.books.connect(), self.clock,
+            self.db.connect(), self.clock,
             host_status.Thresholds(FAILED, BACK, INTERVAL),
             lambda event, lease: self.notified.append((event, lease['id'])))
 

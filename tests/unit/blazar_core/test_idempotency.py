@@ -111,7 +111,7 @@ class TestIdempotency(base.LeaseTestCase):
 
         threads = []
         for _number in range(4):
-            database = self.books.connect()
+            database = self.db.connect()
             threads.append(self.in_thread(lambda by=leases.Leases(
                 database, self.clock, admissions.Admission(
                     database, self.clock), self.types): ask(by)))

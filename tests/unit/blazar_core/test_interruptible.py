@@ -224,7 +224,7 @@ class TestAdmission(InterruptibleTestCase):
         self.host('one', VCPU=4)
         server_id = self.boot(vcpus=3)
         for index in (self.admission.index, booking_index.Index(
-                self.books.connect(), self.clock)):
+                self.db.connect(), self.clock)):
             with index.fresh() as timeline:
                 now = self.clock.now()
                 levels = [timeline.peak(self.row('one').id, model.Window(

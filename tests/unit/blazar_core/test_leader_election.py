@@ -154,7 +154,7 @@ print('left', flush=True)
 
     def process(self):
         process = subprocess.Popen(
-            [sys.executable, '-W', 'ignore', '-c', self.WORK, self.books.url,
+            [sys.executable, '-W', 'ignore', '-c', self.WORK, self.db.url,
              str(self.clock.now())], cwd=imports.ROOT, text=True,
             stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         self.addCleanup(process.communicate)

@@ -583,7 +583,7 @@ class TestFailedServerUsage(lifecycle_base.LifecycleTestCase):
         with self.database.writer() as session:
             api.locked(session, lease['id'])
             booking = lease_status.booking_of(session, failed)
-            thread = self.books.meanwhile(
+            thread = self.db.meanwhile(
                 lambda: lost.append(self.disturbed(failed)))
             ledger.amend(session, NOW, [ledger.Edit(booking, ledger.new_of(
                 booking, window=model.Window(NOW, NOW + 5000)))])

@@ -210,7 +210,7 @@ class TestCreate(base.LeaseTestCase):
         self.host('one', VCPU=1)
         first = self.lease(0, 100)
         self.assertRaises(errors.Refused, self.lease, 0, 100)
-        database = self.books.connect()
+        database = self.db.connect()
         driven.withdraw(
             leases.Leases(database, self.clock, None, self.types),
             first['id'])
@@ -234,7 +234,7 @@ class TestCreate(base.LeaseTestCase):
         self.patch_take(racing)
 
     def test_concurrent_update_is_raised_after_many_lost_races(self):
-        self.books.conf.set_override('admission_retries', 3, 'blazar')
+        self.db.conf.set_override('admission_retries', 3, 'blazar')
         self.host('one', VCPU=1)
         tries = []
 
@@ -243,7 +243,7 @@ class TestCreate(base.LeaseTestCase):
             raise api.LostRace(hosts[0].id)
 
         self.patch_take(always_late)
-        database = self.books.connect()
+        database = self.db.connect()
         impatient = leases.Leases(
             database, self.clock, admissions.Admission(database, self.clock),
             self.types)
@@ -617,7 +617,7 @@ class TestConcurrentUpdate(base.LeaseTestCase):
 
     def elsewhere(self):
         """Return the leases of another process."""
-        database = self.books.connect()
+        database = self.db.connect()
         return leases.Leases(database, self.clock, admissions.Admission(
             database, self.clock), self.types)
 
@@ -904,7 +904,7 @@ class TestReencrypt(base.LeaseTestCase):
                 self.lifecycle.lease_end.end(other)
             return retried(work, table, lease_id)
 
-        another = self.books.connect()
+        another = self.db.connect()
         retried, another.retried = another.retried, late
         credentials.reencrypt(another, again)
         self.assertEqual(1, len(reencrypted))

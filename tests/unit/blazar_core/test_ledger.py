@@ -482,7 +482,7 @@ class TestConcurrentDecisions(worlds.BooksTestCase):
         edit = ledger.Edit(None, ledger.NewBooking(
             'reservation', host_id, None, model.Window(NOW, NOW + 10),
             {'VCPU': 1}))
-        check, other = ledger._check, self.books.connect()
+        check, other = ledger._check, self.db.connect()
         runs = []
 
         def late(*args):
@@ -510,7 +510,7 @@ class TestConcurrentDecisions(worlds.BooksTestCase):
         names = ['one', 'two', 'three']
         for name in names:
             self.host(name, VCPU=2)
-        check, other = ledger._check, self.books.connect()
+        check, other = ledger._check, self.db.connect()
         begun, threads = [], []
 
         def book(database, *names):
@@ -525,7 +525,7 @@ class TestConcurrentDecisions(worlds.BooksTestCase):
             check(*args)
             if not begun:
                 begun.append(None)
-                threads.append(self.books.meanwhile(
+                threads.append(self.db.meanwhile(
                     lambda: other.retried(book, other, 'two')))
 
         self.useFixture(fixtures.MonkeyPatch(
@@ -542,7 +542,7 @@ class TestConcurrentDecisions(worlds.BooksTestCase):
             'blazar_core.capacity.host_generations.MANY', 1))
         for name in 'one', 'two':
             self.host(name, VCPU=2)
-        other, threads = self.books.connect(), []
+        other, threads = self.db.connect(), []
         edits = [ledger.Edit(None, ledger.NewBooking(
             'reservation', self.host_id(name), None,
             model.Window(NOW, NOW + 10), {'VCPU': 1}))
@@ -556,7 +556,7 @@ class TestConcurrentDecisions(worlds.BooksTestCase):
             if 'bookings' in statement and 'FOR UPDATE' in statement and (
                     not threads):
                 threads.append(None)
-                threads.append(self.books.meanwhile(
+                threads.append(self.db.meanwhile(
                     lambda: other.retried(book)))
 
         engine = self.database.engine
@@ -604,7 +604,7 @@ class TestConcurrentReassignment(base.LeaseTestCase):
         other = self.host('two', VCPU=1)
         server_id, = base.servers_of(lease)
         amend, moved = ledger.decide, []
-        elsewhere = self.new_handlers(self.books.connect())
+        elsewhere = self.new_handlers(self.db.connect())
 
         def late(session, now, edits, *args):
             if not moved:
@@ -616,7 +616,7 @@ class TestConcurrentReassignment(base.LeaseTestCase):
 
         self.useFixture(fixtures.MonkeyPatch(
             'blazar_core.capacity.ledger.decide', late))
-        database = self.books.connect()
+        database = self.db.connect()
         newer = leases.Leases(
             database, self.clock, admissions.Admission(database, self.clock),
             self.types).creation.create(self.new_lease(0, 100), None)

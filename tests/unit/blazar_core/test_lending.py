@@ -45,7 +45,7 @@ class LendingTestCase(test_interruptible.EvictionTestCase,
 
     def scheduler(self, lends):
         """Return the claims and the eligibility of another scheduler."""
-        database = self.books.connect()
+        database = self.db.connect()
         index = booking_index.Index(database, self.clock, lends)
         return (scheduler_claims.Claims(database, self.clock, index),
                 eligibility.Eligibility(database, self.clock, index))

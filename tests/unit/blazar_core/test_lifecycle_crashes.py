@@ -111,7 +111,7 @@ class TestConcurrentSteps(lifecycle_base.LifecycleTestCase):
     def test_ending_lease_does_not_become_active(self):
         """The last server is observed running in the middle of the end."""
         lease = self.lease(0, 100)
-        with self.books.connect().writer() as ending:
+        with self.db.connect().writer() as ending:
             row = api.locked(ending, lease['id'])
             row.status = 'TERMINATING'
             ending.flush()
@@ -124,7 +124,7 @@ class TestConcurrentSteps(lifecycle_base.LifecycleTestCase):
 
     def test_build_is_not_sent_while_lease_is_ending(self):
         lease = self.lease(50, 100)
-        with self.books.connect().writer() as ending:
+        with self.db.connect().writer() as ending:
             row = api.locked(ending, lease['id'])
             row.status = 'TERMINATING'
             ending.flush()
@@ -158,11 +158,11 @@ class TestConcurrentSteps(lifecycle_base.LifecycleTestCase):
 
     def other_lifecycle(self):
         """Return the lifecycle of another process."""
-        return self.new_handlers(self.books.connect())
+        return self.new_handlers(self.db.connect())
 
     def test_server_added_while_end_waits_is_deleted(self):
         lease = self.reserve(0, 100, active=True)
-        other = slots.Slots(self.books.connect(), self.clock)
+        other = slots.Slots(self.db.connect(), self.clock)
         self.cloud.servers['late'] = Seen(State.RUNNING, self.one)
         go_on = self.paused(
             lambda: other.take(

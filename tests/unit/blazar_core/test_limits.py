@@ -40,7 +40,7 @@ class LimitsTestCase(base.LeaseTestCase):
         self.limit(max_lease_duration=-1, max_lease_ahead=-1, **{
             LEASES: -1, HELD: -1, SPREAD: -1})
         self.limits = limits.Limits(
-            self.books.conf, self.database, self.clock,
+            self.db.conf, self.database, self.clock,
             checks=[self.asked_others.append])
         self.statements = []
         sa.event.listen(
@@ -50,7 +50,7 @@ class LimitsTestCase(base.LeaseTestCase):
 
     def limit(self, **values):
         for name, value in values.items():
-            self.books.conf.set_override(name, value, 'blazar_enforcement')
+            self.db.conf.set_override(name, value, 'blazar_enforcement')
 
     def asked(self, start=50, end=100, servers=1, **values):
         """Return a request for servers of the size of this test."""
@@ -138,7 +138,7 @@ class TestDefaults(LimitsTestCase):
     def test_default_limits_restrict_duration_and_servers(self):
         year = 365 * 86400
         for name in ('max_lease_duration', 'max_lease_ahead', LEASES, HELD):
-            self.books.conf.clear_override(name, 'blazar_enforcement')
+            self.db.conf.clear_override(name, 'blazar_enforcement')
         self.allowed(start=year, end=2 * year, servers=50)
         # As far ahead as in Blazar.
         self.allowed(start=50 * year, end=51 * year)
@@ -169,7 +169,7 @@ class TestQuota(LimitsTestCase):
         super().setUp()
         self.quota = FakeQuota()
         self.limits = limits.Limits(
-            self.books.conf, self.database, self.clock, self.quota)
+            self.db.conf, self.database, self.clock, self.quota)
 
     def asks(self, **values):
         """Return what the cloud is asked about the project."""
@@ -276,7 +276,7 @@ class TestLeaving(LimitsTestCase):
         quota.headroom = lambda _project, _user, _names, servers: {
             'cores': cloud_api.Headroom(2, 1 - len(servers))}
         self.limits = limits.Limits(
-            self.books.conf, self.database, self.clock, quota)
+            self.db.conf, self.database, self.clock, quota)
         lease = self.running_lease(0, 1000, resources={'VCPU': 1})
         first, second = (dataclasses.replace(
             self.new_lease(0, 1000, resources={'VCPU': 1}),
@@ -398,7 +398,7 @@ class TestLocks(LimitsTestCase):
         # A project of which nothing was locked before has no row.
         with self.database.begin() as connection:
             api.lock_project(connection, 'project')
-        other = self.books.connect()
+        other = self.db.connect()
         other._retries = 0
         waited = []
 
@@ -418,7 +418,7 @@ class TestLocks(LimitsTestCase):
             with self.database.writer() as session:
                 lock(session)
                 api.lock_project(session.connection(), 'project')
-                thread = self.books.meanwhile(
+                thread = self.db.meanwhile(
                     lambda lock=lock: other.retried(work, lock))
             thread.join()
         # Each saw what the holder of the lock before it had written.
@@ -725,7 +725,7 @@ class TestCheck(LimitsTestCase):
             raise errors.LimitExceeded(f'Not {asked.user_id}.')
 
         checks = limits.Limits(
-            self.books.conf, self.database, self.clock, checks=[
+            self.db.conf, self.database, self.clock, checks=[
                 self.asked_others.append, never, self.asked_others.append])
         self.assertEqual('Not user.', str(self.assertRaises(
             errors.LimitExceeded, checks.check, self.asked())))

@@ -27,7 +27,7 @@ class TestSeveralLeases(base.LeaseTestCase):
             with self.database.writer() as session:
                 api.lock(session, *leases[:20])
 
-        with self.books.connect().writer() as session, (
+        with self.db.connect().writer() as session, (
                 futures.ThreadPoolExecutor(1)) as pool:
             api.lock(session, leases[40])
             pool.submit(lock_some).result(10)
@@ -48,10 +48,10 @@ class Waiting:
             except errors.BlazarError as exc:
                 found.append(exc)
 
-        other = self.books.connect()
+        other = self.db.connect()
         with other.writer() as session:
             api.locked(session, lease['id'])
-            thread = self.books.meanwhile(attempt)
+            thread = self.db.meanwhile(attempt)
             self.clock.advance(lease['end_date'] - self.clock.now())
         thread.join(20)
         return found.pop()

@@ -49,7 +49,7 @@ class OverbookingTestCase(base.LeaseTestCase):
 
     def new_check(self):
         """Return a check with connections of its own."""
-        database = self.books.connect()
+        database = self.db.connect()
         search = admissions.Admission(database, self.clock)
         return overbooking.OverbookingCheck(
             database, self.clock, search,

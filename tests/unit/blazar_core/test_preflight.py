@@ -226,7 +226,7 @@ class TestPreflight(PreflightTestCase):
     def test_late_process_does_not_overwrite_newer_result(self):
         """Another process writes after this one has sent its notification."""
         lease = self.lease(2 * DAY, 3 * DAY)
-        other = self.new(database=self.books.connect())
+        other = self.new(database=self.db.connect())
         self.lacks = ['Its image is gone.']
 
         def meanwhile():
@@ -243,7 +243,7 @@ class TestPreflight(PreflightTestCase):
         """Two processes read the same; the second one repeats its check."""
         lease = self.lease(2 * DAY, 3 * DAY)
         self.clock.advance(DAY)
-        other = self.new(database=self.books.connect())
+        other = self.new(database=self.db.connect())
 
         def meanwhile():
             self.during = None

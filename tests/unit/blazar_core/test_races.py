@@ -63,7 +63,7 @@ class TestClaims(racing.RaceTestCase):
 
     def test_claims_and_new_leases_do_not_overbook(self):
         uuid = self.host('one', VCPU=RACERS // 2)
-        task = {'url': self.books.url, 'now': NOW, 'options': {}}
+        task = {'url': self.db.url, 'now': NOW, 'options': {}}
         outcome = racing.outcomes(racing.racers().race([{
             **task, 'do': 'let_in', 'host': uuid,
             'server_ids': [uuidutils.generate_uuid()]} if number % 2 else {
@@ -220,7 +220,7 @@ class TestReleasedServers(racing.RaceTestCase):
             session.execute(sa.update(models.Host).values(
                 consumers={}, usage={}))
         lease = self.running_lease(0, 100, count=4)
-        task = {'url': self.books.url, 'now': NOW + 100, 'options': {},
+        task = {'url': self.db.url, 'now': NOW + 100, 'options': {},
                 'path': self.path, **options}
         outcome = racing.outcomes(racing.racers().race([
             *({**task, 'do': 'remove_server', 'lease_id': lease['id'],
@@ -272,7 +272,7 @@ class TestQueuedLeases(racing.RaceTestCase):
         waiting = [self.reserve(project=project, request=self.request(
             retry=requests.Retry(60, 10))) for project in ('a', 'b', 'c')]
         self.lifecycle.lease_end.delete(first['id'])
-        task = {'url': self.books.url, 'now': NOW, 'options': {},
+        task = {'url': self.db.url, 'now': NOW, 'options': {},
                 'path': self.path, **options}
         made = racing.outcomes(racing.racers().race([
             *({**task, 'do': 'look'} for _number in range(4)),
@@ -422,7 +422,7 @@ class TestLimits(racing.RaceTestCase):
 
     def test_concurrent_updates_stay_within_limit(self):
         ours = [self.reserve(50, 100) for _number in range(3)]
-        task = {'url': self.books.url, 'now': NOW, **self.task}
+        task = {'url': self.db.url, 'now': NOW, **self.task}
         outcome = racing.outcomes(racing.racers().race([{
             **task, 'do': 'enlarge', 'lease': lease['id'],
             'reservation': lease['reservations'][0]['id'],
@@ -507,7 +507,7 @@ class TestNoShows(racing.RaceTestCase):
             # The notification was sent long ago.
             session.execute(sa.update(models.Lease).values(
                 no_show_at=NOW - 86400))
-        task = {'url': self.books.url, 'now': NOW + 50, 'path': self.path,
+        task = {'url': self.db.url, 'now': NOW + 50, 'path': self.path,
                 'lease_id': lease['id'], 'options': {}, **options}
         answers = racing.racers().race([
             *({**task, 'do': 'end_unused'} for _number in range(4)),
@@ -558,7 +558,7 @@ class TestCreateFromServers(racing.RaceTestCase):
                 usage={'VCPU': 2 * len({*servers})}))
         uuid, = self.scalars(models.Host.uuid)
         told = racing.outcomes(racing.racers().race([{
-            'url': self.books.url, 'now': NOW, 'options': {}, 'do': 'adopt',
+            'url': self.db.url, 'now': NOW, 'options': {}, 'do': 'adopt',
             'host': uuid, 'server_ids': [one], 'without': [*without],
         } for one in servers]))
         usage, = self.scalars(models.Host.usage)
@@ -621,7 +621,7 @@ class TestRemoveServer(racing.RaceTestCase):
                 usage={}))
         lease = self.running_lease(0, 100, resources={'VCPU': 2})
         server_id, = base.servers_of(lease)
-        task = {'url': self.books.url, 'path': self.path, 'options': {},
+        task = {'url': self.db.url, 'path': self.path, 'options': {},
                 'now': NOW + 99, 'lease_id': lease['id'],
                 'server_id': server_id, 'without': [*without]}
         told = racing.outcomes(racing.racers().race([

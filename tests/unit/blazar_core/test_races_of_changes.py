@@ -181,7 +181,7 @@ class TestLostRaces(racing.RaceTestCase):
         :returns: whether that was possible: the host was not locked
         """
         try:
-            with self.books.connect().engine.begin() as connection:
+            with self.db.connect().engine.begin() as connection:
                 for words in (
                         f'SELECT id FROM hosts WHERE id = {host_id} '
                         'FOR UPDATE NOWAIT',
@@ -288,7 +288,7 @@ class TestTransfer(racing.RaceTestCase):
             projects of successful transfers
         """
         lease = self.reserve(0, 100, self.places(4), active=True)
-        task = {'url': self.books.url, 'now': NOW, 'lease_id': lease['id'],
+        task = {'url': self.db.url, 'now': NOW, 'lease_id': lease['id'],
                 'options': {}, 'without': ['haste', *without]}
         answers = racing.racers().race([
             *({**task, 'do': 'hand_over', 'project_id': f'new-{number}'}
@@ -347,7 +347,7 @@ class AutoExtensionRaceTestCase(racing.RaceTestCase):
         with open(self.path, 'w'):
             pass
         racing.racers().race([{
-            'url': self.books.url, 'now': NOW + 3 * 3600, 'path': self.path,
+            'url': self.db.url, 'now': NOW + 3 * 3600, 'path': self.path,
             'lease_id': lease['id'], 'options': {}, 'do': what, **options}
             for what in itertools.islice(itertools.cycle(do), RACERS)])
         (end, status), = self.rows(models.Lease.end_date, models.Lease.status)

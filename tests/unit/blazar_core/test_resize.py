@@ -266,7 +266,7 @@ class TestResize(slots_base.PlacesTestCase):
 
     def test_concurrent_resize_to_same_amount_succeeds(self):
         lease = self.reserve(0, 100, active=True)
-        other = leases.Leases(self.books.connect(), self.clock,
+        other = leases.Leases(self.db.connect(), self.clock,
                               self.admission, self.types)
         lock, done = api.lock, []
 

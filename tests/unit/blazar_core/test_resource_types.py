@@ -209,7 +209,7 @@ class TestParkingLots(base.LeaseTestCase):
         self.assertEqual(10, self.free())
 
     def overbooking_check(self):
-        database = self.books.connect()
+        database = self.db.connect()
         return overbooking.OverbookingCheck(
             database, self.clock, self.admission,
             reassignment.Reassignment(database, self.clock, self.types),

@@ -48,7 +48,7 @@ class ClaimTestCase(base.LeaseTestCase):
 
     def another(self):
         """Return the claims of another scheduler, with an index of its own."""
-        database = self.books.connect()
+        database = self.db.connect()
         search = admissions.Admission(database, self.clock)
         return scheduler_claims.Claims(database, self.clock, search.index)
 
@@ -470,16 +470,16 @@ class TestGrowth(ClaimTestCase):
         self.limited(4)
 
     def limited(self, vcpus):
-        self.books.conf.set_override(
+        self.db.conf.set_override(
             'max_reserved_vcpus_per_project', vcpus, 'blazar_enforcement')
 
     def another(self):
-        database = self.books.connect()
+        database = self.db.connect()
         search = admissions.Admission(database, self.clock)
         return scheduler_claims.Claims(
             database, self.clock, search.index,
             growth=functools.partial(server_growth.check, limits.Limits(
-                self.books.conf, database, self.clock)))
+                self.db.conf, database, self.clock)))
 
     def running(self, **how):
         return base.servers_of(self.running_lease(
@@ -538,7 +538,7 @@ class TestReverts(ClaimTestCase):
         super().setUp()
         self.host('one', VCPU=8)
         self.host('two', VCPU=8)
-        self.books.conf.set_override(
+        self.db.conf.set_override(
             'max_reserved_vcpus_per_project', 3, 'blazar_enforcement')
         self.own = base.servers_of(self.running_lease(
             0, 1000, resources={'VCPU': 1}, count=2))
@@ -550,10 +550,10 @@ class TestReverts(ClaimTestCase):
 
         :param meet: called between the check and the write
         """
-        database = self.books.connect()
+        database = self.db.connect()
         lease, booked = server_growth.booked(database, server_id)
         asked = server_growth.asked_of(lease, booked, {'VCPU': 2})
-        allowed = limits.Limits(self.books.conf, database, self.clock)
+        allowed = limits.Limits(self.db.conf, database, self.clock)
         try:
             granted = allowed.check(dataclasses.replace(
                 asked, server_ids=(server_id,)))
@@ -634,7 +634,7 @@ class TestClock(ClaimTestCase):
         self.lease(1000, 2000, resources={'VCPU': 4}, hosts=frozenset(
             [self.uuid_of('full')]))
         for known_before in (False, True):
-            database = self.books.connect()
+            database = self.db.connect()
             index = admissions.Admission(database, self.clock).index
             claiming = scheduler_claims.Claims(database, self.clock, index)
             takes = {self.uuid_of('full'): {'VCPU': 1}}

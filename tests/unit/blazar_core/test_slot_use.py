@@ -102,7 +102,7 @@ class TestConcurrentTakeSlots(slots_base.PlacesTestCase):
     def test_waiting_process_takes_another_slot(self):
         lease = self.reserve(0, 100, self.places(2), active=True)
         other = leases.Leases(
-            self.books.connect(), self.clock, None, self.types)
+            self.db.connect(), self.clock, None, self.types)
         reservation_id = lease['reservations'][0]['id']
         locked, done = api.locked, []
 

@@ -54,7 +54,7 @@ class SlotsTestCase(base.LeaseTestCase):
 
     def another(self):
         """Return a listener, with a database connection of its own."""
-        database = self.books.connect()
+        database = self.db.connect()
         return lost_builds.AbandonedSlots(
             database, self.clock, slots.Slots(database, self.clock),
             self.send, 'decrypted {}'.format)
@@ -84,7 +84,7 @@ class TestProcessDeath(SlotsTestCase):
 
     def die(self, dispatches):
         done = subprocess.run(
-            [sys.executable, '-c', DIES, self.books.url,
+            [sys.executable, '-c', DIES, self.db.url,
              str(self.clock.now()), self.reservation_id, str(dispatches)],
             cwd=imports.ROOT, env={**os.environ}, timeout=60)
         self.assertEqual(-signal.SIGKILL, done.returncode)

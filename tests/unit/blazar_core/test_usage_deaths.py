@@ -57,7 +57,7 @@ class ProcessTestCase(test_usage_records.UsageTestCase):
             return pid
         try:
             # By connections of its own: those of the parent are not shared.
-            self.database = api.Database(self.books.conf)
+            self.database = api.Database(self.db.conf)
             self.admission = admissions.Admission(self.database, self.clock)
             self.leases = leases.Leases(
                 self.database, self.clock, self.admission, self.types)

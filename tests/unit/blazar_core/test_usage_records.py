@@ -650,7 +650,7 @@ class TestRandomStories(UsageTestCase):
         for event in ('before_cursor_execute', 'commit'):
             sa.event.listen(self.database.engine, event, self.step)
         self.engine = engine.Engine(
-            self.books.conf, self.database, self.clock, self.lifecycle, 'it')
+            self.db.conf, self.database, self.clock, self.lifecycle, 'it')
         self.evacuation = self.new_relocating()
         self.host_status = host_status.HostStatus(
             self.database, self.clock, host_status.Thresholds(0, 0, 3600),

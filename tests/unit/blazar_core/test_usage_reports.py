@@ -293,7 +293,7 @@ class TestConcurrentReports(ReportTestCase):
 
     def elsewhere(self, work, *args):
         """Do something in a transaction of another process."""
-        with self.books.connect().writer() as session:
+        with self.db.connect().writer() as session:
             work(session, *args)
 
     def test_report_that_loses_race_is_repeated(self):

@@ -174,11 +174,11 @@ class TestLimits(whole_hosts_base.WholeHostsTestCase):
     def test_whole_hosts_count_as_hosts_not_as_vcpus(self):
         for name in ('one', 'two', 'three'):
             self.host(name, VCPU=64)
-        self.books.conf.set_override(
+        self.db.conf.set_override(
             'max_reserved_hosts_per_project', 3, 'blazar_enforcement')
-        self.books.conf.set_override(
+        self.db.conf.set_override(
             'max_reserved_vcpus_per_project', 10, 'blazar_enforcement')
-        limited = limits.Limits(self.books.conf, self.database, self.clock,
+        limited = limits.Limits(self.db.conf, self.database, self.clock,
                                 serverless=['machine'])
         self.reserve_machines(0, 100, 2, 2)
         limited.check(self.asked(VCPU=10))
@@ -195,9 +195,9 @@ class TestLimits(whole_hosts_base.WholeHostsTestCase):
         self.machines.cleaning_time = 60
         lease = self.reserve(50, 1050, self.machines_of(
             1, 1), request=self.request(50, 1050, grace_period=100))
-        self.books.conf.set_override(
+        self.db.conf.set_override(
             'max_lease_duration', 500, 'blazar_enforcement')
-        limited = limits.Limits(self.books.conf, self.database, self.clock,
+        limited = limits.Limits(self.db.conf, self.database, self.clock,
                                 serverless=['machine'])
 
         def check(end, lease_id=lease['id']):

@@ -124,7 +124,7 @@ class WholeHostsTestCase(base.LeaseTestCase):
                           self.machines_of(least, most)}))
 
     def overbooking_check(self):
-        database = self.books.connect()
+        database = self.db.connect()
         return overbooking.OverbookingCheck(
             database, self.clock, self.admission,
             reassignment.Reassignment(database, self.clock, self.types),

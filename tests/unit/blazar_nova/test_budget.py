@@ -101,7 +101,7 @@ class TestDeaths(base.DatabaseTestCase):
         self.useFixture(fixtures.EnvironmentVariable('NO_PROXY', '127.0.0.1'))
         self.service = self.useFixture(Service())
         self.host('one', VCPU=4)
-        self.payer = payer.Payer(self.books.url, self.service.url, NOW)
+        self.payer = payer.Payer(self.db.url, self.service.url, NOW)
         self.addCleanup(self.payer.database.engine.dispose)
 
     def die(self, what, at):
@@ -110,7 +110,7 @@ class TestDeaths(base.DatabaseTestCase):
         self.service.victim = subprocess.Popen(
             [sys.executable, '-W', 'ignore', '-m',
              'tests.unit.blazar_nova.payer', json.dumps({
-                 'do': what, 'url': self.books.url, 'now': (
+                 'do': what, 'url': self.db.url, 'now': (
                      self.payer.clock.now()), 'service': self.service.url})],
             cwd=ROOT)
         self.assertEqual(-signal.SIGKILL, self.service.victim.wait(60))

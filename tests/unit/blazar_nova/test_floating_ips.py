@@ -103,7 +103,7 @@ class FloatingIPTestCase(base.LeaseTestCase):
                 values, old)}))
 
     def overbooking_check(self):
-        database = self.books.connect()
+        database = self.db.connect()
         overbooking.OverbookingCheck(
             database, self.clock, self.admission,
             reassignment.Reassignment(database, self.clock, self.types),
@@ -361,7 +361,7 @@ class TestOwnerChanges(FloatingIPTestCase):
         self.assertEqual(['203.0.113.200'], self.network.addresses('other'))
 
     def test_floating_ips_per_project_are_limited(self):
-        conf = self.books.conf
+        conf = self.db.conf
         limited = limits.Limits(conf, self.database, self.clock)
         conf.set_override('max_reserved_floating_ips_per_project', 2,
                           'blazar_enforcement')
@@ -398,7 +398,7 @@ class TestQuota(FloatingIPTestCase):
             'instances': servers}
         self.nova.headroom.return_value = {}
         self.limits = limits.Limits(
-            self.books.conf, self.database, self.clock,
+            self.db.conf, self.database, self.clock,
             resource_types.Quotas(self.nova, self.types))
         self.network.limits['floatingip'] = 3
         self.network.allocate(NETWORK, '203.0.113.200', 'project')

@@ -51,9 +51,9 @@ class HoardingTestCase(test_limits.LimitsTestCase):
     def set_up(self):
         """Read the options that were set."""
         self.limits = limits.Limits(
-            self.books.conf, self.database, self.clock,
+            self.db.conf, self.database, self.clock,
             checks=[self.asked_others.append], rules=[hoarding.Hoarding(
-                self.books.conf, self.clock, self.quota).rules])
+                self.db.conf, self.clock, self.quota).rules])
 
     def limit(self, **values):
         super().limit(**values)

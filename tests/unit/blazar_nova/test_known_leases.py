@@ -373,7 +373,7 @@ class TestRaces(ImportTestCase):
 
         def adopt(known):
             work = known_leases.LeaseImport(
-                self.books.connect(), self.clock, self.types)
+                self.db.connect(), self.clock, self.types)
             both.wait(20)
             try:
                 return work.adopt(known)
@@ -411,7 +411,7 @@ class TestRaces(ImportTestCase):
 
         def adopt(_number):
             work = known_leases.LeaseImport(
-                self.books.connect(), self.clock, self.types)
+                self.db.connect(), self.clock, self.types)
             both.wait(20)
             return work.adopt(known)
 

@@ -49,7 +49,7 @@ class Purging:
         :param before: seconds ago; None: as few as allowed
         """
         return lease_purge.LeasePurge(
-            self.books.connect(), self.clock, self.told.append).purge(
+            self.db.connect(), self.clock, self.told.append).purge(
                 self.clock.now() - (lease_purge.LEAST_AGE if before is None
                                     else before), **how)
 

@@ -65,7 +65,7 @@ class ManageTest(base.TestCase):
     def setUp(self):
         super().setUp()
         self.folder = self.useFixture(fixtures.TempDir()).path
-        self.url = f'sqlite:///{self.folder}/books.sqlite'
+        self.url = f'sqlite:///{self.folder}/leases.sqlite'
         self.keys = [encryption.new_key()]
 
     def test_closed_stdout_ends_command_without_message(self):
@@ -461,7 +461,7 @@ class ManageTest(base.TestCase):
                 if name.startswith('events')})
 
     def test_health_reports_clock_skew(self):
-        self.url = self.useFixture(databases.Books('mariadb')).url
+        self.url = self.useFixture(databases.DatabaseFixture('mariadb')).url
         self.assertNotIn('clock_skew', self.counts(self.json('health')))
         now = clocks.SystemClock.now
         for ahead, skew in ((1000, 1000), (-1000, -999)):

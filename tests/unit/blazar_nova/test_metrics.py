@@ -53,7 +53,7 @@ class MetricsTestCase(base.LeaseTestCase):
 
     def listener(self, name):
         conf = types.SimpleNamespace(
-            blazar=self.books.conf.blazar, default_availability_zone='nova')
+            blazar=self.db.conf.blazar, default_availability_zone='nova')
         return metrics.Metrics(
             conf, self.database, self.clock, self.admission.index, name,
             [self.in_thread(self.ending.wait)])
@@ -131,7 +131,7 @@ class TestMetrics(MetricsTestCase):
 
     def test_servers_past_their_end_count_as_used_not_reserved(self):
         """As in usage records."""
-        self.books.conf.set_override('metrics_by_project', True, 'blazar')
+        self.db.conf.set_override('metrics_by_project', True, 'blazar')
         self.running_lease(0, 100, count=2)
         for elapsed, reserved in (0, 2), (100, 0):
             self.clock.advance(elapsed)
@@ -172,7 +172,7 @@ class TestMetrics(MetricsTestCase):
         self.assertEqual(1, self.values(first)['blazar_metrics_leader',])
 
     def test_counters_of_all_processes_are_added_up(self):
-        others = [self.books.connect() for _process in range(2)]
+        others = [self.db.connect() for _process in range(2)]
         for database in others:
             for _time in range(3):
                 database.counters.add('blazar_refusals', reason='limit')
@@ -323,14 +323,14 @@ class TestProjects(MetricsTestCase):
         self.assertEqual({}, self.by_project())
 
     def test_project_metrics_of_three_listeners_have_right_sum(self):
-        self.books.conf.set_override('metrics_by_project', True, 'blazar')
+        self.db.conf.set_override('metrics_by_project', True, 'blazar')
         self.assertEqual({
             ('reserved', 'project'): 2, ('used', 'project'): 2,
             ('reserved', 'other'): 5, ('used', 'other'): 0},
             self.by_project())
 
     def test_number_of_projects_is_bounded(self):
-        self.books.conf.set_override('metrics_by_project', True, 'blazar')
+        self.db.conf.set_override('metrics_by_project', True, 'blazar')
         self.useFixture(fixtures.MonkeyPatch(
             'blazar_nova.listener.metrics.MOST', 1))
         self.assertEqual({'other'}, {key[1] for key in self.by_project()})
@@ -372,7 +372,7 @@ class TestExamples(MetricsTestCase):
                 'groups'] for rule in group['rules']]
         with open(f'{EXAMPLES}/cloudkitty-metrics.yml') as file:
             queries += yaml.safe_load(file)['metrics']
-        self.books.conf.set_override('metrics_by_project', True, 'blazar')
+        self.db.conf.set_override('metrics_by_project', True, 'blazar')
         asked = {name for query in queries
                  for name in re.findall(r'\bblazar_\w+', query)}
         self.assertEqual(set(), asked - self.names())

@@ -71,7 +71,7 @@ class NetworkTestCase(base.LeaseTestCase):
 
     def overbooking_check(self):
         overbooking.OverbookingCheck(
-            self.books.connect(), self.clock, self.admission,
+            self.db.connect(), self.clock, self.admission,
             reassignment.Reassignment(self.database, self.clock, self.types),
             self.new_demands(), lambda event, lease: None,
             self.start_timeout).look()

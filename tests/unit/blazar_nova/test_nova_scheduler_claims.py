@@ -45,11 +45,11 @@ class TestInstall(base.TestCase):
         self.useFixture(fixtures.MockPatchObject(
             manager.SchedulerManager, '_select_destinations'))
         self.undo = mock.Mock()
-        self.books = mock.create_autospec(scheduler_claims.Claims,
-                                          instance=True)
-        self.books.claim.return_value = self.undo
+        self.claims = mock.create_autospec(scheduler_claims.Claims,
+                                           instance=True)
+        self.claims.claim.return_value = self.undo
         self.count = mock.Mock()
-        nova_scheduler.install(self.books, self.count)
+        nova_scheduler.install(self.claims, self.count)
 
     def claim(self, extra_specs=None, client='client', **spec):
         return utils.claim_resources(
@@ -59,7 +59,7 @@ class TestInstall(base.TestCase):
 
     def test_lease_claim_precedes_unchanged_claim_of_nova(self):
         self.nova.side_effect = lambda *args: (
-            self.books.claim.assert_called_once_with(
+            self.claims.claim.assert_called_once_with(
                 'server', {'host': {'VCPU': 1}}, False, None) or True)
         self.assertTrue(self.claim())
         self.nova.assert_called_once_with(
@@ -74,10 +74,10 @@ class TestInstall(base.TestCase):
         client = mock.create_autospec(
             report.SchedulerReportClient, instance=True)
         within = {'blazar:host_reservation': 'reservation'}
-        self.books.is_within.side_effect = lambda reservation_id, _hosts: (
+        self.claims.is_within.side_effect = lambda reservation_id, _hosts: (
             self.nova.assert_called_once() or reservation_id == 'another')
         self.assertFalse(self.claim(within, client))
-        self.assertEqual('reservation', self.books.claim.call_args.args[3])
+        self.assertEqual('reservation', self.claims.claim.call_args.args[3])
         client.delete_allocation_for_instance.assert_called_once_with(
             'context', 'server')
         self.nova.reset_mock()
@@ -117,7 +117,7 @@ class TestInstall(base.TestCase):
                              self.select(why))
 
     def test_denied_lease_claim_skips_claim_of_nova(self):
-        self.books.claim.side_effect = scheduler_claims.Denied(
+        self.claims.claim.side_effect = scheduler_claims.Denied(
             'it is reserved')
         self.assertFalse(self.claim())
         self.nova.assert_not_called()
@@ -138,20 +138,20 @@ class TestInstall(base.TestCase):
     def test_forced_host_is_claimed_as_forced(self):
         for spec in ({'force_hosts': ['one']}, {'force_nodes': ['one']}):
             self.claim(**spec)
-            self.assertIs(True, self.books.claim.call_args.args[2])
+            self.assertIs(True, self.claims.claim.call_args.args[2])
         self.claim(force_hosts=None, force_nodes=[])
-        self.assertIs(False, self.books.claim.call_args.args[2])
+        self.assertIs(False, self.claims.claim.call_args.args[2])
 
     def test_rebuild_claims_nothing(self):
         utils.request_is_rebuild.return_value = True
         self.assertTrue(self.claim())
-        self.books.claim.assert_not_called()
+        self.claims.claim.assert_not_called()
 
     def test_second_installation_replaces_first_one(self):
         others = mock.create_autospec(scheduler_claims.Claims, instance=True)
         nova_scheduler.install(others, self.count)
         self.claim()
-        self.books.claim.assert_not_called()
+        self.claims.claim.assert_not_called()
         self.nova.assert_called_once()
 
 

@@ -67,7 +67,7 @@ class PowerTestCase(base.LeaseTestCase):
     def another(self, **values):
         """Return the switcher of another listener."""
         return machines.switcher(
-            self.books.connect(), self.clock, self.machines,
+            self.db.connect(), self.clock, self.machines,
             lambda event, payload: self.told.append(
                 (event, payload['host'])),
             **{'spare_hosts': self.spare_hosts, **values})
@@ -1336,7 +1336,7 @@ class TestDeaths(PowerTestCase):
         self.clock.advance(power.PAUSE)
         self.leader.leave(done=False)
         done = subprocess.run(
-            [sys.executable, '-c', DIES, self.books.url,
+            [sys.executable, '-c', DIES, self.db.url,
              str(self.clock.now()), self.machines.path, point],
             cwd=imports.ROOT, env={**os.environ}, timeout=60,
             capture_output=True)

@@ -99,7 +99,7 @@ class PrometheusTest(base.LeaseTestCase):
     def listeners(self):
         """Start three listeners; return their addresses."""
         started = [self.process(
-            sys.executable, '-W', 'ignore', '-c', LISTENER, self.books.url,
+            sys.executable, '-W', 'ignore', '-c', LISTENER, self.db.url,
             str(self.clock.now()), str(self.begun), name) for name in 'abc']
         return [f'127.0.0.1:{int(one.stdout.readline())}' for one in started]
 

@@ -30,10 +30,10 @@ class TestConcurrentChanges(base.TestCase):
         process.CONF([], project='nova', default_config_files=[],
                      default_config_dirs=[])
         self.addCleanup(process.CONF.reset)
-        self.books = self.useFixture(databases.Books(self.kind))
-        api_models.BuildRequest.__table__.create(self.books.database.engine)
+        self.db = self.useFixture(databases.DatabaseFixture(self.kind))
+        api_models.BuildRequest.__table__.create(self.db.database.engine)
         manager = enginefacade.transaction_context()
-        manager.configure(connection=self.books.url)
+        manager.configure(connection=self.db.url)
         self.addCleanup(api_db.context_manager.patch_factory(manager))
         objects.BuildRequest(
             self.context(), instance_uuid=uuids.server, project_id='mine',
@@ -55,7 +55,7 @@ class TestConcurrentChanges(base.TestCase):
 
     def test_concurrent_changes_of_metadata_are_both_kept(self):
         with reserved_state.changing(self.context(), uuids.server) as request:
-            thread = self.books.meanwhile(lambda: self.give('other'))
+            thread = self.db.meanwhile(lambda: self.give('other'))
             request.instance.metadata = {'mine': '1'}
         thread.join()
         self.assertEqual({'mine': '1', 'other': '1'}, self.now().metadata)
@@ -65,7 +65,7 @@ class TestConcurrentChanges(base.TestCase):
         build = objects.BuildRequest.get_by_instance_uuid(
             self.context(), uuids.server)
         with reserved_state.changing(self.context(), uuids.server) as request:
-            thread = self.books.meanwhile(
+            thread = self.db.meanwhile(
                 lambda: reserved_state.unmark(build))
             request.instance.metadata = {'mine': '1'}
         thread.join()
@@ -79,7 +79,7 @@ class TestConcurrentChanges(base.TestCase):
             self.context(), uuids.server))
         building = self.now()
         with reserved_state.changing(self.context(), uuids.server) as request:
-            thread = self.books.meanwhile(
+            thread = self.db.meanwhile(
                 lambda: reserved_edits._update_instance(
                     None, self.context(), building, {'display_name': 'new'}))
             request.instance.vm_state = reserved_state.VM_STATE
@@ -130,7 +130,7 @@ class TestConcurrentChanges(base.TestCase):
                 refused.append(exc)
 
         with reserved_state.changing(self.context(), uuids.server) as request:
-            thread = self.books.meanwhile(give)
+            thread = self.db.meanwhile(give)
             request.instance.metadata = {'mine': '1'}
         thread.join()
         self.assertEqual(({'mine': '1'}, 1), (

@@ -63,7 +63,7 @@ class LockedSettingsTest(base.DatabaseTestCase):
 
     def test_write_does_not_wait_for_locked_row(self):
         settings.write(self.database, NOW, 'api', {'isolate': True})
-        with self.books.connect().begin() as other:
+        with self.db.connect().begin() as other:
             other.execute(sa.update(models.Setting).values(updated_at=NOW))
             self.assertRaises(
                 (db_exception.DBError, sa.exc.OperationalError),

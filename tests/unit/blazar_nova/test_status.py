@@ -53,7 +53,7 @@ class StatusTest(base.TestCase):
     def setUp(self):
         super().setUp()
         self.folder = self.useFixture(fixtures.TempDir()).path
-        self.url = f'sqlite:///{self.folder}/books.sqlite'
+        self.url = f'sqlite:///{self.folder}/leases.sqlite'
 
     def write(self, more='', conf=None,
               factory='blazar_nova.api.app:factory'):
@@ -159,7 +159,7 @@ class StatusTest(base.TestCase):
 
     def test_wrong_clock_is_a_failure(self):
         """On a database with a clock of its own."""
-        self.url = self.useFixture(databases.Books('mariadb')).url
+        self.url = self.useFixture(databases.DatabaseFixture('mariadb')).url
         self.write()
         self.start = ('-c', _AHEAD)
         results = self.results()

@@ -97,7 +97,7 @@ def add_hosts(url: str, count: int = HOSTS) -> None:
     database = api.Database(databases.configuration(url))
     with database.writer() as session:
         for number in range(count):
-            inventory.report(session, int(time.time()), model.HostFacts(
+            inventory.record_host(session, int(time.time()), model.HostFacts(
                 uuidutils.generate_uuid(), f'host{number}',
                 f'host{number}', CAPACITY), {})
     database.engine.dispose()

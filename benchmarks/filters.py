@@ -202,8 +202,8 @@ def lease_servers(database: api.Database, count: int) -> list[str]:
 def boot(database: api.Database, host: str) -> None:
     """Record another server on a host."""
     with database.begin() as connection:
-        inventory.record(connection, int(time.time()), host, host,
-                         uuidutils.generate_uuid(), TAKES)
+        inventory.record_server(connection, int(time.time()), host, host,
+                                uuidutils.generate_uuid(), TAKES)
 
 
 # -- Nova --------------------------------------------------------------------

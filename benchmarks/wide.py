@@ -87,7 +87,7 @@ def ask(database: api.Database) -> ty.Iterator[records.Record]:
         took = []
         for number in range(QUESTIONS):
             with database.begin() as connection:
-                assert inventory.record(
+                assert inventory.record_server(
                     connection, worlds.NOW, f'host{number + 1}',
                     f'host{number + 1}', uuidutils.generate_uuid(),
                     dict.fromkeys(DEMAND, 1))

@@ -153,7 +153,7 @@ class Server(abc.ABC):
         """Create a database with the schema and return its name."""
         if self._emptied:
             return self._emptied.pop()
-        name = f'books_{next(self._numbers)}'
+        name = f'leases_{next(self._numbers)}'
         self.execute(f'CREATE DATABASE {name}')
         database = api.Database(configuration(self.url(name)))
         migration.upgrade(database)

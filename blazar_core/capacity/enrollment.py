@@ -380,8 +380,8 @@ def add(session: orm.Session, now: int, facts: model.HostFacts,
     if host is not None and host.enrolled_at is not None:
         raise errors.Conflict(
             f'{host.name} is enrolled already: its id is {host.uuid}.')
-    inventory.report(session, now, facts, {},
-                     None if host is None else host.generation)
+    inventory.record_host(session, now, facts, {},
+                          None if host is None else host.generation)
     host = session.scalars(sa.select(models.Host).where(
         models.Host.uuid == facts.uuid).execution_options(
             populate_existing=True)).one()

@@ -113,17 +113,17 @@ def generations(connection: orm.Session | sa.Connection,
     return {row.uuid: row.generation for row in found}
 
 
-def report(session: orm.Session, now: int, host: model.HostFacts,
-           allocations: ty.Mapping[str, model.Resources],
-           seen: int | None = None) -> bool:
+def record_host(session: orm.Session, now: int, host: model.HostFacts,
+                allocations: ty.Mapping[str, model.Resources],
+                seen: int | None = None) -> bool:
     """Record the capacity of a host, and what runs there.
 
     A server with a booking on this host is not part of the open-ended usage.
     If its size differs from its booking (it was resized), the booking is
     adapted, unless all of the host is booked and the server runs within that.
 
-    :param now: from before the cloud was queried: what :func:`record` has
-        written since then is newer
+    :param now: from before the cloud was queried: what :func:`record_server`
+        has written since then is newer
     :param allocations: resources by consumer (server), as placement has them
     :param seen: the generation of the host before the cloud was queried; None:
         it was not recorded. Nothing is overwritten that was written since
@@ -140,11 +140,11 @@ def report(session: orm.Session, now: int, host: model.HostFacts,
                    dataclasses.asdict(host), seen)
 
 
-def report_usage(session: orm.Session, now: int, uuid: str,
-                 allocations: ty.Mapping[str, model.Resources],
-                 seen: int | None) -> bool:
-    """Record only what runs on a host, as :func:`report`; unknown hosts are
-    ignored.
+def record_host_usage(session: orm.Session, now: int, uuid: str,
+                      allocations: ty.Mapping[str, model.Resources],
+                      seen: int | None) -> bool:
+    """Record only what runs on a host, as :func:`record_host`; unknown hosts
+    are ignored.
 
     :raises LostRace: when another process decided about the host meanwhile:
         query the cloud again
@@ -154,8 +154,9 @@ def report_usage(session: orm.Session, now: int, uuid: str,
         session, now, found[0], found[1], allocations, {}, seen)
 
 
-def record(connection: sa.Connection, now: int, service_host: str, name: str,
-           server_id: str, takes: model.Resources | None) -> bool:
+def record_server(connection: sa.Connection, now: int, service_host: str,
+                  name: str, server_id: str, takes: model.Resources | None,
+                  ) -> bool:
     """Record a notification of the cloud about one server on a host.
 
     Notifications may be repeated or out of order: a server that has left does

@@ -16,6 +16,7 @@ from sqlalchemy import orm
 from blazar_core.capacity import ledger
 from blazar_core.common import model
 from blazar_core.common import states
+from blazar_core.db import api
 from blazar_core.db import models
 
 #: The kinds of outages: a failure, planned maintenance, and a host that is
@@ -41,6 +42,25 @@ def failures(session: orm.Session) -> dict[str, models.Outage]:
         sa.select(models.Outage, models.Host.uuid)
         .join(models.Host, models.Host.id == models.Outage.host_id)
         .where(models.Outage.kind == FAILURE)).tuples()}
+
+
+def listed(database: api.Database) -> list[ty.Any]:
+    """Return all outages of hosts, current, planned and suspected, by host
+    name.
+
+    :returns: rows with the columns of :class:`models.Outage`, the ``name`` of
+        the host, and ``until``: when it is expected to be available again; 0:
+        it is
+    """
+    until = sa.select(sa.func.max(models.Booking.end_date)).where(
+        models.Booking.host_id == models.Outage.host_id,
+        models.Booking.outage == models.Outage.kind).scalar_subquery()
+    with database.connection() as connection:
+        return [*connection.execute(
+            sa.select(models.Outage.__table__, models.Host.name,
+                      sa.func.coalesce(until, 0).label('until'))
+            .join(models.Host, models.Host.id == models.Outage.host_id)
+            .order_by(models.Host.name, models.Outage.kind))]
 
 
 def has_failed(host_id: ty.Any) -> sa.ColumnElement[bool]:

@@ -14,6 +14,10 @@ import contextvars
 import logging
 import typing as ty
 
+from blazar_core.common import errors
+
+LOG = logging.getLogger(__name__)
+
 P = ty.ParamSpec('P')
 R = ty.TypeVar('R')
 
@@ -39,6 +43,24 @@ def about(lease_id: str | None = None, project_id: str | None = None,
         yield
     finally:
         _ABOUT.reset(token)
+
+
+@contextlib.contextmanager
+def apart(lease_id: str, project_id: str) -> ty.Iterator[None]:
+    """Log a failure with a lease, so that it affects no other lease; what is
+    logged meanwhile names the lease and its project.
+    """
+    with about(lease_id, project_id):
+        try:
+            yield
+        except errors.DatabaseUnavailable:
+            raise
+        except errors.CloudUnavailable as exc:
+            LOG.warning('Lease %s: it could not be processed yet, and is '
+                        'retried: %s', lease_id, exc)
+        except Exception:
+            LOG.exception('Lease %s: processing it failed, and is retried',
+                          lease_id)
 
 
 def carried(work: ty.Callable[P, R]) -> ty.Callable[P, R]:

@@ -73,6 +73,20 @@ class Leader:
         self._interval = interval
         self._worker_timeout = worker_timeout
 
+    def lead(self, work: ty.Callable[[], bool | None]) -> None:
+        """Do a round of the task, if it is due and has no other leader.
+
+        :param work: returns False if it could not be done, so that another
+            process tries it; if it raises, this one does
+        :raises DatabaseUnavailable: when the database does not answer
+        """
+        if self.take() is None:
+            self._database.check_clock()
+            if work() is False:
+                self.leave(done=False)
+            else:
+                self.done()
+
     @api.retried
     def take(self) -> int | None:
         """Become the leader, if the task is due and has no other leader.

@@ -34,9 +34,6 @@ from blazar_core.lifecycle import fault_points
 
 LOG = logging.getLogger(__name__)
 
-#: Seconds after its due time from which a pending event counts as late.
-LATE = 60
-
 
 class Down(ty.NamedTuple):
     """The report that a host is down.
@@ -245,61 +242,6 @@ _OFF = sa.select(models.Host.uuid).where(
     models.Host.power_state.in_(states.POWERED_OFF), sa.not_(sa.and_(
         models.Host.power_state == states.Power.BOOTING,
         outages.has_failed(models.Host.id))))
-
-
-def host_outages(database: api.Database) -> list[ty.Any]:
-    """Return all outages of hosts, current, planned and suspected, by host
-    name.
-
-    :returns: rows with the columns of :class:`models.Outage`, the ``name`` of
-        the host, and ``until``: when it is expected to be available again; 0:
-        it is
-    """
-    until = sa.select(sa.func.max(models.Booking.end_date)).where(
-        models.Booking.host_id == models.Outage.host_id,
-        models.Booking.outage == models.Outage.kind).scalar_subquery()
-    with database.connection() as connection:
-        return [*connection.execute(
-            sa.select(models.Outage.__table__, models.Host.name,
-                      sa.func.coalesce(until, 0).label('until'))
-            .join(models.Host, models.Host.id == models.Outage.host_id)
-            .order_by(models.Host.name, models.Outage.kind))]
-
-
-def counts(database: api.Database, now: int) -> dict[str, int]:
-    """Return the number of leases in each status but the last one, and the
-    numbers of pending events that were due more than :data:`LATE` seconds ago:
-    those of which no worker has taken care, and those that are retried later.
-    """
-    lease = models.Lease.__table__.c
-    with database.connection() as connection:
-        found = {row.status: row.number for row in connection.execute(
-            sa.select(lease.status, sa.func.count().label('number')).where(
-                lease.status.in_(states.GOING_ON)).group_by(lease.status))}
-        late = late_events(connection, now)
-        deferred = deferred_events(connection, now)
-    return {f'leases_{one.lower()}': found.get(one, 0)
-            for one in states.GOING_ON} | {
-                'events_late': late, 'events_deferred': deferred}
-
-
-def late_events(connection: sa.Connection, now: int) -> int:
-    """Return the number of pending events that were due more than
-    :data:`LATE` seconds ago.
-    """
-    event = models.Event.__table__.c
-    return connection.scalar(sa.select(sa.func.count()).where(
-        event.status == states.Event.UNDONE, event.run_at < now - LATE)) or 0
-
-
-def deferred_events(connection: sa.Connection, now: int) -> int:
-    """Return the number of events of more than :data:`LATE` seconds ago that
-    could not be carried out yet and are retried.
-    """
-    event = models.Event.__table__.c
-    return connection.scalar(sa.select(sa.func.count()).where(
-        event.status == states.Event.UNDONE, event.time < now - LATE,
-        event.run_at >= now - LATE, event.run_at < model.FOREVER)) or 0
 
 
 def _described(session: orm.Session, lease_ids: ty.Iterable[str],

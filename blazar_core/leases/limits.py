@@ -496,8 +496,8 @@ class Limits:
         # Most bookings of a project are alike.
         amounts_of = functools.cache(self._amounts_of)
         for row in connection.execute(
-                usage.books_of(asked.project_id, asked.lease_id,
-                               self._serverless, asked.beside)).all():
+                usage.bookings_of(asked.project_id, asked.lease_id,
+                                  self._serverless, asked.beside)).all():
             sums = found.own if row.own else found.others
             if row.held:
                 sums[_HELD] += row.servers

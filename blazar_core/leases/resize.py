@@ -87,8 +87,9 @@ def kept_of(reservation: models.Reservation,
         rows[:wanted.demand.count + others_beside(reservation)])
 
 
-def resize(reservation: models.Reservation, wanted: new_leases.NewReservation,
-           now: int, amount: int) -> None:
+def set_columns(reservation: models.Reservation,
+                wanted: new_leases.NewReservation, now: int, amount: int,
+                ) -> None:
     """Set the columns of a changed reservation.
 
     :param amount: its new number of bookings
@@ -104,10 +105,10 @@ class Unpicked(Exception):
     """Hosts have to be selected before a lease can be changed like this."""
 
 
-def of(always: ty.Iterable[str], lease: models.Lease,
-       reservation: models.Reservation, window: model.Window,
-       wanted: new_leases.NewReservation | None, picked: list[int] | None,
-       ) -> list[ledger.Edit]:
+def edits_of(always: ty.Iterable[str], lease: models.Lease,
+             reservation: models.Reservation, window: model.Window,
+             wanted: new_leases.NewReservation | None,
+             picked: list[int] | None) -> list[ledger.Edit]:
     """Return the edits of the bookings of a reservation.
 
     :param always: parameters that may be changed without selecting new hosts

@@ -75,7 +75,7 @@ class Slots:
             return apart
 
     @api.retried
-    def dispatch(self, server_id: str) -> bool:
+    def take_permit(self, server_id: str) -> bool:
         """Take the permit to send the build of servers that have slots.
 
         :param server_id: the first of them

@@ -312,7 +312,7 @@ class LeaseUpdates:
         if change.granted is not None:
             lease.conditions = change.granted.noted(lease.conditions, now)
         _set(lease, change)
-        edits = {one: resize.of(
+        edits = {one: resize.edits_of(
             self._types.of_row(one).changeable
             if one.id in change.reservations else (),
             lease, one, lease.booked(window),
@@ -322,7 +322,7 @@ class LeaseUpdates:
         for one, each in edits.items():
             wanted = change.reservations.get(one.id)
             if wanted is not None:
-                resize.resize(one, wanted, now, sum(
+                resize.set_columns(one, wanted, now, sum(
                     edit.new is not None for edit in each) - beside[one])
         events.changed(session, lease, self._types, [
             one for one, each in edits.items() if any(

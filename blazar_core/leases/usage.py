@@ -52,9 +52,9 @@ class ProjectUsage:
         default_factory=list)
 
 
-def books_of(project_id: str, lease_id: str | None,
-             serverless: ty.Collection[str],
-             beside: ty.Collection[str]) -> sa.Select[ty.Any]:
+def bookings_of(project_id: str, lease_id: str | None,
+                serverless: ty.Collection[str],
+                beside: ty.Collection[str]) -> sa.Select[ty.Any]:
     """Return a query with a row for each server in the leases of a project,
     and one for all equal free slots.
 
@@ -109,7 +109,7 @@ def growing(connection: sa.Connection, rows: ty.Sequence[ty.Any],
     """Return the claims of servers on target hosts in excess of their
     bookings, because they are being resized.
 
-    :param rows: of :func:`books_of`, with a host to move to
+    :param rows: of :func:`bookings_of`, with a host to move to
     """
     if not rows:
         return []

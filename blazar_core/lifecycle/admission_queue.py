@@ -27,6 +27,7 @@ from blazar_core.capacity import ledger
 from blazar_core.common import clocks
 from blazar_core.common import conditions
 from blazar_core.common import errors
+from blazar_core.common import logs
 from blazar_core.common import model
 from blazar_core.common import refusals
 from blazar_core.common import states
@@ -287,7 +288,7 @@ class AdmissionQueue:
             if lease is None:
                 self._done = True
                 return
-            with lease_status.apart(lease.id, lease.project_id):
+            with logs.apart(lease.id, lease.project_id):
                 if self._try_next(lease.id):
                     # A project that was served is last in the queue.
                     line = self._line()

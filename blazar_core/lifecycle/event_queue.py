@@ -33,6 +33,9 @@ from blazar_core.lifecycle import retries
 
 LOG = logging.getLogger(__name__)
 
+#: Seconds after its due time from which a pending event counts as late.
+LATE = 60
+
 #: The most due events that are read at a time.
 _BATCH = 50
 
@@ -445,3 +448,22 @@ def _in_turn(events: list[ty.Any], busy: ty.Mapping[str, int],
         yield waiting[key].popleft()
         if not waiting[key]:
             del waiting[key]
+
+
+def late_events(connection: sa.Connection, now: int) -> int:
+    """Return the number of pending events that were due more than
+    :data:`LATE` seconds ago.
+    """
+    event = models.Event.__table__.c
+    return connection.scalar(sa.select(sa.func.count()).where(
+        event.status == states.Event.UNDONE, event.run_at < now - LATE)) or 0
+
+
+def deferred_events(connection: sa.Connection, now: int) -> int:
+    """Return the number of events of more than :data:`LATE` seconds ago that
+    could not be carried out yet and are retried.
+    """
+    event = models.Event.__table__.c
+    return connection.scalar(sa.select(sa.func.count()).where(
+        event.status == states.Event.UNDONE, event.time < now - LATE,
+        event.run_at >= now - LATE, event.run_at < model.FOREVER)) or 0

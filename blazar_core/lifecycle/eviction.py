@@ -30,7 +30,6 @@ from blazar_core.common import clocks
 from blazar_core.common import errors
 from blazar_core.common import states
 from blazar_core.db import api
-from blazar_core.db import leader_election
 from blazar_core.db import models
 from blazar_core.leases import views
 from blazar_core.lifecycle import resumption
@@ -115,20 +114,16 @@ class Evictions:
         #: which a server is in the way.
         self._known: dict[int, tuple[int, int | None]] = {}
 
-    def look(self, leader: leader_election.Leader) -> None:
-        """Plan evictions and carry out those that are due, unless another
-        process does.
+    def look(self) -> None:
+        """Plan evictions and carry out those that are due. One process does
+        at a time.
 
         :raises DatabaseUnavailable: when the database does not answer
         """
-        if leader.take() is not None:
-            return
-        self._database.check_clock()
         self.carry_out()
         self.plan()
         self._resumption.look()
         self.forget_deleted()
-        leader.done()
 
     # -- planning ------------------------------------------------------------
 
@@ -368,8 +363,8 @@ class Evictions:
         """
         now = self._clock.now()
         with self._database.begin() as connection:
-            inventory.record(connection, now, host.service_host,
-                             host.name, server_id, None)
+            inventory.record_server(connection, now, host.service_host,
+                                    host.name, server_id, None)
             if evicted:
                 connection.execute(_EVICT, {
                     'server': server_id, 'now': now, 'shelved': shelved})

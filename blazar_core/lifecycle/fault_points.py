@@ -52,7 +52,7 @@ class FaultPoint(enum.Enum):
     END_CLAIMED = 'end: the event is claimed'
     END_BEGUN = 'end: nothing of it can start from now on'
     END_UNBLOCKED = 'end: a server was asked to leave a state first'
-    END_DELETED = 'end: the deletion of a server was asked for'
+    END_ASKED = 'end: a step of the end policy was requested'
     END_GONE = 'end: a server is deleted, its capacity is free'
     END_OVER = 'end: the lease is over'
     END_REVOKED = 'end: the credential is revoked'

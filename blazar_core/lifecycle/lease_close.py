@@ -22,6 +22,7 @@ from blazar_core.capacity import enrollment
 from blazar_core.common import background
 from blazar_core.common import clocks
 from blazar_core.common import errors
+from blazar_core.common import logs
 from blazar_core.common import states
 from blazar_core.common import words
 from blazar_core.db import api
@@ -368,8 +369,8 @@ class LeaseClose:
                               'not known', name)
         for kind, reserved in left:
             if reserved.lease_id:
-                with lease_status.apart(reserved.lease_id,
-                                        reserved.project_id):
+                with logs.apart(reserved.lease_id,
+                                reserved.project_id):
                     LOG.warning('Lease %s: reservation %s can still be used; '
                                 'closing it', reserved.lease_id,
                                 reserved.id)
@@ -472,7 +473,7 @@ class LeaseClose:
             over = connection.execute(_OVER).all()
         silent = 0
         for lease_id, project_id in over:
-            with lease_status.apart(lease_id, project_id):
+            with logs.apart(lease_id, project_id):
                 silent = 0 if self.revoke_of(lease_id) else silent + 1
             if silent == _SILENT:
                 return

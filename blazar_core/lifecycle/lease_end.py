@@ -37,6 +37,9 @@ from blazar_core.plugins import resource_types
 
 LOG = logging.getLogger(__name__)
 
+#: The reason why an end policy is not complete, if nothing keeps it from that.
+_IN_PROGRESS = ''
+
 
 class ServerEnds:
     """Applies end policies to servers whose lease is over."""
@@ -59,8 +62,8 @@ class ServerEnds:
 
         :param record: called with a sentence before a server is deleted
             instead, because another lease waits for its capacity
-        :returns: why the policy is not complete, as far as that is known;
-            None: it is
+        :returns: why the policy is not complete (:data:`_IN_PROGRESS` if
+            nothing keeps it from that); None: it is
         """
         try:
             try:
@@ -93,6 +96,7 @@ class ServerEnds:
 
     def _carry_out(self, ended: end_policies.EndedServer,
                    its: end_policies.Steps) -> str | None:
+        """Carry out the next steps; return like :meth:`apply_policy`."""
         asked, last = None, self._last
         if its == last:
             # Requested even if the server seems gone: parts may be left.
@@ -109,25 +113,25 @@ class ServerEnds:
                 self._check_progress(ended, its, seen)
             if seen.busy and its != last:
                 # The task may move it to another host.
-                return ''
+                return _IN_PROGRESS
             todo = end_policies.next_of(its, self._cloud, ended, seen)
             if its != last and _is_blocked(its, todo, seen):
                 self._cloud.unblock(ended.server_id, ended.lease_id,
                                     ended.check)
                 fault_points.fault_point(
                     fault_points.FaultPoint.END_UNBLOCKED, ended.lease_id)
-                return ''
+                return _IN_PROGRESS
             if todo is None:
                 return self._leave(ended, its, seen)
             if todo is asked:
-                return ''
+                return _IN_PROGRESS
             try:
                 asked = self._ask(ended, todo)
             except errors.Forbidden as exc:
                 LOG.info('Lease %s: server %s is deleted: %s',
                          ended.lease_id, ended.server_id, exc)
                 return self._carry_out(ended, last)
-        return ''
+        return _IN_PROGRESS
 
     def _check_progress(self, ended: end_policies.EndedServer,
                         its: end_policies.Steps,
@@ -149,7 +153,7 @@ class ServerEnds:
     def _ask(self, ended: end_policies.EndedServer,
              policy: end_policies.EndPolicy) -> end_policies.EndPolicy:
         policy.ask(self._cloud, ended)
-        fault_points.fault_point(fault_points.FaultPoint.END_DELETED,
+        fault_points.fault_point(fault_points.FaultPoint.END_ASKED,
                                  ended.lease_id)
         return policy
 
@@ -167,7 +171,7 @@ class ServerEnds:
             return None
         moving = end_policies.moving(its, self.policies)
         if its == moving:
-            return ''
+            return _IN_PROGRESS
         LOG.info('Lease %s: the capacity of server %s on its host is not free '
                  'indefinitely',
                  ended.lease_id, ended.server_id)
@@ -411,7 +415,7 @@ class LeaseEnd:
         """Log why end policies are not complete, each reason once, as a
         service that does not answer concerns many servers.
 
-        :param waiting: why, by server; empty: in progress
+        :param waiting: why, by server
         :returns: why the first one is not, with its server
         """
         reasons: dict[str, list[str]] = {}
@@ -533,16 +537,18 @@ class LeaseEnd:
             lease_status.delete_build(session, lease_id)
             its = end_policies.steps_of(name, self._policies)
             forced = self._has_lasted(lease, now, FORCED)
-            return _Begun({one: last if its[-1].for_hosted_servers else its
-                           for one in lease_status.servers(lease)},
-                          end_policies.moving(its, self._policies)
-                          if its[-1].stays else its, name, forced, lease.name,
-                          lease.project_id, lease.end_date +
-                          lease.grace_period - now if when_due and
-                          lease.deleted_at is None else 0,
-                          self._awaited(session, lease, now, its),
-                          self._closer.reserved(session, lease, name, forced),
-                          lease.conditions)
+            return _Begun(
+                {one: last if its[-1].for_hosted_servers else its
+                 for one in lease_status.servers(lease)},
+                end_policies.moving(its, self._policies)
+                if its[-1].stays else its,
+                on_end=name, forced=forced, name=lease.name,
+                project_id=lease.project_id,
+                grace=lease.end_date + lease.grace_period - now
+                if when_due and lease.deleted_at is None else 0,
+                awaited=self._awaited(session, lease, now, its),
+                reserved=self._closer.reserved(session, lease, name, forced),
+                said=lease.conditions)
 
     def _is_in_vain(self, lease: models.Lease) -> bool:
         """Return whether an end needs an owner that seems to be gone, and

@@ -11,7 +11,6 @@ entered in ``budget_commits``, ``admission_queue``, ``lease_start`` and
 Leases are changed within a transaction that has locked them.
 """
 
-import contextlib
 import typing as ty
 
 from oslo_log import log as logging
@@ -22,8 +21,6 @@ from blazar_core.capacity import assignments
 from blazar_core.capacity import ledger
 from blazar_core.capacity import outages
 from blazar_core.common import conditions
-from blazar_core.common import errors
-from blazar_core.common import logs
 from blazar_core.common import states
 from blazar_core.db import models
 from blazar_core.leases import views
@@ -104,30 +101,15 @@ def booking_of(session: orm.Session, server_id: str,
     return session.scalars(_OF_SERVER, {'server': server_id}).one_or_none()
 
 
-@contextlib.contextmanager
-def apart(lease_id: str, project_id: str) -> ty.Iterator[None]:
-    """Log a failure with a lease, so that it affects no other lease; what is
-    logged meanwhile names the lease and its project.
-    """
-    with logs.about(lease_id, project_id):
-        try:
-            yield
-        except errors.DatabaseUnavailable:
-            raise
-        except errors.CloudUnavailable as exc:
-            LOG.warning('Lease %s: it could not be processed yet, and is '
-                        'retried: %s', lease_id, exc)
-        except Exception:
-            LOG.exception('Lease %s: processing it failed, and is retried',
-                          lease_id)
-
-
 def update_status(session: orm.Session, lease: models.Lease, now: int) -> None:
     """Update the status of a lease that was created by a boot and has started.
 
     It follows from the bookings: while a server is still to be sent or is
     being built, the lease is STARTING; after that, it is ACTIVE if any server
     runs, else ERROR. The stored call is deleted then.
+
+    Everything in the session is written and then expired, so that bookings
+    which changed in the database are read again.
     """
     session.flush()
     session.expire_all()
@@ -268,11 +250,10 @@ def fail_waiting(session: orm.Session, lease: models.Lease, now: int,
         ) else states.Lease.ERROR, now)
         for reservation in lease.reservations:
             reservation.enter(states.Reservation.ERROR, now)
-    waiting = [row for row in lease.bookings
-               if row.dispatched_at is None]
-    for row in waiting:
+    unsent = [row for row in lease.bookings if row.dispatched_at is None]
+    for row in unsent:
         row.failed_at = now
-    free_capacity(session, waiting, now)
+    free_capacity(session, unsent, now)
     delete_build(session, lease.id)
     update_status(session, lease, now)
 

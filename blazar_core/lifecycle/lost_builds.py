@@ -5,7 +5,7 @@
 :class:`LostBuilds` handles the builds of leases that were sent and make no
 progress; the permit to send one is ``dispatched_at`` of its bookings.
 
-:class:`AbandonedSlots` sends builds that use reservation slots: a boot takes
+:class:`UnsentSlotBuilds` sends builds that use reservation slots: a boot takes
 its slots, and sends the build itself. In between its call is stored in a row;
 deleting the row is the permit to send the build. So exactly one of the request
 and the listeners sends it, even if another process was suspended.
@@ -189,9 +189,10 @@ _LEFT = sa.select(
                     _BUILDS.c.created_at).limit(100)
 
 
-class AbandonedSlots:
+class UnsentSlotBuilds:
     """Sends builds that were not sent by their requests.
 
+    :param permits: has the permits to send them
     :param send: sends a call, if the gate permits it; its second argument is
         whether the servers are for hosts that serve leases only; see
         :meth:`blazar_core.plugins.cloud_api.Cloud.send`
@@ -199,16 +200,16 @@ class AbandonedSlots:
     """
 
     def __init__(self, database: api.Database, clock: clocks.Clock,
-                 taken: slots.Slots,
+                 permits: slots.Slots,
                  send: ty.Callable[[str, bool, cloud_api.Gate], None],
                  decrypt: ty.Callable[[str], str]) -> None:
         self._database = database
         self._clock = clock
-        self._places = taken
+        self._permits = permits
         self._send_call = send
         self._decrypt = decrypt
 
-    def send_left(self) -> None:
+    def send(self) -> None:
         """Send unsent builds; builds that cannot be sent now are retried
         later.
         """
@@ -231,12 +232,12 @@ class AbandonedSlots:
             if now - row.created_at <= _LONGEST:
                 return
         # If the row still exists, its servers are gone.
-        self._places.dispatch(row.server_id)
+        self._permits.take_permit(row.server_id)
 
     def _send(self, row: ty.Any) -> None:
         def gate(server_ids: ty.Collection[str]) -> cloud_api.Deadline | None:
             deadline = cloud_api.Deadline(self._clock, dispatch.SECONDS)
-            if not self._places.dispatch(row.server_id):
+            if not self._permits.take_permit(row.server_id):
                 return None
             LOG.warning('Servers %s: the request that took their slots has '
                         'not sent their build; sending it',

@@ -19,6 +19,7 @@ from sqlalchemy import orm
 from blazar_core.capacity import ledger
 from blazar_core.common import clocks
 from blazar_core.common import conditions
+from blazar_core.common import logs
 from blazar_core.common import model
 from blazar_core.common import states
 from blazar_core.common import words
@@ -28,7 +29,6 @@ from blazar_core.leases import accounting
 from blazar_core.leases import events
 from blazar_core.leases import slots
 from blazar_core.leases import views
-from blazar_core.lifecycle import lease_status
 from blazar_core.plugins import resource_types
 
 LOG = logging.getLogger(__name__)
@@ -104,7 +104,7 @@ class NoShows:
             elif row.id not in low and row.no_show_at and row.used_at:
                 self._database.retried(self._withdraw, row.id)
         for lease_id, project_id, announced_at, _used_at in found.values():
-            with lease_status.apart(lease_id, project_id):
+            with logs.apart(lease_id, project_id):
                 if announced_at is None:
                     self._announce(lease_id)
                 else:

@@ -17,12 +17,12 @@ import sqlalchemy as sa
 
 from blazar_core.common import clocks
 from blazar_core.common import conditions
+from blazar_core.common import logs
 from blazar_core.common import states
 from blazar_core.db import api
 from blazar_core.db import models
 from blazar_core.leases import events
 from blazar_core.lifecycle import lease_conditions
-from blazar_core.lifecycle import lease_status
 from blazar_core.plugins import cloud_api
 
 LOG = logging.getLogger(__name__)
@@ -98,7 +98,7 @@ class Orphans:
         ended = []
         for lease in self._concerned(absent):
             go_on()
-            with lease_status.apart(lease.id, lease.project_id):
+            with logs.apart(lease.id, lease.project_id):
                 if self._see_to(lease, absent, asked, ends or self._ends):
                     ended.append(lease.id)
         return ended

@@ -250,7 +250,7 @@ class Reconciliation:
         with self._database.connection() as connection:
             left = connection.execute(_LEFT).all()
         for lease_id, project_id in left:
-            with (lease_status.apart(lease_id, project_id),
+            with (logs.apart(lease_id, project_id),
                   contextlib.suppress(errors.NotFound)):
                 self._database.retried(self._settle_again, lease_id)
                 self._closer.finish_if_empty(lease_id)

@@ -112,7 +112,7 @@ class BootHandler:
         servers = ', '.join(call.server_ids)
         fault_points.fault_point(fault_points.FaultPoint.SLOT_TAKEN, servers)
         try:
-            if not self._leases.slots.dispatch(call.server_ids[0]):
+            if not self._leases.slots.take_permit(call.server_ids[0]):
                 LOG.warning('Servers %s: a listener sends their build, as '
                             'this process stood still', servers)
                 return
@@ -162,7 +162,7 @@ class BootHandler:
             bound_servers.admit(call, apart)
         except Exception:
             try:
-                unsent = self._leases.slots.dispatch(call.server_ids[0])
+                unsent = self._leases.slots.take_permit(call.server_ids[0])
             except (errors.DatabaseUnavailable,
                     errors.ConcurrentUpdate) as exc:
                 # A listener may still send the build.

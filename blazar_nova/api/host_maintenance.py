@@ -12,7 +12,6 @@ from blazar_core.common import errors
 from blazar_core.common import inputs
 from blazar_core.common import model
 from blazar_core.common import words
-from blazar_core.healing import host_status
 from blazar_core.healing import maintenance
 from blazar_nova.api import assembly
 from blazar_nova.schemas import dates
@@ -38,7 +37,7 @@ class HostMaintenance:
         return 200, {'maintenance': [
             _described(one.name, maintenance.Planned(
                 model.Window(one.began_at, one.until), one.reason))
-            for one in host_status.host_outages(self._database)
+            for one in outages.listed(self._database)
             if one.kind == outages.MAINTENANCE and one.until > now and
             one.began_at is not None]}
 

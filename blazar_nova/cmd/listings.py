@@ -11,14 +11,17 @@ import typing as ty
 
 from oslo_serialization import jsonutils
 import prettytable
+import sqlalchemy as sa
 
 from blazar_core.capacity import outages
 from blazar_core.common import clocks
 from blazar_core.common import errors
+from blazar_core.common import states
 from blazar_core.db import api
-from blazar_core.healing import host_status
+from blazar_core.db import models
 from blazar_core.leases import views
 from blazar_core.lifecycle import end_notices
+from blazar_core.lifecycle import event_queue
 
 JSON = 'json'
 CSV = 'csv'
@@ -199,13 +202,13 @@ def healths(database: api.Database, now: int,
     """
     with contextlib.suppress(errors.ClockSkewed):
         database.check_clock()
-    hosts = [_unavailable(host) for host in host_status.host_outages(database)]
+    hosts = [_unavailable(host) for host in outages.listed(database)]
     leases = _degraded(database)
     counts = {f'hosts_{status.replace(" ", "_")}': sum(
         one['status'] == status for one in hosts) for status in _STATUSES} | {
         'leases_degraded': len(leases)} | {
         f'reservations_{flag}': sum(one[flag] for one in leases)
-        for flag in _FLAGS} | host_status.counts(database, now) | {
+        for flag in _FLAGS} | _counts(database, now) | {
         'clock_skew': round(database.skew.seconds())}
     return (
         Listing('hosts', {
@@ -219,6 +222,22 @@ def healths(database: api.Database, now: int,
         Listing('counts', {'name': 'What', 'count': 'How many'}, [
             {'name': name, 'count': count}
             for name, count in counts.items()]))
+
+
+def _counts(database: api.Database, now: int) -> dict[str, int]:
+    """Return the number of leases in each status but the last one, and the
+    numbers of events that are late, and that are retried later.
+    """
+    lease = models.Lease.__table__.c
+    with database.connection() as connection:
+        found = {row.status: row.number for row in connection.execute(
+            sa.select(lease.status, sa.func.count().label('number')).where(
+                lease.status.in_(states.GOING_ON)).group_by(lease.status))}
+        return {f'leases_{one.lower()}': found.get(one, 0)
+                for one in states.GOING_ON} | {
+                    'events_late': event_queue.late_events(connection, now),
+                    'events_deferred': event_queue.deferred_events(
+                        connection, now)}
 
 
 def _degraded(database: api.Database) -> list[dict[str, ty.Any]]:

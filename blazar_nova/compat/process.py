@@ -229,8 +229,8 @@ def told(event_type: str, payload: dict[str, ty.Any]) -> Told | None:
     """Return what a notification reports of a server, if that is reliable.
 
     The resources are those of its flavor, without classes that its image or
-    its ports request: :func:`blazar_core.capacity.inventory.record` uses it
-    only for hosts without these.
+    its ports request: :func:`blazar_core.capacity.inventory.record_server`
+    uses it only for hosts without these.
     """
     data = payload.get('nova_object.data', {})
     server_id, service_host, node = map(data.get, ('uuid', 'host', 'node'))

@@ -120,7 +120,7 @@ class Listener:
             self.parts.database, self.parts.clock, self.parts.admission,
             self.parts.leases.reassignment, self.parts.lifecycle.demands,
             self.parts.notify, conf.blazar.start_timeout)
-        self.slots = lost_builds.AbandonedSlots(
+        self.unsent_builds = lost_builds.UnsentSlotBuilds(
             self.parts.database, self.parts.clock, self.parts.leases.slots,
             self.parts.cloud.send_slots, self.parts.encryption.decrypt)
         credential = functools.partial(
@@ -184,17 +184,18 @@ class Listener:
                   self.parts.lifecycle.admission_queue.look),
             _Task('slots', lost_builds.PAUSE,
                   'Builds not sent by the requests that took slots',
-                  self.slots.send_left),
+                  self.unsent_builds.send),
             _Task('preflight', preflight.PAUSE, 'Preflight checks',
                   functools.partial(self.parts.preflight.look,
                                     self._stopping.is_set)),
             _Task('eviction', eviction.PAUSE, 'Interruptible servers to evict',
-                  functools.partial(self.evictions.look, self._leader(
-                      eviction.LEADER, interval=eviction.PAUSE))),
+                  functools.partial(self._leader(
+                      eviction.LEADER, interval=eviction.PAUSE).lead,
+                      self.evictions.look)),
             *([] if self.power is None else [_Task(
                 'power', power.PAUSE, 'Hosts to switch', functools.partial(
-                    self.power.look, self._leader(
-                        power.LEADER, interval=power.PAUSE)))]),
+                    self._leader(power.LEADER, interval=power.PAUSE).lead,
+                    self.power.look))]),
             _Task('trimming', _TRIM, 'Leftovers', self.server_sync.trim),
             _Task('counters', counters.SECONDS, 'Counters',
                   self.parts.database.counters.flush),
@@ -202,7 +203,9 @@ class Listener:
                   'Metrics', self.metrics.refresh),
             _Task('orphans', min(orphan_interval, _OFTEN),
                   'Leases without owner', functools.partial(
-                      self._find_orphans_if_due, leader)))
+                      leader.lead, functools.partial(
+                          self.find_orphans,
+                          functools.partial(_keep, leader)))))
 
     def _with_sync(self) -> ty.Sequence[periodic_sync.Task]:
         """Return what runs after each periodic sync, by the same listener."""
@@ -287,13 +290,6 @@ class Listener:
         if self.parts.conf.blazar.default_reservation == 'announce':
             self.parts.end_notices.tell()
         self.parts.end_notices.trim()
-
-    def _find_orphans_if_due(self, leader: leader_election.Leader) -> None:
-        if leader.take() is None:
-            if self.find_orphans(functools.partial(_keep, leader)):
-                leader.done()
-            else:
-                leader.leave(done=False)
 
     def find_orphans(self, go_on: ty.Callable[[], object] = lambda: None,
                      ) -> bool:

@@ -182,7 +182,7 @@ class HostSync:
                         host.name, model.amounts_in_words(host.capacity))
             try:
                 with self._database.writer() as session:
-                    inventory.report(
+                    inventory.record_host(
                         session, now, host, {}, rows[host.uuid].generation)
             except Exception as exc:
                 # A host that was decided about meanwhile is left to the next
@@ -193,7 +193,7 @@ class HostSync:
     def _report(self, host: model.HostFacts) -> None:
         now, seen = self._before(host.uuid)
         with self._database.writer() as session:
-            inventory.report(session, now, host, {}, seen)
+            inventory.record_host(session, now, host, {}, seen)
 
     @api.retried
     def retain(self, uuids: set[str], asked: int | None = None,
@@ -244,7 +244,7 @@ class HostSync:
         allocations = self.by_server(
             host.uuid, host.service_host, facts.allocations)
         with self._database.writer() as session:
-            if inventory.report(session, now, model.HostFacts(
+            if inventory.record_host(session, now, model.HostFacts(
                     host.uuid, host.name, host.service_host, facts.capacity,
                     host.properties, units=facts.units), allocations, seen):
                 LOG.debug('Host %s: %s', host.name, facts)
@@ -289,7 +289,7 @@ class HostSync:
         taken = self.by_server(
             uuid, service_host, compute_hosts.taken(providers))
         with self._database.writer() as session:
-            if inventory.report_usage(session, now, uuid, taken, seen):
+            if inventory.record_host_usage(session, now, uuid, taken, seen):
                 LOG.debug('Host %s: %s', uuid, taken)
 
     def by_server(self, uuid: str, service_host: str,
@@ -330,7 +330,7 @@ class HostSync:
         :returns: ``False`` where that cannot be done: then look
         """
         with self._database.begin() as connection:
-            return inventory.record(
+            return inventory.record_server(
                 connection, self._clock.now(), told.service_host,
                 told.node, told.server_id, told.takes)
 

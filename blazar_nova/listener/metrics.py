@@ -23,6 +23,7 @@ from prometheus_client import core
 import sqlalchemy as sa
 
 from blazar_core.capacity import booking_index
+from blazar_core.capacity import outages
 from blazar_core.capacity import rule
 from blazar_core.common import clocks
 from blazar_core.common import errors
@@ -32,8 +33,8 @@ from blazar_core.db import api
 from blazar_core.db import counters
 from blazar_core.db import leader_election
 from blazar_core.db import models
-from blazar_core.healing import host_status
 from blazar_core.lifecycle import engine
+from blazar_core.lifecycle import event_queue
 from blazar_core.lifecycle import eviction
 from blazar_core.lifecycle import lease_start
 from blazar_nova.compat import aggregates
@@ -163,8 +164,8 @@ class Metrics:
             'blazar_events_deferred', 'Events of more than a minute ago that '
             'are retried.')
         with self._database.connection() as connection:
-            late.add_metric([], host_status.late_events(connection, now))
-            deferred.add_metric([], host_status.deferred_events(
+            late.add_metric([], event_queue.late_events(connection, now))
+            deferred.add_metric([], event_queue.deferred_events(
                 connection, now))
             for row in connection.execute(sa.select(
                     _LEASE.status, _LEASE.lease_type,
@@ -173,11 +174,11 @@ class Metrics:
                             _LEASE.status, _LEASE.lease_type)):
                 leases.add_metric([row.status, row.lease_type], row.number)
         unavailable = core.GaugeMetricFamily(
-            'blazar_hosts_away', 'Hosts that are down, in maintenance or '
-            'switched off.',
+            'blazar_hosts_unavailable',
+            'Hosts that are down, in maintenance or switched off.',
             labels=['kind'])
         for kind, number in sorted(collections.Counter(
-                one.kind for one in host_status.host_outages(
+                one.kind for one in outages.listed(
                     self._database)).items()):
             unavailable.add_metric([kind], number)
         yield from (leases, late, deferred, unavailable)

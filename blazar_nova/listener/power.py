@@ -35,7 +35,6 @@ from blazar_core.common import model
 from blazar_core.common import states
 from blazar_core.db import api
 from blazar_core.db import clock_skew
-from blazar_core.db import leader_election
 from blazar_core.db import models
 from blazar_core.healing import host_status
 from blazar_core.leases import views
@@ -161,19 +160,15 @@ class Power:
         self._later = later
         self._rounds = self._last = 0
 
-    def look(self, leader: leader_election.Leader) -> None:
-        """Switch the hosts that have to be, unless another process does.
+    def look(self) -> None:
+        """Switch the hosts that have to be. One process does at a time.
 
         :raises DatabaseUnavailable: when the database does not answer
         """
-        if leader.take() is not None:
-            return
-        self._database.check_clock()
         try:
             self._switch()
         except errors.CloudUnavailable as exc:
             LOG.info('Hosts are switched later: %s', exc)
-        leader.done()
 
     def _switch(self) -> None:
         found = self._survey()

@@ -4,10 +4,10 @@
 
 Nova's notifications are mostly taken as hints that something may have changed,
 and where; Nova and placement are then asked for the current state. A
-notification itself is used only if a server without a lease came or left
-(:func:`inventory.record`): these are all ordinary boots and deletions. Changes
-that were not notified, or notified wrongly, are found by a full comparison
-from time to time.
+notification itself is used only if a server without a lease was placed or
+left (:func:`inventory.record_server`), as in all ordinary boots and deletions.
+Changes that were not notified, or notified wrongly, are found by a full
+comparison from time to time.
 """
 
 import random

@@ -96,11 +96,11 @@ class LeaseFilter(nova_scheduler.HostFilter):  # type: ignore[misc]
         leased = nova_scheduler.may_be_leased(spec_obj)
         uuids = [host.uuid for host in hosts]
         candidates = nova_scheduler.candidates_of(hosts)
-        found = self._rooms(spec_obj, takes, uuids, leased, candidates)
+        found = self._eligible(spec_obj, takes, uuids, leased, candidates)
         kept = _kept(hosts, found)
         if not leased and len(kept) < min(
                 len(hosts), FEW * nova_scheduler.servers_of(spec_obj)):
-            found = self._rooms(spec_obj, takes, uuids, True, candidates)
+            found = self._eligible(spec_obj, takes, uuids, True, candidates)
             kept = _kept(hosts, found)
         nova_scheduler.keep_candidates(kept, found.candidates)
         nova_scheduler.mark_booked(spec_obj, found.booked)
@@ -133,19 +133,19 @@ class LeaseFilter(nova_scheduler.HostFilter):  # type: ignore[misc]
             f'reserved by leases for later. {what} lease that ends by '
             f'{clocks.minute(found.until)} UTC would fit now.')
 
-    def _rooms(self, spec: ty.Any, resources: model.Resources,
-               uuids: ty.Collection[str], wholly: bool,
-               candidates: eligibility.Candidates) -> eligibility.Eligible:
+    def _eligible(self, spec: ty.Any, resources: model.Resources,
+                  uuids: ty.Collection[str], current: bool,
+                  candidates: eligibility.Candidates) -> eligibility.Eligible:
         """Return on which hosts a server may be placed.
 
         :param uuids: of the hosts that Nova asks about
-        :param wholly: whether the server may have a booking, which only a
+        :param current: whether the server may have a booking, which only a
             current index knows
         :param candidates: what it could take of the providers of hosts
         """
         reservation_id = flavors.any_reservation_of(spec.flavor)
         try:
-            if not wholly:
+            if not current:
                 return self._eligibility.for_unreserved(
                     resources, uuids, LAG, candidates)
             return self._eligibility.for_server(

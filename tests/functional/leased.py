@@ -40,7 +40,7 @@ class LeasedTestCase(base.FunctionalTestCase):
         self.began = clocks.SystemClock().now()
         self.clock = driven.ManualClock(self.began)
         self.listener = self.new_listener(self.clock)
-        self.fill_books()
+        self.run_sync()
 
     def new_listener(self, clock: ty.Any = None) -> ty.Any:
         """Create a listener; the test closes its database connections."""
@@ -48,7 +48,7 @@ class LeasedTestCase(base.FunctionalTestCase):
         self.addCleanup(listener.parts.database.engine.dispose)
         return listener
 
-    def fill_books(self) -> None:
+    def run_sync(self) -> None:
         """Record hosts, usage and leased servers in the database by a sync."""
         self.listener.server_sync.compare_all()
 

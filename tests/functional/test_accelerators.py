@@ -98,12 +98,12 @@ class AcceleratorsTest(test_units.UnitsTestCase):
         self.refuse(self.accelerated)
         self.leased(409)
         self.add_provider('fpga1', 'FPGA', 2)
-        self.fill_books()
+        self.run_sync()
         self.refuse(self.accelerated)
 
     def test_accelerator_is_reserved_by_only_one_lease(self):
         self.add_provider('fpga1', 'FPGA', 2, self.cyborg.trait)
-        self.fill_books()
+        self.run_sync()
         self.leased(409, amount=3)
         reservation, = self.leased()['reservations']
         self.hold(flavor=self.accelerated)
@@ -120,7 +120,7 @@ class AcceleratorsTest(test_units.UnitsTestCase):
 
     def test_start_is_deferred_while_device_profile_is_missing(self):
         self.add_provider('fpga1', 'FPGA', 2, self.cyborg.trait)
-        self.fill_books()
+        self.run_sync()
         server = self.hold(flavor=self.accelerated)
         self.clock.advance(HOUR - 60)
         with without(self.cyborg):

@@ -47,7 +47,7 @@ class TestRequests(AcceptanceTestCase):
     def test_allocations(self):
         host = self.step(201, 'POST', '/os-hosts', {
             'name': self.name_of_host()})['host']
-        self.fill_books()
+        self.run_sync()
         leases = [self.step(201, 'POST', '/leases', {
             'name': name, 'start_date': f'2050-01-01 {start}:00',
             'end_date': f'2050-01-01 {start + 1}:00', 'reservations': [{
@@ -110,7 +110,7 @@ class TestScenarios(AcceptanceTestCase):
     def setUp(self):
         super().setUp()
         self.enrol('host1')
-        self.fill_books()
+        self.run_sync()
 
     def create(self, reservation, seconds=3600):
         """Create a lease that has started."""

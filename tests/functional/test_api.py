@@ -251,7 +251,7 @@ class TestMoves(api_base.ApiTestCase):
         servers = [self.boot_active(
             f'vm{number}', flavor=reservation_id, hints=hints)['id']
             for number in range(count)]
-        self.fill_books()
+        self.run_sync()
         self.assertEqual(self.guests(), {
             server_id: self.bookings()[server_id] for server_id in servers})
         return servers
@@ -266,7 +266,7 @@ class TestMoves(api_base.ApiTestCase):
         self.wait_for_status(server_id, 'VERIFY_RESIZE')
         self.admin.post_server_action(server_id, {'confirmResize': None})
         self.wait_for_status(server_id, 'ACTIVE')
-        self.fill_books()
+        self.run_sync()
         after = self.where(server_id)
         self.assertNotEqual(before, after)
         self.assertEqual(after, self.bookings()[server_id])
@@ -285,7 +285,7 @@ class TestMoves(api_base.ApiTestCase):
             what='it was evacuated')
         self.wait_for(lambda: self.admin.get_server(server_id)[
             'OS-EXT-STS:task_state'] is None, what='it stands there')
-        self.fill_books()
+        self.run_sync()
         self.assertEqual(after, self.bookings()[server_id])
         return after
 

@@ -197,7 +197,7 @@ class SamplesTest(api_base.ApiTestCase):
         path = f'/os-hosts/{made["id"]}'
         host('PUT', path, 'host-update', 200)
         host('GET', '/os-hosts', 'hosts', 200)
-        self.fill_books()
+        self.run_sync()
         self.make(start_in=3600, reservations=[
             {'resource_type': 'physical:host', 'min': 1, 'max': 1}])
         host('GET', '/os-hosts/allocations', 'host-allocations', 200)
@@ -210,7 +210,7 @@ class SamplesTest(api_base.ApiTestCase):
     def test_maintenance(self):
         server = self.boot('server1', hints=self.lease_hints(
             'lease1', start_in=3600, length=7200))
-        self.fill_books()
+        self.run_sync()
         path = f'/maintenance/{self.bookings()[server["id"]]}'
         self.sample('PUT', path, 'maintenance', 200, client=self.admin)
         self.assertEqual(1, len(self.ask(

@@ -89,7 +89,7 @@ class TestRequestsThatDie(api_base.ApiTestCase):
 
     def look(self, after=30):
         self.clock.advance(after)
-        self.listener.slots.send_left()
+        self.listener.unsent_builds.send()
 
     def assert_built_once(self, servers):
         self.assertEqual(2, len(servers))
@@ -156,7 +156,7 @@ class TestRequestsThatDie(api_base.ApiTestCase):
             for server_id in servers:
                 self.alice.delete_server(server_id)
                 self.wait_until_gone(server_id)
-            self.fill_books()
+            self.run_sync()
 
     def test_unknown_outcome_of_dispatch_undoes_nothing(self):
         with mock.patch.object(bound_servers, 'admit', side_effect=ValueError):

@@ -38,7 +38,7 @@ class BestEffortTestCase(api_base.ApiTestCase):
                              )['id'] for number in range(6)]
         # Servers that have just arrived are not migrated.
         self.clock.advance(2 * pending.CLAIM_SECONDS)
-        self.fill_books()
+        self.run_sync()
 
     def wanted(self, **params):
         """Boot a server that uses a whole host."""
@@ -46,7 +46,7 @@ class BestEffortTestCase(api_base.ApiTestCase):
             'mine', duration='1h', lease_type='best_effort', **params))
 
     def go_on(self, seconds=2):
-        self.fill_books()
+        self.run_sync()
         self.clock.advance(seconds)
         self.run_due()
 
@@ -61,7 +61,7 @@ class BestEffortTestCase(api_base.ApiTestCase):
         source a moment after the server has moved.
         """
         def verified():
-            self.fill_books()
+            self.run_sync()
             return not self.compared().left
 
         self.wait_for(verified, what='a database that agrees with Nova')
@@ -93,7 +93,7 @@ class TestBestEffort(BestEffortTestCase):
             if self.lease('mine')['status'] != 'IN_PROGRESS':
                 break
         self.wait_for_status(server['id'], 'ACTIVE')
-        self.fill_books()
+        self.run_sync()
         lease = self.lease('mine')
         self.assertEqual('ACTIVE', lease['status'], lease)
         self.assertGreaterEqual(
@@ -108,7 +108,7 @@ class TestBestEffort(BestEffortTestCase):
             self.assertIn(('live-migration', f'req-move-{lease["id"]}'), [
                 (action['action'], action['request_id'])
                 for action in actions])
-        self.fill_books()
+        self.run_sync()
         self.assert_verified()
 
     def test_plan_avoids_host_with_failed_migrations(self):
@@ -138,7 +138,7 @@ class TestBestEffort(BestEffortTestCase):
                 if self.lease('mine')['status'] != 'IN_PROGRESS':
                     break
         self.wait_for_status(server['id'], 'ACTIVE')
-        self.fill_books()
+        self.run_sync()
         freed, = {'host1', 'host2'} - set(bad)
         for one, host in self.where().items():
             if before[one] == freed:
@@ -146,7 +146,7 @@ class TestBestEffort(BestEffortTestCase):
             else:
                 self.assertEqual(before[one], host)
         self.assertEqual('ACTIVE', self.lease('mine')['status'])
-        self.fill_books()
+        self.run_sync()
         self.assert_verified()
 
     def test_lease_times_out_if_all_servers_have_keep_metadata(self):
@@ -163,11 +163,11 @@ class TestBestEffort(BestEffortTestCase):
         self.assertEqual('TIMEDOUT', lease['status'])
         self.assertIn('Servers migrated for it: 0.', lease['status_reason'])
         self.assertEqual(before, self.where())
-        self.fill_books()
+        self.run_sync()
         self.assert_verified()
         self.alice.delete_server(server['id'])
         self.wait_until_gone(server['id'])
-        self.fill_books()
+        self.run_sync()
         self.assertEqual('TERMINATED', self.lease('mine')['status'])
 
     def test_lease_api_lists_and_deletes_best_effort_lease(self):
@@ -183,7 +183,7 @@ class TestBestEffort(BestEffortTestCase):
         self.ask('DELETE', f'/leases/{lease["id"]}', code=204)
         self.run_until(clocks.SystemClock().now())
         self.assertEqual('TERMINATED', self.lease(lease['id'])['status'])
-        self.fill_books()
+        self.run_sync()
         self.assert_verified()
 
 
@@ -254,7 +254,7 @@ class TestWholeHosts(whole_hosts_base.HostsTestCase):
         self.filler = self.make_active(reservations=[
             self.reservation(vcpus=2)])
         self.second = self.booted(cheap)
-        self.fill_books()
+        self.run_sync()
 
     def booted(self, flavor):
         """Boot a server in a reservation of its own with a late end."""

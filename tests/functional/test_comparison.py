@@ -207,7 +207,7 @@ class SteadyTest(leased.LeasedTestCase):
             # The usage is confirmed, without a new generation in the database.
             self.allocate(server, **{self.uuid: takes})
             with database.begin() as connection:
-                told.append(inventory.record(
+                told.append(inventory.record_server(
                     connection, self.clock.now(), 'host1', 'host1', server,
                     flavor))
             self.clock.advance(100)

@@ -70,7 +70,7 @@ class TestOn(DefaultTestCase):
         self.assertNotIn('lease', str(answer.body).lower())
         shown = self.wait_for_status(server['id'], 'ACTIVE')
         self.assertEqual({'reserved': ['True']}, shown['scheduler_hints'])
-        self.fill_books()
+        self.run_sync()
         self.assertEqual('ACTIVE', self.only()['status'])
         # As with a requested lease.
         asked = self.post({'reserved': 'True'})
@@ -90,7 +90,7 @@ class TestOn(DefaultTestCase):
 
     def test_server_is_deleted_when_default_lease_ends(self):
         server = self.boot_active('vm')
-        self.fill_books()
+        self.run_sync()
         self.clock.advance(LENGTH + HOUR)
         driven.run_due(self.listener.engine)
         self.wait_until_gone(server['id'])
@@ -154,7 +154,7 @@ class TestOn(DefaultTestCase):
             self.assertEqual(1, len(self.leases()))
             self.alice.delete_server(server['id'])
             self.wait_until_gone(server['id'])
-            self.fill_books()
+            self.run_sync()
             self.assertEqual('TERMINATED', self.only()['status'])
             self.forget_leases()
             self.set(**{name: []})
@@ -275,7 +275,7 @@ class TestOn(DefaultTestCase):
 
     def test_verify_finds_missing_booking_of_default_lease(self):
         self.boot_active('vm')
-        self.fill_books()
+        self.run_sync()
         verifier = verification.Verifier(
             self.listener.parts, lambda _seconds: None, lambda _text: None, 0)
         self.assertEqual([], verifier.run(False).left)
@@ -361,7 +361,7 @@ class TestAnnounce(DefaultTestCase):
             self.announce_after(HOUR)
             self.new_listener(self.clock).announce()
             driven.run_due(self.listener.engine)
-            self.fill_books()
+            self.run_sync()
         # A later notification has arrived, so all earlier ones have, too.
         last = self.boot_active('last')
         self.announce_after(LENGTH + HOUR)

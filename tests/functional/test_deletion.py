@@ -89,7 +89,7 @@ class DeletionTestCase(leased.LeasedTestCase):
     def active(self, **kwargs):
         server_id = self.boot_active(
             'vm1', hints=self.lease_hints('vm1'), **kwargs)['id']
-        self.fill_books()
+        self.run_sync()
         return server_id
 
     def goes(self, server_id):
@@ -402,7 +402,7 @@ class TrustsTest(api_base.ApiTestCase, DeletionTestCase):
             self.assertEqual({'no'}, parts.lifecycle.lease_close.strays())
         self.alice.delete_server(server_id)
         self.wait_until_gone(server_id)
-        self.fill_books()
+        self.run_sync()
         self.run_due()
         self.assertEqual({*self.trusts}, {*self.revoked})
 
@@ -416,7 +416,7 @@ class TrustsTest(api_base.ApiTestCase, DeletionTestCase):
                 one['status'] for one in self.api(
                     microversion='2.99').get_servers()},
                 what='Nova has found no host')
-            self.fill_books()
+            self.run_sync()
         lease = self.lease('vm1')
         self.assertEqual('STARTING', lease['status'])
         # Its trust is still needed for the build.
@@ -481,7 +481,7 @@ class NothingLeftTest(DeletionTestCase):
             self.alice.delete_server(server_id)
         self.assertEqual('PENDING', self.lease('vm1')['status'])
         self.assertNotEqual({}, self.records())
-        self.fill_books()
+        self.run_sync()
         self.assert_nothing_left(server_id)
 
     def test_records_of_built_and_reserved_servers_are_kept(self):
@@ -619,7 +619,7 @@ class WithoutTrustTest(api_base.ApiTestCase, DeletionTestCase):
 
     def test_verify_does_not_require_trust(self):
         self.later()
-        self.fill_books()
+        self.run_sync()
         self.assert_verified()
 
     def test_refused_extension_keeps_existing_trust(self):

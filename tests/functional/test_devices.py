@@ -31,7 +31,7 @@ class DevicesTestCase(test_units.UnitsTestCase):
         self.cards = {
             trait: self.add_provider(f'card-{trait[-4]}', 'CUSTOM_GPU', 1,
                                      trait, OWNED) for trait in (A100, V100)}
-        self.fill_books()
+        self.run_sync()
         self.any_gpu = self.flavor(resources__CUSTOM_GPU='1')
         self.a100, self.v100 = (self.of_kind(one) for one in (A100, V100))
 
@@ -114,7 +114,7 @@ class KindsTest(DevicesTestCase):
     def test_usage_is_counted_by_kind(self):
         server = self.boot('vm1', flavor=self.a100)
         self.wait_for_status(server['id'], 'ACTIVE')
-        self.fill_books()
+        self.run_sync()
         self.reserve(self.a100, code=409)
         self.reserve(self.v100)
 
@@ -125,7 +125,7 @@ class KindsTest(DevicesTestCase):
         self.assertTrue(compute_hosts.tell_placement('put', url, {
             **self.ask_placement(url),
             'traits': [A100, OWNED, 'CUSTOM_NEW']}))
-        self.fill_books()
+        self.run_sync()
         self.listener.overbooking.look()
         self.reserve(self.a100, code=409)
         self.reserve(self.v100)
@@ -140,7 +140,7 @@ class KindsTest(DevicesTestCase):
             'vm1', flavor=self.a100)['id'], 'ERROR')['fault']['message'])
         server = self.boot_active('vm2', flavor=self.a100, hints=hints)
         other = self.boot_active('vm3', hints=hints)
-        self.fill_books()
+        self.run_sync()
         self.clock.advance(start - LEAD - self.clock.now())
         self.listener.evictions.plan()
         shown = [self.ask('GET', f'/interruptible/{one["id"]}', code=200)[
@@ -226,7 +226,7 @@ class MovedTest(DevicesTestCase):
         for name, trait in (('v1', V100), ('v2', V100),
                             ('a3', A100)):
             self.add_provider(name, 'CUSTOM_GPU', 1, trait, OWNED)
-        self.fill_books()
+        self.run_sync()
 
     def hosts_of(self, lease):
         return [uuid for (uuid,) in self.query(
@@ -240,7 +240,7 @@ class MovedTest(DevicesTestCase):
         self.reserve(self.a100, code=409)
         self.change('CUSTOM_GPU', self.cards[A100], total=1, max_unit=1,
                     reserved=1)
-        self.fill_books()
+        self.run_sync()
         self.listener.overbooking.look()
         # Cards of the other kind are free, but do not match.
         self.assertEqual([self.root], [
@@ -259,7 +259,7 @@ class MovedTest(DevicesTestCase):
         card, = (one['uuid'] for one in self.ask_placement(url)[
             'resource_providers'] if one['root_provider_uuid'] == here)
         self.change('CUSTOM_GPU', card, total=1, max_unit=1, reserved=1)
-        self.fill_books()
+        self.run_sync()
         self.listener.overbooking.look()
         self.assertEqual([there], self.hosts_of(lease))
 
@@ -267,7 +267,7 @@ class MovedTest(DevicesTestCase):
         self.reserve(self.a100, amount=2)
         server_id = self.boot_active('vm1', hints=self.lease_hints(
             'vm1', length=3 * HOUR))['id']
-        self.fill_books()
+        self.run_sync()
         for flavor, status in ((self.a100, 'ACTIVE'),
                                (self.any_gpu, 'VERIFY_RESIZE')):
             self.alice.post_server_action(
@@ -279,7 +279,7 @@ class MovedTest(DevicesTestCase):
         self.reserve(self.v100, amount=3, code=409)
         self.alice.post_server_action(server_id, {'confirmResize': None})
         self.wait_for_status(server_id, 'ACTIVE')
-        self.fill_books()
+        self.run_sync()
         self.reserve(self.v100, amount=3, code=409)
         self.reserve(self.v100, amount=2)
 
@@ -293,7 +293,7 @@ class MovedTest(DevicesTestCase):
             for name, flavor in (('bob1', self.v100), ('bob2', '1')))
         # Servers that have just arrived are not migrated.
         self.clock.advance(2 * pending.CLAIM_SECONDS)
-        self.fill_books()
+        self.run_sync()
         server_id = self.boot('mine', flavor=self.flavor(**{
             f'resources{number}__CUSTOM_GPU': '1' for number in '123'}, **{
             f'trait{number}__{trait}': 'required'
@@ -309,7 +309,7 @@ class MovedTest(DevicesTestCase):
                 for one in (moved, stays)]
 
         def admitted():
-            self.fill_books()
+            self.run_sync()
             self.clock.advance(2)
             self.run_due()
             return self.lease('mine')['status'] != 'IN_PROGRESS'

@@ -100,7 +100,7 @@ class EachStateTestCase(test_ends.EndsTestCase):
                                 "WHERE status != 'TERMINATED'")]
 
         self.wait_for(is_over, 60, 'the end of the lease')
-        self.fill_books()
+        self.run_sync()
         return left()
 
     def shown(self, server_id):
@@ -124,7 +124,7 @@ class TestEachState(EachStateTestCase):
             one['id'] for one in self.alice.get_servers()), strict=True))
         for server_id in servers.values():
             self.wait_for_status(server_id, 'ACTIVE')
-        self.fill_books()
+        self.run_sync()
         return servers
 
     def bring(self, servers):
@@ -222,7 +222,7 @@ class TestActionsInProgress(EachStateTestCase):
         servers = [one['id'] for one in self.alice.get_servers()]
         for server_id in servers:
             self.wait_for_status(server_id, 'ACTIVE')
-        self.fill_books()
+        self.run_sync()
         self.stops.update(zip(servers, self.STEPS, strict=True))
         for server_id, step in self.stops.items():
             self.act({'id': server_id}, self.STEPS[step])
@@ -412,7 +412,7 @@ class TestTheNextLease(test_ends.EndsTestCase):
         """Return a server whose lease ends when the next one starts."""
         server = self.leased(on_end=on_end)
         self.awaited = self.hold('next')
-        self.fill_books()
+        self.run_sync()
         return server
 
     def run_until_over(self, seconds, each=lambda: None):
@@ -430,7 +430,7 @@ class TestTheNextLease(test_ends.EndsTestCase):
                 'ACTIVE')
 
         self.wait_for(is_there, 60, 'the next lease')
-        self.fill_books()
+        self.run_sync()
         return self.clock.now() - self.over
 
     def assert_in_time(self, each=lambda: None):

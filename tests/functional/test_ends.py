@@ -35,7 +35,7 @@ class EndsTestCase(api_base.ApiTestCase):
         """Boot a server with a lease that ends in an hour."""
         server = self.boot_active(name, hints=self.lease_hints(
             'mine', length=HOUR, **lease))
-        self.fill_books()
+        self.run_sync()
         return server
 
     def end(self, seconds=10):
@@ -48,7 +48,7 @@ class EndsTestCase(api_base.ApiTestCase):
                 "SELECT status FROM leases WHERE name = 'mine'")}
 
         self.wait_for(is_over, what='the end of the lease')
-        self.fill_books()
+        self.run_sync()
 
     def images(self):
         return {one['name']: one for one in self.glance.images.values()
@@ -100,7 +100,7 @@ class TestEnds(EndsTestCase):
             block_device_mapping_v2=[{
                 'boot_index': 0, 'uuid': volume_id, 'source_type': 'volume',
                 'destination_type': 'volume'}])
-        self.fill_books()
+        self.run_sync()
         self.end()
         self.wait_until_gone(server['id'])
         self.assertEqual(([volume_id], ['mine-vm1']), (
@@ -148,7 +148,7 @@ class TestEnds(EndsTestCase):
         self.over = self.clock.now() + HOUR
         server = self.boot_active(
             'in', flavor=lease['reservations'][0]['id'])
-        self.fill_books()
+        self.run_sync()
         self.end()
         self.assertEqual('ACTIVE', self.admin.get_server(
             server['id'])['status'])
@@ -253,7 +253,7 @@ class TestImagesBefore(EndsTestCase):
                                   hints=self.lease_hints(
                                       'second', length=HOUR,
                                       on_end='snapshot'))
-        self.fill_books()
+        self.run_sync()
         self.clock.advance(2 * HOUR)
 
         def is_gone():

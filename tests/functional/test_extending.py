@@ -71,7 +71,7 @@ class TestExtending(api_base.ApiTestCase):
         self.assertEqual({lots['id']: ('uuid-of-garage',) * 2},
                          self.lots.barrier)
         server = self.boot_active('one', flavor=servers['id'])
-        self.fill_books()
+        self.run_sync()
         self.assertEqual([], self.verify())
         # More lots than there are; and a reservation without a flavor.
         refused = self.make(reservations=[self.lots_of(2)], code=409)
@@ -84,8 +84,8 @@ class TestExtending(api_base.ApiTestCase):
         self.assertEqual({lots['id']: ('uuid-of-garage',)}, self.lots.barrier)
         self.lots.garages = [self.garage('other', 4)]
         # One answer without a garage takes nothing from leases.
-        self.fill_books()
-        self.fill_books()
+        self.run_sync()
+        self.run_sync()
         self.listener.overbooking.look()
         driven.run_due(self.listener.engine)
         self.assertEqual({lots['id']: ('uuid-of-other',)}, self.lots.barrier)
@@ -141,7 +141,7 @@ class TestExtending(api_base.ApiTestCase):
         lots, servers = sorted(
             lease['reservations'], key=lambda one: one['resource_type'])
         self.boot_active('one', flavor=servers['id'])
-        self.fill_books()
+        self.run_sync()
         named = self.listener.parts.types.named, extensions.installed_types()
         instances = extensions.installed_types()['virtual:instance']
         for one in named:
@@ -164,7 +164,7 @@ class TestExtending(api_base.ApiTestCase):
     def test_keep_policy_keeps_server(self):
         server = self.boot_active('kept', hints=self.lease_hints(
             'kept', length=HOUR, on_end='keep'))
-        self.fill_books()
+        self.run_sync()
         self.run_until(clocks.SystemClock().now() + HOUR)
         self.assertEqual('ACTIVE', self.admin.get_server(
             server['id'])['status'])

@@ -98,12 +98,12 @@ class TestUnconfirmed(api_base.ApiTestCase):
         server_id = self.boot_active(
             'vm', flavor='1', hints=self.lease_hints(
                 'mine', length=HOUR, auto_extend='30m'))['id']
-        self.fill_books()
+        self.run_sync()
         self.alice.post_server_action(
             server_id, {'resize': {'flavorRef': '2'}})
         self.wait_for_status(server_id, 'VERIFY_RESIZE')
         self.clock.advance(60)
-        self.fill_books()
+        self.run_sync()
         path, body = f'/leases/{self.lease("mine")["id"]}', {
             'end_date': self.at(2 * HOUR)}
         said = self.ask('PUT', path, body, code=409)
@@ -120,7 +120,7 @@ class TestUnconfirmed(api_base.ApiTestCase):
         self.ask('PUT', path, {'end_date': self.at(HOUR - 30)}, code=200)
         self.alice.post_server_action(server_id, {'confirmResize': None})
         self.wait_for_status(server_id, 'ACTIVE')
-        self.fill_books()
+        self.run_sync()
         self.ask('PUT', path, body, code=200)
 
     def silent_cell0(self):
@@ -287,7 +287,7 @@ class TestShelved(GrowthTestCase):
         self.server, self.other = (
             self.boot_active(name, flavor='3')['id'] for name in (
                 'first', 'other'))
-        self.fill_books()
+        self.run_sync()
 
     def adopt(self, server, code=201):
         return self.ask('POST', '/leases', {
@@ -306,13 +306,13 @@ class TestShelved(GrowthTestCase):
         elsewhere, = {'host1', 'host2'} - {first}
         self.alice.post_server_action(self.server, {'shelve': None})
         self.wait_for_status(self.server, 'SHELVED_OFFLOADED')
-        self.fill_books()
+        self.run_sync()
         # Its capacity stays reserved.
         self.limited(self.adopt(self.other, 403))
         self.admin.post_server_action(self.server, {'unshelve': {
             'availability_zone': 'nova', 'host': elsewhere}})
         self.wait_for_status(self.server, 'ACTIVE')
-        self.fill_books()
+        self.run_sync()
         self.assertEqual([(2, elsewhere)], self.booked())
         self.limited(self.adopt(self.other, 403))
         self.ask('PUT', f'/leases/{lease["id"]}', {

@@ -14,8 +14,8 @@ from oslo_utils import timeutils
 import requests
 import sqlalchemy as sa
 
+from blazar_core.capacity import outages
 from blazar_core.db import models
-from blazar_core.healing import host_status
 from blazar_core.plugins import cloud_api
 from blazar_nova.compat import aggregate_members
 from blazar_nova.compat import aggregates
@@ -52,7 +52,7 @@ class Failing:
         server = self.boot_active(name, hints={
             **self.lease_hints(name), **(hints or {})}, **boot)
         self.run_due()
-        self.fill_books()
+        self.run_sync()
         return server
 
     def leaves(self, server):
@@ -104,7 +104,7 @@ class KeptTest(Failing, test_recurring.RecurringTestCase):
         server, = self.alice.get_servers()
         self.runs_since(lease, 0, server['id'])
         self.end_of(0, lease)
-        self.fill_books()
+        self.run_sync()
         here, = self.booked()
         other, = self.hosts.keys() - {here}
         self.run_until(self.start_of(lease, 1) - HOUR // 2)
@@ -151,7 +151,7 @@ class KeptTest(Failing, test_recurring.RecurringTestCase):
         for one in (first, second):
             self.runs_since(lease, 0, one)
         self.end_of(0, lease)
-        self.fill_books()
+        self.run_sync()
         kept, = self.query('SELECT servers FROM recurrences')
         gone, *_left = json.loads(kept[0])
         self.alice.delete_server(gone)
@@ -388,7 +388,7 @@ class HealthTest(Failing, leased.LeasedTestCase):
     def test_lease_of_running_server_is_degraded_until_recovery(self):
         server = self.boot_active('vm1', hints=self.lease_hints('vm1'))
         self.run_due()
-        self.fill_books()
+        self.run_sync()
         self.force_down(server['OS-EXT-SRV-ATTR:host'])
         self.look_for_failures()
         self.assertIs(True, self.lease('vm1')['reservations'][0][
@@ -578,7 +578,7 @@ class MaintenanceTest(Failing, whole_hosts_base.HostsTestCase):
                                 '--reason', 'firmware', *words)
 
     def test_booking_on_host_in_maintenance_is_reassigned(self):
-        self.fill_books()
+        self.run_sync()
         held = self.hold('vm1', flavor='4', start_in=3 * HOUR)['id']
         booked = self.bookings()[held]
         (other,) = {'host1', 'host2'} - {booked}
@@ -595,7 +595,7 @@ class MaintenanceTest(Failing, whole_hosts_base.HostsTestCase):
         self.assertEqual(other, self.bookings()[held])
         self.assertEqual([(booked, 'maintenance', 'firmware')], [
             (one.name, one.kind, one.reason)
-            for one in host_status.host_outages(self.listener.parts.database)])
+            for one in outages.listed(self.listener.parts.database)])
         self.assert_verified()
         # A server without a lease has no end: it is not placed there either.
         plain = self.boot_active('plain', client=self.admin)
@@ -663,7 +663,7 @@ class MaintenanceTest(Failing, whole_hosts_base.HostsTestCase):
 
     def test_maintenance_api(self):
         held = self.hold('vm1', flavor='4', start_in=3 * HOUR)['id']
-        self.fill_books()
+        self.run_sync()
         booked = self.bookings()[held]
         (other,) = {'host1', 'host2'} - {booked}
         path = f'/maintenance/{booked}'

@@ -307,7 +307,7 @@ class NowTest(leased.LeasedTestCase):
         server = self.boot('vm1', hints=self.lease_hints('vm1'))
         self.wait_for_status(server['id'], 'ACTIVE')
         self.assertEqual(self.bookings(), self.guests())
-        self.fill_books()
+        self.run_sync()
         self.assertEqual(0, self.row_counts()['deferred_builds'])
         self.assertEqual('ACTIVE', self.lease('vm1')['status'])
         response = self.alice.api_request(
@@ -454,7 +454,7 @@ class BehindTheCastTest(leased.LeasedTestCase):
         self.run_due()
         self.wait_for_status(server['id'], 'ACTIVE')
         self.assertEqual(self.bookings(), self.guests())
-        self.fill_books()
+        self.run_sync()
         self.assertEqual('ACTIVE', self.lease('vm1')['status'])
         self.assertEqual(0, self.row_counts()['deferred_builds'])
 
@@ -483,7 +483,7 @@ class BehindTheCastTest(leased.LeasedTestCase):
         self.assertEqual(self.bookings(), self.guests())
         # The server without a lease is deleted.
         self.clock.advance(600)
-        self.fill_books()
+        self.run_sync()
         self.assertEqual({'vm1', 'vm2'}, {
             server['name'] for server in self.alice.get_servers()})
 
@@ -536,7 +536,7 @@ class BehindTheCastTest(leased.LeasedTestCase):
     def delete_all(self, server_id):
         self.alice.delete_server(server_id)
         self.wait_until_gone(server_id)
-        self.fill_books()
+        self.run_sync()
 
 
 class StoodStillTest(leased.LeasedTestCase):
@@ -558,7 +558,7 @@ class StoodStillTest(leased.LeasedTestCase):
             if step is fault_points.FaultPoint.CREATE_MARKED:
                 steps.append(step)
                 self.clock.advance(seconds)
-                self.fill_books()
+                self.run_sync()
                 self.useFixture(fixtures.MockPatchObject(
                     clocks.SystemClock, 'now', self.clock.now))
 

@@ -428,7 +428,7 @@ class OtherHintsTest(HintsTestCase):
         self.run_due()
         server = self.wait_for_status(server_id, 'ACTIVE')
         self.assertNotEqual(booked, server['OS-EXT-SRV-ATTR:host'])
-        self.fill_books()
+        self.run_sync()
         self.assertNotEqual(booked, self.bookings()[server_id])
 
     def start_and_compare(self, count):

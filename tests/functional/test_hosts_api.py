@@ -52,7 +52,7 @@ class HostsTestCase(api_base.ApiTestCase):
 
     def reserve(self, code=201, **more):
         """Lease one whole host, an hour from now."""
-        self.fill_books()
+        self.run_sync()
         return self.make(start_in=HOUR, code=code, reservations=[
             {'resource_type': 'physical:host', 'min': 1, 'max': 1, **more}])
 
@@ -487,7 +487,7 @@ class TestDisabledHosts(HostsTestCase):
         for name in self.hosts:
             service, = self.admin.get_services('nova-compute', name)
             self.admin.put_service(service['id'], {'status': 'disabled'})
-        self.fill_books()
+        self.run_sync()
         asked = ({'reservations': [self.reservation()]},
                  {'reservations': [{'resource_type': 'flavor:instance',
                                     'flavor_id': '1'}]},

@@ -181,7 +181,7 @@ class TestActive(ImportTestCase):
             self.reservation_id, 'host1', filter_tenant_id='x')
         self.server = self.old_boot('mine', self.reservation_id)
         self.assertEqual('host1', self.host_of(self.server))
-        self.fill_books()
+        self.run_sync()
 
     def bound_to(self, server):
         """Return a server's reservation according to its cell and to Nova."""
@@ -197,7 +197,7 @@ class TestActive(ImportTestCase):
     def test_imported_active_lease_keeps_servers_until_end(self):
         other = self.old_boot('without hint', host='host1', client=self.api(
             roles=('admin', 'member', 'reader')))
-        self.fill_books()
+        self.run_sync()
         text = self.imported()
         self.assertIn(f'Lease lease ({self.lease_id}): imported', text)
         lease = self.get({'id': self.lease_id})
@@ -260,7 +260,7 @@ class TestActive(ImportTestCase):
     def test_host_with_foreign_servers_is_refused(self):
         stranger = self.old_boot('stranger', host='host1', client=self.api(
             project=uuids.other, roles=('admin', 'member', 'reader')))
-        self.fill_books()
+        self.run_sync()
         before = self.aggregates()
         for words in ((), ('--apply',)):
             code, text = self.manage(*words)

@@ -128,7 +128,7 @@ class TestActiveServers(ServersTestCase):
         self.lease_id, self.reservation_id = self.begun('1', '1')
         self.server = self.boot_active('mine', flavor=self.reservation_id)
         self.assertEqual('host1', self.host_of(self.server))
-        self.fill_books()
+        self.run_sync()
 
     def begun(self, *hosts, **values):
         """Start a lease as Blazar does."""
@@ -217,7 +217,7 @@ class TestActiveServers(ServersTestCase):
 
     def test_imported_servers_can_be_migrated_to_enrolled_hosts(self):
         self.imported()
-        self.fill_books()
+        self.run_sync()
         self.admin.post_server_action(self.server['id'], {'migrate': None})
         self.wait_for_status(self.server['id'], 'VERIFY_RESIZE')
         self.admin.post_server_action(
@@ -239,7 +239,7 @@ class TestActiveServers(ServersTestCase):
     def test_only_lease_on_host_with_foreign_server_is_refused(self):
         other, reservation_id = self.begun('2')
         stranger = self.old_boot('stranger', host='host2')
-        self.fill_books()
+        self.run_sync()
         text = self.imported(1)
         self.assertIn(f'({stranger["id"]}). Migrate or delete', text)
         self.assertIn(f'({other}): REFUSED: Its host host2', text)
@@ -268,7 +268,7 @@ class TestActiveServers(ServersTestCase):
         self.blazar.execute("UPDATE leases SET status = 'TERMINATED'")
         _id, reservation_id = self.begun('1', '2', affinity=False)
         there = self.boot_active('there', flavor=reservation_id)
-        self.fill_books()
+        self.run_sync()
         self.imported()
         self.assertEqual('anti-affinity', objects.InstanceGroup.get_by_uuid(
             self.context, reservation_id).policy)
@@ -316,7 +316,7 @@ class TestActiveServers(ServersTestCase):
                            reservation_id=whole)
         self.begin(whole, 'host2')
         server = self.old_boot('on it', whole, client=self.alice)
-        self.fill_books()
+        self.run_sync()
         self.imported()
         self.assertEqual({self.server['id'], None}, {
             one for name, one, *_more in self.places() if name == 'host1'})

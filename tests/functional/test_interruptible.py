@@ -93,7 +93,7 @@ class InterruptibleTest(InterruptibleTestCase):
         server_id = self.boot_active(
             'vm1', flavor='4', hints={**YES, 'on_evict': 'delete'}, networks=[
                 {'uuid': nova_fixtures.NeutronFixture.network_1['id']}])['id']
-        self.fill_books()
+        self.run_sync()
         freed = self.port_in_trunk()
         start = self.start_of(lease)
         for left in range(LEAD, 0, -15):
@@ -113,7 +113,7 @@ class InterruptibleTest(InterruptibleTestCase):
         host = self.admin.get_server(server['id'])['OS-EXT-SRV-ATTR:host']
         gone = self.boot_active('gone', flavor='1', client=self.admin,
                                 availability_zone=f'nova:{host}')
-        self.fill_books()
+        self.run_sync()
         before = usage()
         # Its migration has the allocations that it had on the host.
         self.alice.post_server_action(
@@ -123,12 +123,12 @@ class InterruptibleTest(InterruptibleTestCase):
         self.wait_until_gone(gone['id'])
         with self.silent_cell():
             self.clock.advance(1000)
-            self.fill_books()
+            self.run_sync()
             self.assertNotEqual(before, usage())
             seen = usage()
         with self.silent_cell('cell1'):
-            self.fill_books()
-        self.fill_books()
+            self.run_sync()
+        self.run_sync()
         self.assertEqual(seen, usage())
 
     def test_interruptible_server_uses_reserved_capacity_until_eviction(self):
@@ -148,7 +148,7 @@ class InterruptibleTest(InterruptibleTestCase):
         self.assertEqual({'interruptible': 'True', 'safe_until': safe},
                          metadata.pop(server_id))
         self.assertEqual([{}], [*metadata.values()])
-        self.fill_books()
+        self.run_sync()
         self.until(start - LEAD)
         self.told.wait('server.interruptible.evict_scheduled')
         at = clocks.iso(start - EVICTION)
@@ -161,7 +161,7 @@ class InterruptibleTest(InterruptibleTestCase):
             safe), (shown['eviction'], shown['safe_until']))
         self.until(start - EVICTION)
         self.wait_for_status(server_id, 'SHELVED_OFFLOADED')
-        self.fill_books()
+        self.run_sync()
         self.until(start - 100)
         self.told.wait('server.interruptible.evicted')
         shown = self.shown(server_id)['eviction']
@@ -249,7 +249,7 @@ class InterruptibleTest(InterruptibleTestCase):
 
     def test_running_server_becomes_interruptible_and_back(self):
         server_id = self.boot_active('vm1', flavor='4')['id']
-        self.fill_books()
+        self.run_sync()
         path = f'/interruptible/{server_id}'
         self.assertEqual(404, self.ask('GET', path)['error_code'])
         self.ask('PUT', path, {}, code=200)
@@ -270,13 +270,13 @@ class InterruptibleTest(InterruptibleTestCase):
     def test_evicted_server_is_unshelved_once_host_is_safe(self):
         server_id = self.boot_active('vm1', flavor='4', hints={
             **YES, 'resume': 'auto', 'safe_for': '10m'})['id']
-        self.fill_books()
+        self.run_sync()
         lease = self.reserve()
         start = self.start_of(lease)
         self.until(start - LEAD)
         self.until(start - EVICTION)
         self.wait_for_status(server_id, 'SHELVED_OFFLOADED')
-        self.fill_books()
+        self.run_sync()
         self.until(start - 100)
         self.assertIn('as soon as a host is safe for 600 seconds',
                       self.shown(server_id)['eviction']['message'])
@@ -285,14 +285,14 @@ class InterruptibleTest(InterruptibleTestCase):
         self.clock.advance(60)
         self.listener.evictions._resumption.look()
         self.wait_for_status(server_id, 'ACTIVE')
-        self.fill_books()
+        self.run_sync()
         self.until(start)
         self.assertIsNone(self.shown(server_id)['eviction'])
 
     def test_boot_with_lease_waits_for_evictions(self):
         for number in range(2):
             self.boot_active(f'vm{number}', flavor='4', hints=YES)
-        self.fill_books()
+        self.run_sync()
         hints = self.lease_hints('leased')
         self.refused(409, self.boot, 'leased', flavor='4', hints=hints)
         wiring.shared().leases.creation._eviction_time = LEAD
@@ -337,7 +337,7 @@ class InterruptibleTest(InterruptibleTestCase):
         self.alice.post_server_action(
             server_id, {'resize': {'flavorRef': flavor}})
         self.wait_for_status(server_id, 'VERIFY_RESIZE')
-        self.fill_books()
+        self.run_sync()
 
     def test_server_with_unconfirmed_resize_is_evicted(self):
         """Until it is confirmed it is in the way of both hosts."""
@@ -355,12 +355,12 @@ class InterruptibleTest(InterruptibleTestCase):
         self.until(start - LEAD)
         self.until(start - EVICTION)
         self.wait_for_status(server_id, 'ACTIVE')
-        self.fill_books()
+        self.run_sync()
         # Whether the resize has ended is seen by one of the next looks.
         for seconds in (20, 40, 60):
             self.until(start - EVICTION + seconds)
         self.wait_for_status(server_id, 'SHELVED_OFFLOADED')
-        self.fill_books()
+        self.run_sync()
         self.until(start - 100)
         self.assert_verified()
 
@@ -370,14 +370,14 @@ class InterruptibleTest(InterruptibleTestCase):
         self.assertIn('Make server', self.refused(
             409, self.alice.post_server_action, server_id,
             {'resize': {'flavorRef': 'cheap'}}))
-        self.fill_books()
+        self.run_sync()
         self.ask('PUT', f'/interruptible/{server_id}', {}, code=200)
         self.resize(server_id, 'cheap')
         self.alice.post_server_action(server_id, {'revertResize': None})
         self.wait_for_status(server_id, 'ACTIVE')
         # The claim of the scheduler counts for half a minute.
         self.clock.advance(60)
-        self.fill_books()
+        self.run_sync()
         self.assert_verified()
         self.ask('DELETE', f'/interruptible/{server_id}', code=204)
 
@@ -385,19 +385,19 @@ class InterruptibleTest(InterruptibleTestCase):
         server_id = self.boot_active('vm1', flavor='1', hints=YES)['id']
         source = self.host_of(server_id)
         other = self.boot_active('vm2', flavor='4')['id']
-        self.fill_books()
+        self.run_sync()
         start = self.start_of(self.reserve(amount=1))
         self.alice.delete_server(other)
         # The claim of the scheduler counts for half a minute.
         self.clock.advance(60)
-        self.wait_for(lambda: self.fill_books() or not self.counts(other))
+        self.wait_for(lambda: self.run_sync() or not self.counts(other))
         self.until(start - LEAD)
         self.assertIn('moved to another host', self.shown(server_id)[
             'eviction']['message'])
         self.until(start - EVICTION)
         self.wait_for(lambda: self.host_of(server_id) != source)
         self.wait_for_status(server_id, 'ACTIVE')
-        self.fill_books()
+        self.run_sync()
         self.until(start - 100)
         self.told.wait('server.interruptible.migrated')
         self.assertIsNone(self.shown(server_id)['safe_until'])
@@ -420,12 +420,12 @@ class InterruptibleTest(InterruptibleTestCase):
     def test_verify_accepts_interruptible_and_other_servers(self):
         self.boot_active('vm1', hints=YES)
         self.boot_active('vm2')
-        self.fill_books()
+        self.run_sync()
         self.assert_verified()
 
     def test_verify_corrects_usage_of_interruptible_servers(self):
         server_id = self.boot_active('vm1', flavor='1', hints=YES)['id']
-        self.fill_books()
+        self.run_sync()
         with self.listener.parts.database.writer() as session:
             host = session.scalars(sa.select(models.Host).where(
                 models.Host.interruptible.is_not(None))).one()

@@ -313,7 +313,7 @@ class TestLimits(JoiningTestCase):
         self.alice.post_server_action(
             server, {'confirmResize': None}, check_response_status=[204])
         self.wait_for_status(server, 'ACTIVE')
-        self.fill_books()
+        self.run_sync()
         # By its present size, not that of its boot.
         self.put(lease, code=403, add_servers=[self.server])
 
@@ -330,7 +330,7 @@ class TestLimits(JoiningTestCase):
         self.resize(first, 'half')
         self.wait_for_status(first, 'VERIFY_RESIZE')
         self.listener.server_sync.compare_all()
-        self.fill_books()
+        self.run_sync()
         lease = self.adopt(other)
         revert = {'revertResize': None}
         self.assertIn('max_reserved_vcpus_per_project', self.refused(
@@ -354,7 +354,7 @@ class TestLimits(JoiningTestCase):
             self.resize(server, 'half')
             self.wait_for_status(server, 'VERIFY_RESIZE')
             self.listener.server_sync.compare_all()
-            self.fill_books()
+            self.run_sync()
             if server == servers[0]:
                 self.put(lease, add_servers=[servers[1]])
         revert = {'revertResize': None}
@@ -363,7 +363,7 @@ class TestLimits(JoiningTestCase):
             403, self.alice.post_server_action, servers[1], revert))
         self.wait_for_status(servers[0], 'ACTIVE')
         self.listener.server_sync.compare_all()
-        self.fill_books()
+        self.run_sync()
         self.assertEqual([1, 2], sorted(
             json.loads(one)['VCPU'] for one, in self.query(
                 'SELECT resources FROM bookings')))
@@ -395,7 +395,7 @@ class TestLimits(JoiningTestCase):
         self.alice.post_server_action(
             self.server, {'rebuild': {'imageRef': LARGER}})
         self.wait_for_status(self.server, 'ACTIVE')
-        self.fill_books()
+        self.run_sync()
         self.assertEqual(before, self.query('SELECT resources FROM bookings'))
         self.assertEqual('ACTIVE', self.get(lease)['status'])
 

@@ -35,12 +35,12 @@ class LendingTestCase(whole_hosts_base.HostsTestCase):
     def fill(self):
         """Fill the host that serves all workloads."""
         self.boot_active('full', flavor='4')
-        self.fill_books()
+        self.run_sync()
 
     def lent(self, name='lent', flavor='1', **hints):
         """Boot an interruptible server; return its id, and its host."""
         server = self.boot_active(name, flavor=flavor, hints={**YES, **hints})
-        self.fill_books()
+        self.run_sync()
         return server['id'], self.host_of(server)
 
     def until(self, instant):
@@ -90,7 +90,7 @@ class InterruptibleTest(LendingTestCase):
         self.told.wait('server.interruptible.evict_scheduled')
         self.until(start - EVICTION)
         self.wait_for_status(server_id, 'SHELVED_OFFLOADED')
-        self.fill_books()
+        self.run_sync()
         self.until(start - 100)
         self.told.wait('server.interruptible.evicted')
         self.run_until(start)
@@ -112,7 +112,7 @@ class InterruptibleTest(LendingTestCase):
         self.until(start - EVICTION)
         self.wait_for(lambda: self.until(self.clock.now() + 15) or (
             not self.is_on(server_id, host)), what='it leaves')
-        self.fill_books()
+        self.run_sync()
         self.assertLess(self.clock.now(), start)
         self.run_until(start)
         self.assertEqual('ACTIVE', self.get(lease)['status'])
@@ -152,7 +152,7 @@ class InterruptibleTest(LendingTestCase):
         self.fill()
         server_id, host = self.lent()
         self.enrolling.remove(self.enrolling.id_of(host))
-        self.fill_books()
+        self.run_sync()
         self.assertTrue(self.shown(server_id)['placed'])
         self.assert_verified()
         self.ask('DELETE', f'/interruptible/{server_id}', code=204)
@@ -166,7 +166,7 @@ class InterruptibleTest(LendingTestCase):
         self.wait_for(lambda: self.admin.get_server(server_id)[
             'OS-EXT-SRV-ATTR:host'] not in (None, host))
         self.wait_for_status(server_id, 'ACTIVE')
-        self.fill_books()
+        self.run_sync()
         self.assert_verified()
 
     def test_leased_hosts_are_not_lent(self):
@@ -222,7 +222,7 @@ class InterruptibleTest(LendingTestCase):
         for server in self.alice.get_servers():
             if server['name'] != 'full':
                 self.wait_for_status(server['id'], 'SHELVED_OFFLOADED')
-        self.fill_books()
+        self.run_sync()
         self.until(start - 100)
         self.run_until(start)
         self.assertEqual('ACTIVE', self.get(lease)['status'])
@@ -232,10 +232,10 @@ class InterruptibleTest(LendingTestCase):
         self.fails(self.boot('ordinary', **there))
         server = self.boot_active('lent', hints=YES, **there)
         self.assertEqual('host1', self.host_of(server))
-        self.fill_books()
+        self.run_sync()
         self.reserve(start_in=2 * HOUR, hosts=2)
         self.boot_active('again', hints=YES, **there)
-        self.fill_books()
+        self.run_sync()
         self.lease_hosts(1)
         self.fails(self.boot('late', hints=YES, client=self.admin,
                              availability_zone='nova:host2'))
@@ -268,7 +268,7 @@ class InterruptibleTest(LendingTestCase):
         self.wait_for_status(server_id, 'ACTIVE')
         # The claim of the scheduler counts for half a minute.
         self.clock.advance(60)
-        self.fill_books()
+        self.run_sync()
         self.assertIn(first, ('host1', 'host2'))
         other, = {'host1', 'host2'} - {first}
         self.assertEqual(other, self.moved(server_id, {'os-migrateLive': {
@@ -278,12 +278,12 @@ class InterruptibleTest(LendingTestCase):
         self.wait_for_status(server_id, 'ACTIVE')
         self.alice.post_server_action(server_id, {'shelve': None})
         self.wait_for_status(server_id, 'SHELVED_OFFLOADED')
-        self.fill_books()
+        self.run_sync()
         self.clock.advance(60)
         self.fill()
         self.alice.post_server_action(server_id, {'unshelve': None})
         self.wait_for_status(server_id, 'ACTIVE')
-        self.fill_books()
+        self.run_sync()
         self.assertIn(self.host_of({'id': server_id}), ('host1', 'host2'))
         self.assert_verified()
 
@@ -332,10 +332,10 @@ class PowerTest(LendingTestCase):
         other, = {'host1', 'host2'} - {host}
         for _round in range(3):
             self.clock.advance(power.PAUSE)
-            switcher.look(leader)
+            leader.lead(switcher.look)
         self.assertEqual([('off', other)], switches.done)
         self.assertEqual({host}, switches.on_now & {'host1', 'host2'})
-        self.fill_books()
+        self.run_sync()
         self.boot_active('rest', flavor='3', hints=YES)
         self.fails(self.boot('more', flavor='4', hints=YES))
 
@@ -371,7 +371,7 @@ class CleaningTest(LendingTestCase):
         self.until(start - 600 - LEAD)
         self.until(start - 600 - EVICTION)
         self.wait_for_status(server_id, 'SHELVED_OFFLOADED')
-        self.fill_books()
+        self.run_sync()
         self.run_until(start)
         self.assertEqual('ACTIVE', self.get(lease)['status'])
         with open(record) as cleaned:
@@ -402,7 +402,7 @@ class BoundedTest(LendingTestCase):
         self.fill()
         server = self.boot_active('bounded', flavor='4',
                                   hints=self.lease_hints('bounded'))
-        self.fill_books()
+        self.run_sync()
         self.assertIn(self.host_of(server), ('host1', 'host2'))
         self.reserve(start_in=60, hosts=2, code=409)
         lease, _reservation_id = self.lease_hosts(1)
@@ -424,7 +424,7 @@ class BoundedTest(LendingTestCase):
         self.fill()
         server = self.boot_active('bounded', flavor='4',
                                   hints=self.lease_hints('bounded', **kwargs))
-        self.fill_books()
+        self.run_sync()
         self.assertIn(self.host_of(server), ('host1', 'host2'))
         return server
 
@@ -456,7 +456,7 @@ class BoundedTest(LendingTestCase):
             'os-migrateLive': {'host': None, 'block_migration': 'auto'}})
         self.wait_for(lambda: self.host_of(server) == other)
         self.wait_for_status(server['id'], 'ACTIVE')
-        self.fill_books()
+        self.run_sync()
         self.reserve(start_in=60, hosts=2, code=409)
         self.assert_verified()
 

@@ -20,7 +20,7 @@ class TestLog(test_ends.EndsTestCase):
         self.clock.advance(600)
         self.run_due()
         self.wait_for_status(held['id'], 'ACTIVE')
-        self.fill_books()
+        self.run_sync()
         self.assertEqual('ACTIVE', self.lease('mine')['status'])
         self.over += 600
         self.end()
@@ -41,7 +41,7 @@ class TestLog(test_ends.EndsTestCase):
         self.run_due()
         self.wait_for_status(server['id'], 'ACTIVE')
         for _time in range(2):
-            self.fill_books()
+            self.run_sync()
         compared = [line for line in lines.all if 'Compared' in line]
         lease = self.lease('mine')
         self.assertEqual([
@@ -50,6 +50,6 @@ class TestLog(test_ends.EndsTestCase):
         log = self.useFixture(fixtures.FakeLogger(
             'blazar_nova.listener.server_sync', logging.DEBUG,
             '%(levelname)s %(message)s'))
-        self.fill_books()
+        self.run_sync()
         self.assertIn('DEBUG Compared 1 of 1 servers; different: none',
                       log.output)

@@ -54,7 +54,7 @@ class GophercloudTest(ClientsTestCase):
 
     def test_leases_of_each_type(self):
         self.enrol('host1', gpu='a100')
-        self.fill_books()
+        self.run_sync()
         lease, reservation = self.create(
             resource_type='physical:host', min=1, max=1,
             hypervisor_properties='', resource_properties='')
@@ -118,7 +118,7 @@ class GophercloudTest(ClientsTestCase):
             [shapes.HOST], self.hosts_api('GET')['hosts']))
         self.assertEqual({'gpu': 'h100'}, self.host(
             'PUT', path, {'gpu': 'h100'})[1])
-        self.fill_books()
+        self.run_sync()
         lease, reservation = self.create(
             resource_type='physical:host', min=1, max=1,
             hypervisor_properties='', resource_properties='')
@@ -161,7 +161,7 @@ class ChiTest(ClientsTestCase):
             self.operator.blazar.host.create(name, **{
                 'node_type': 'compute_skylake', 'node_name': f'c{number}',
                 'architecture.smt_size': 48})
-        self.fill_books()
+        self.run_sync()
 
     def submit(self, *reservations, start='now', end=2 * HOUR,
                name='notebook'):
@@ -343,7 +343,7 @@ class BudgetTest(ServiceTestCase):
 
     def test_budget_service_gets_all_requests(self):
         self.enrol('host1')
-        self.fill_books()
+        self.run_sync()
         hosts = {'resource_type': 'physical:host', 'min': 1, 'max': 1,
                  'hypervisor_properties': '', 'resource_properties': ''}
         flavor = {'resource_type': 'flavor:instance', 'flavor_id': 1,

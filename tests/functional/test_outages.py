@@ -23,7 +23,7 @@ from tests.functional import whole_hosts_base
 HOUR = 3600
 
 
-class AwayFixture:
+class OutageFixture:
     """For test cases: the reservation database cannot be opened."""
 
     legacy_api = True
@@ -46,7 +46,7 @@ class AwayFixture:
             os.rename(self.path + '.away', self.path)
 
 
-class BooksAwayTest(AwayFixture, leased.LeasedTestCase):
+class DatabaseOutageTest(OutageFixture, leased.LeasedTestCase):
 
     def test_notifications_during_outage_are_synced_afterwards(self):
         self.useFixture(fixtures.MonkeyPatch(
@@ -89,7 +89,7 @@ class BooksAwayTest(AwayFixture, leased.LeasedTestCase):
             for server in (first, second):
                 self.alice.delete_server(server['id'])
                 self.wait_until_gone(server['id'])
-        self.fill_books()
+        self.run_sync()
         self.boot_active('third', flavor='5')
 
     def test_lease_requests_are_refused_during_outage(self):
@@ -131,7 +131,7 @@ class BooksAwayTest(AwayFixture, leased.LeasedTestCase):
         self.boot_active('after')
 
 
-class HostsAwayTest(AwayFixture, whole_hosts_base.HostsTestCase):
+class HostsDuringOutageTest(OutageFixture, whole_hosts_base.HostsTestCase):
     """Assignments of hosts are unknown, but no other servers get there."""
 
     def setUp(self):
@@ -196,7 +196,7 @@ class HostsAwayTest(AwayFixture, whole_hosts_base.HostsTestCase):
             self.where[server_id], self.host_of({'id': server_id}))
 
 
-class PlacementAwayTest(api_base.ApiTestCase):
+class PlacementOutageTest(api_base.ApiTestCase):
 
     def test_lease_requests_are_refused_during_outage(self):
         def away(*_args, **_kwargs):
@@ -271,11 +271,11 @@ class ClockTest(api_base.ApiTestCase):
             server = self.boot_active('vm', hints={})
             self.alice.delete_server(server['id'])
             self.wait_until_gone(server['id'])
-        self.fill_books()
+        self.run_sync()
         self.assert_verified()
 
 
-class CellAwayTest(leased.LeasedTestCase):
+class CellOutageTest(leased.LeasedTestCase):
     """A cell that does not answer."""
 
     def setUp(self):
@@ -288,7 +288,7 @@ class CellAwayTest(leased.LeasedTestCase):
     def test_lease_end_is_postponed_while_cell_is_unavailable(self):
         server_id = self.boot_active(
             'vm1', hints=self.lease_hints('vm1'))['id']
-        self.fill_books()
+        self.run_sync()
         cloud = self.listener.parts.cloud
         get, asked = cloud._compute_api.get, []
 

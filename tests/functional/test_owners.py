@@ -213,7 +213,7 @@ class TestHandingOver(HandingMixin, api_base.ApiTestCase):
             lease, user_id='carol')['lease']['user_id'])
         self.alice.delete_server(server['id'])
         self.wait_until_gone(server['id'])
-        self.fill_books()
+        self.run_sync()
         self.hand(lease, project_id='b0b')
 
     def test_lease_of_boot_keeps_its_project(self):

@@ -59,7 +59,7 @@ class PromiseTest(PlacementTestCase):
         # Half of one host is free: 4 VCPUs and 8192 MB.
         self.refused_by_the_scheduler('too big', flavor='5')
         self.boot_active('fits', flavor='4')
-        self.fill_books()
+        self.run_sync()
         self.refused_by_the_scheduler('full')
 
     def test_unleased_boot_may_use_capacity_of_ended_lease(self):
@@ -107,7 +107,7 @@ class PromiseTest(PlacementTestCase):
     def test_migrations_respect_reserved_capacity(self):
         plain = self.boot_active('plain')
         here = plain['OS-EXT-SRV-ATTR:host']
-        self.fill_books()
+        self.run_sync()
         self.boot('vm1', flavor='5', hints=self.lease_hints(
             'vm1', start_in=HOUR))
         (booked,) = self.booked().values()
@@ -163,7 +163,7 @@ class LeasedPlacementTest(PlacementTestCase):
         self.disable(booked)
         server = self.start(server_id)
         self.assertNotEqual(booked, server['OS-EXT-SRV-ATTR:host'])
-        self.fill_books()
+        self.run_sync()
         self.assertEqual(server['OS-EXT-SRV-ATTR:host'],
                          self.booked()[server_id])
         self.assertEqual('ACTIVE', self.lease('vm1')['status'])
@@ -177,7 +177,7 @@ class LeasedPlacementTest(PlacementTestCase):
         self.clock.advance(HOUR)
         self.run_due()
         self.wait_for_status(server_id, 'ERROR')
-        self.fill_books()
+        self.run_sync()
         # It is retried; the other lease keeps its capacity.
         self.assertEqual(('STARTING', 'PENDING'), (
             self.lease('vm1')['status'], self.lease('others')['status']))
@@ -185,14 +185,14 @@ class LeasedPlacementTest(PlacementTestCase):
     def test_booking_follows_live_migration(self):
         server_id = self.begin()
         before = self.start(server_id)['OS-EXT-SRV-ATTR:host']
-        self.fill_books()
+        self.run_sync()
         self.admin.post_server_action(server_id, {'os-migrateLive': {
             'host': None, 'block_migration': 'auto'}})
         self.wait_for(lambda: self.admin.get_server(server_id)[
             'OS-EXT-SRV-ATTR:host'] != before, what='it has moved')
         after = self.wait_for_status(
             server_id, 'ACTIVE')['OS-EXT-SRV-ATTR:host']
-        self.fill_books()
+        self.run_sync()
         self.assertEqual(after, self.booked()[server_id])
 
     def test_shelved_server_is_unshelved_to_its_booking(self) -> None:
@@ -201,25 +201,25 @@ class LeasedPlacementTest(PlacementTestCase):
             'vm1', flavor='5', hints=self.lease_hints('vm1'))['id']
         self.boot('others', flavor='5', count=2,
                   hints=self.lease_hints('others', start_in=HOUR // 2))
-        self.fill_books()
+        self.run_sync()
         self.alice.post_server_action(server_id, {'shelve': None})
         self.wait_for_status(server_id, 'SHELVED_OFFLOADED')
-        self.fill_books()
+        self.run_sync()
         self.alice.post_server_action(server_id, {'unshelve': None})
         self.wait_for_status(server_id, 'ACTIVE')
-        self.fill_books()
+        self.run_sync()
         self.assertEqual(3, len(set(self.booked().values())))
 
     def test_booking_grows_with_resize(self):
         server_id = self.begin()
         self.start(server_id)
-        self.fill_books()
+        self.run_sync()
         self.alice.post_server_action(
             server_id, {'resize': {'flavorRef': '4'}})
         self.wait_for_status(server_id, 'VERIFY_RESIZE')
         self.alice.post_server_action(server_id, {'confirmResize': None})
         self.wait_for_status(server_id, 'ACTIVE')
-        self.fill_books()
+        self.run_sync()
         with self.listener.parts.database.reader() as session:
             booking = session.scalars(sa.select(models.Booking)).one()
             self.assertEqual(
@@ -386,7 +386,7 @@ class ClaimTest(PlacementTestCase):
 
     def test_migration_is_claimed_on_source_and_target(self):
         self.start_compute('host2')
-        self.fill_books()
+        self.run_sync()
         server = self.boot_active('vm1')
         here = server['OS-EXT-SRV-ATTR:host']
         there, = {'host1', 'host2'} - {here}

@@ -84,7 +84,7 @@ class PowerTest(whole_hosts_base.HostsTestCase):
 
     def switch(self, after=power.PAUSE):
         self.clock.advance(after)
-        self.power.look(self.leader)
+        self.leader.lead(self.power.look)
 
     def service(self, host='host1'):
         return objects.Service.get_by_compute_host(
@@ -325,7 +325,7 @@ class ListenerTest(whole_hosts_base.HostsTestCase):
 
         def is_off():
             self.clock.advance(power.PAUSE)
-            listener.power.look(leader)
+            leader.lead(listener.power.look)
             for one in threading.enumerate():
                 if one.name == 'power':
                     one.join(20)

@@ -22,7 +22,7 @@ class TestExtending(api_base.ApiTestCase):
     def test_lease_of_boot_is_extended_automatically(self):
         server = self.boot_active('vm1', hints=self.lease_hints(
             'mine', duration='1d', auto_extend='2h'))
-        self.fill_books()
+        self.run_sync()
         before = self.lease('mine')
         self.assertEqual(('ACTIVE', 7200), (
             before['status'], before['auto_extend']))
@@ -128,7 +128,7 @@ class TestNoShows(test_retrying.RetryingTestCase):
         server = self.boot(
             'vm1', flavor=lease['reservations'][0]['flavor_id'])
         self.wait_for_status(server['id'], 'ACTIVE')
-        self.fill_books()
+        self.run_sync()
         self.look(HOUR)
         found = self.get(lease)
         self.assertEqual(('ACTIVE', ''), (

@@ -32,7 +32,7 @@ class PurgeTest(api_base.ApiTestCase):
         later = self.hold('later', start_in=5 * DAY)
         self.alice.delete_server(used['id'])
         self.wait_until_gone(used['id'])
-        self.fill_books()
+        self.run_sync()
         self.run_until(self.began + 7200)
         self.assertEqual('TERMINATED', self.get(over)['status'])
         self.clock.advance(3 * DAY)
@@ -47,7 +47,7 @@ class PurgeTest(api_base.ApiTestCase):
             f"SELECT * FROM events WHERE lease_id = '{over['id']}'"))
         self.assertIn('were purged', self.command(
             'lease', 'list', '--ended')[1])
-        self.fill_books()
+        self.run_sync()
         self.assert_verified()
         self.run_until(self.began + 5 * DAY)
         self.wait_for_status(later['id'], 'ACTIVE')

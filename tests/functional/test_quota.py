@@ -63,7 +63,7 @@ class TestLeases(QuotaTestCase):
 
     def test_leased_server_counts_once_within_its_window(self):
         self.boot_active('leased', hints=self.lease_hints())
-        self.fill_books()
+        self.run_sync()
         self.exceeded(self.places(2, 403, start_in=60), self.servers, 2, 2, 1)
         self.places(1, start_in=60, length=60)
         self.places(2, start_in=HOUR)
@@ -73,7 +73,7 @@ class TestLeases(QuotaTestCase):
             self.reservation(amount=2, vcpus=1)])
         flavor_id = lease['reservations'][0]['flavor_id']
         self.boot_active('one', flavor=flavor_id)
-        self.fill_books()
+        self.run_sync()
         self.exceeded(self.places(1, 403, start_in=60), self.servers, 1, 2, 2)
         self.places(2, start_in=HOUR)
         self.boot_active('two', flavor=flavor_id)
@@ -140,12 +140,12 @@ class TestPlacement(TestLeases):
 
     def test_shelved_server_counts_by_its_booking(self):
         server = self.boot_active('leased', hints=self.lease_hints())
-        self.fill_books()
+        self.run_sync()
         self.places(1, 403, start_in=60, vcpus=4, length=60)
         self.alice.post_server_action(server['id'], {'shelve': None})
         self.wait_for(lambda: self.admin.get_server(
             server['id'])['status'] == 'SHELVED_OFFLOADED')
-        self.fill_books()
+        self.run_sync()
         self.places(1, 403, start_in=60, vcpus=4, length=60)
         self.places(1, start_in=60, vcpus=2, length=60)
 

@@ -64,7 +64,7 @@ class RecurringTestCase(api_base.ApiTestCase):
             return self.alice.get_server(server_id)['status'] == 'ACTIVE'
 
         self.wait_for(runs, what='the server runs')
-        self.fill_books()
+        self.run_sync()
 
     def end_of(self, number, lease):
         self.run_until(seconds(lease['occurrences'][number]['end_date']) + 1)
@@ -88,11 +88,11 @@ class RecurringTestCase(api_base.ApiTestCase):
         server_id = self.alice.get_servers()[0]['id']
         self.runs_since(lease, 0, server_id)
         self.end_of(0, lease)
-        self.fill_books()
+        self.run_sync()
         # As to capacity this is an ordinary boot.
         self.alice.post_server_action(server_id, {'unshelve': None})
         self.wait_for_status(server_id, 'ACTIVE')
-        self.fill_books()
+        self.run_sync()
         return lease, server_id
 
 
@@ -112,9 +112,9 @@ class TestBoots(RecurringTestCase):
             server, = [one['id'] for one in self.alice.get_servers()
                        if one['name'] == name]
             self.wait_for_status(server, 'ACTIVE')
-            self.fill_books()
+            self.run_sync()
             self.assertEqual('ACTIVE', self.statuses(lease)[number])
-            self.fill_books()
+            self.run_sync()
             self.assert_verified()
             self.end_of(number, lease)
             self.wait_until_gone(server)
@@ -143,7 +143,7 @@ class TestBoots(RecurringTestCase):
         self.assertEqual([2, 2], [
             len(self.get(one)['reservations'][0]['servers'])
             for one in self.only('vm')['occurrences']])
-        self.fill_books()
+        self.run_sync()
         self.assert_verified()
 
     def test_boot_is_refused_if_one_occurrence_does_not_fit(self):
@@ -156,7 +156,7 @@ class TestBoots(RecurringTestCase):
             message)
         self.assertEqual({}, self.names())
         self.assertEqual(['other'], [one['name'] for one in self.listed()])
-        self.fill_books()
+        self.run_sync()
         self.assert_verified()
 
     def fill(self, start_in):
@@ -172,7 +172,7 @@ class TestBoots(RecurringTestCase):
         self.assertIn('There is no capacity',
                       lease['occurrences'][0]['reason'])
         self.assertEqual(2, len(self.names()))
-        self.fill_books()
+        self.run_sync()
         self.assert_verified()
         self.run_until(self.start_of(lease, 1))
         for name in ('vm-1',):
@@ -193,7 +193,7 @@ class TestBoots(RecurringTestCase):
         self.run_until(self.start_of(lease, 0))
         server, = lease['reservations'][0]['servers']
         self.wait_for_status(server, 'ACTIVE')
-        self.fill_books()
+        self.run_sync()
         self.assertEqual(['ACTIVE', 'PENDING'], self.statuses(lease))
 
     def test_occurrences_follow_daylight_saving_of_time_zone(self):
@@ -272,7 +272,7 @@ class TestBoots(RecurringTestCase):
                 self.assertEqual([HOUR] * 3, self.lengths(lease))
                 self.assertEqual([False, hours < 0, False], [
                     each['reason'] != '' for each in lease['occurrences']])
-        self.fill_books()
+        self.run_sync()
         self.assert_verified()
 
     def wall(self, text):
@@ -337,7 +337,7 @@ class TestKept(RecurringTestCase):
 
     def end_of(self, number, lease):
         super().end_of(number, lease)
-        self.fill_books()
+        self.run_sync()
 
     def test_server_is_shelved_between_occurrences(self):
         lease = self.boot_each(how={'between': 'shelve'})
@@ -349,7 +349,7 @@ class TestKept(RecurringTestCase):
             self.assertEqual('ACTIVE', self.statuses(lease)[number])
             self.assertEqual([server['id']], self.get(
                 lease)['reservations'][0]['servers'])
-            self.fill_books()
+            self.run_sync()
             self.assert_verified()
             self.end_of(number, lease)
             if number < 2:
@@ -358,7 +358,7 @@ class TestKept(RecurringTestCase):
                 self.assertEqual([], self.query(
                     'SELECT id FROM bookings WHERE server_id IS NOT NULL'))
                 self.assertEqual({}, self.allocations(server['id']))
-                self.fill_books()
+                self.run_sync()
                 self.assert_verified()
         self.wait_until_gone(server['id'])
         self.assertEqual(['TERMINATED'] * 3, self.statuses(lease))
@@ -373,7 +373,7 @@ class TestKept(RecurringTestCase):
         self.assertEqual('SHELVED_OFFLOADED', self.alice.get_server(
             server_id)['status'])
         self.runs_since(lease, 2, server_id)
-        self.fill_books()
+        self.run_sync()
         self.end_of(2, lease)
         self.wait_until_gone(server_id)
 
@@ -391,14 +391,14 @@ class TestKept(RecurringTestCase):
         self.run_until(self.start_of(lease, 0))
         server, = self.alice.get_servers()
         self.wait_for_status(server['id'], 'ACTIVE')
-        self.fill_books()
+        self.run_sync()
         self.end_of(0, lease)
         self.alice.delete_server(server['id'])
         self.wait_until_gone(server['id'])
         self.run_until(self.start_of(lease, 1))
         self.assertEqual(['TERMINATED'] * 2, self.statuses(lease))
         self.assertEqual([], self.query('SELECT id FROM bookings'))
-        self.fill_books()
+        self.run_sync()
         self.assert_verified()
 
     def test_deletion_of_recurring_lease_deletes_kept_server(self):
@@ -406,11 +406,11 @@ class TestKept(RecurringTestCase):
         self.run_until(self.start_of(lease, 0))
         server, = self.alice.get_servers()
         self.wait_for_status(server['id'], 'ACTIVE')
-        self.fill_books()
+        self.run_sync()
         self.ask('DELETE', f'/leases/{lease["id"]}', code=204)
         self.run_until(clocks.SystemClock().now())
         self.wait_until_gone(server['id'])
-        self.fill_books()
+        self.run_sync()
         self.assert_verified()
 
 
@@ -431,7 +431,7 @@ class TestOneAndAll(RecurringTestCase):
         self.run_due()
         self.assertEqual(['PENDING', 'DELETED', 'PENDING'],
                          self.statuses(lease))
-        self.fill_books()
+        self.run_sync()
         self.assert_verified()
 
     def test_one_occurrence_can_be_rescheduled(self):
@@ -450,12 +450,12 @@ class TestOneAndAll(RecurringTestCase):
         self.run_until(self.start_of(lease, 0))
         server, = self.servers_of(lease, 0)
         self.wait_for_status(server, 'ACTIVE')
-        self.fill_books()
+        self.run_sync()
         self.ask('DELETE', f'/leases/{lease["occurrences"][0]["id"]}',
                  code=204)
         self.run_due()
         self.wait_until_gone(server)
-        self.fill_books()
+        self.run_sync()
         self.assertEqual(['DELETED', 'PENDING', 'PENDING'],
                          self.statuses(lease))
 
@@ -474,7 +474,7 @@ class TestOneAndAll(RecurringTestCase):
                 [self.start_of(after, number) for number in range(3)])
         self.assertEqual(['moved'] * 3, [
             one['name'] for one in self.listed(occurrences='true')])
-        self.fill_books()
+        self.run_sync()
         self.assert_verified()
 
     def test_occurrences_are_rescheduled_and_renamed_atomically(self):
@@ -506,7 +506,7 @@ class TestOneAndAll(RecurringTestCase):
         self.assertIn(f'Occurrence of {clocks.minute(start)} UTC',
                       error['error_message'])
         self.assertEqual(before, self.get(lease))
-        self.fill_books()
+        self.run_sync()
         self.assert_verified()
 
     def test_rescheduling_does_not_count_old_bookings(self):
@@ -532,15 +532,15 @@ class TestOneAndAll(RecurringTestCase):
         self.run_until(self.start_of(lease, 0))
         server, = self.servers_of(lease, 0)
         self.wait_for_status(server, 'ACTIVE')
-        self.fill_books()
+        self.run_sync()
         self.ask('DELETE', f'/leases/{lease["id"]}', code=204)
         self.run_due()
         self.wait_until_gone(server)
-        self.fill_books()
+        self.run_sync()
         self.assertEqual({}, self.names())
         self.ask('GET', f'/leases/{lease["id"]}', code=404)
         self.ask('DELETE', f'/leases/{lease["id"]}', code=204)
-        self.fill_books()
+        self.run_sync()
         self.assert_verified()
 
     def test_other_projects_cannot_see_or_change_recurring_lease(self):
@@ -593,7 +593,7 @@ class TestPlaces(RecurringTestCase):
         self.assertEqual('ACTIVE', self.get(lease)['status'])
         server = self.boot_active(
             'in', flavor=self.get(lease)['reservations'][0]['id'])
-        self.fill_books()
+        self.run_sync()
         self.end_of(0, lease)
         self.wait_until_gone(server['id'])
         self.run_until(self.start_of(lease, 1))
@@ -601,7 +601,7 @@ class TestPlaces(RecurringTestCase):
         self.assertEqual('ACTIVE', after['status'])
         self.assertNotEqual(lease['reservations'][0]['id'],
                             after['reservations'][0]['id'])
-        self.fill_books()
+        self.run_sync()
         self.assert_verified()
 
     def test_rescheduling_on_same_hosts_does_not_query_placement(self):

@@ -282,7 +282,7 @@ class NoRoomTest(RefusedTestCase):
     def test_unleased_servers_use_capacity_indefinitely(self):
         for name in ('vm1', 'vm2'):
             self.boot_active(name)
-        self.fill_books()
+        self.run_sync()
         fault = self.conflict(self.hold, flavor='5')
         self.assertEqual(('too_big', 0, None), (
             fault['reason'], fault['fits_now'], fault['next_start']))

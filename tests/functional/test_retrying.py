@@ -63,7 +63,7 @@ class TestRetrying(RetryingTestCase):
         self.free_capacity()
         self.look()
         self.wait_for_status(server['id'], 'ACTIVE')
-        self.fill_books()
+        self.run_sync()
         lease = self.lease('mine')
         self.assertEqual('ACTIVE', lease['status'])
         start, end = (driven.parse_iso(lease[key])
@@ -75,7 +75,7 @@ class TestRetrying(RetryingTestCase):
     def test_boot_with_free_capacity_starts_at_once(self):
         server = self.boot_active('vm1', hints=self.lease_hints(
             'mine', **self.retry))
-        self.fill_books()
+        self.run_sync()
         lease = self.lease('mine')
         self.assertEqual(('ACTIVE', 'retry', [server['id']]), (
             lease['status'], lease['lease_type'],
@@ -106,7 +106,7 @@ class TestRetrying(RetryingTestCase):
         self.assert_right()
         self.alice.delete_server(server['id'])
         self.wait_until_gone(server['id'])
-        self.fill_books()
+        self.run_sync()
         self.assertEqual('TERMINATED', self.lease('mine')['status'])
 
     def test_waiting_lease_ends_if_it_or_its_server_is_deleted(self):
@@ -114,10 +114,10 @@ class TestRetrying(RetryingTestCase):
             name, **self.retry)) for name in ('one', 'two'))
         self.alice.delete_server(one['id'])
         self.wait_until_gone(one['id'])
-        self.fill_books()
+        self.run_sync()
         self.delete(self.lease('two'))
         self.wait_until_gone(two['id'])
-        self.fill_books()
+        self.run_sync()
         self.assertEqual({'TERMINATED'}, {
             self.lease(name)['status'] for name in ('one', 'two')})
         self.assert_right()

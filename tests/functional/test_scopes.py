@@ -32,7 +32,7 @@ class ScopesTest(whole_hosts_base.HostsTestCase):
         self.leased = self.boot_active(
             'mine', hints=self.lease_hints('mine'))['id']
         self.running = self.boot_active('plain')['id']
-        self.fill_books()
+        self.run_sync()
         self.mine = self.make(start_in=HOUR)
         lease = self.lease('mine')
         host, = self.ask('GET', '/os-hosts', None, self.admin, 200)['hosts']

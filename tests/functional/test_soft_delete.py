@@ -74,11 +74,11 @@ class TestTheEndOfALease(SoftDeleteTestCase):
         server_id = self.active()
         booked = self.bookings()
         self.delete(server_id)
-        self.fill_books()
+        self.run_sync()
         self.assertEqual(booked, self.bookings())
         self.assertEqual('ACTIVE', self.lease('vm1')['status'])
         self.restore(server_id)
-        self.fill_books()
+        self.run_sync()
         self.assertEqual(booked, self.bookings())
         self.goes(server_id)
 
@@ -165,10 +165,10 @@ class TestQuota(test_quota.QuotaTestCase):
 
     def test_soft_deleted_server_counts_once(self):
         server = self.boot_active('leased', hints=self.lease_hints())
-        self.fill_books()
+        self.run_sync()
         self.alice.delete_server(server['id'])
         self.wait_for_status(server['id'], 'SOFT_DELETED')
-        self.fill_books()
+        self.run_sync()
         self.exceeded(self.places(
             1, 403, start_in=60, vcpus=4, length=60), self.cpus, 4, 4, 1)
         self.places(1, start_in=60, vcpus=3, length=60)

@@ -65,13 +65,13 @@ class StrandedTest(leased.LeasedTestCase):
         self.assertEqual(0, self.boot_rows()['api.build_requests'])
         self.assertEqual({}, self.guests())
         # It is not deferred again by any later check.
-        self.fill_books()
+        self.run_sync()
         self.clock.advance(300)
         self.run_due()
         self.assertEqual('ERROR', self.alice.get_server(server_id)['status'])
         self.alice.delete_server(server_id)
         self.wait_until_gone(server_id)
-        self.fill_books()
+        self.run_sync()
         self.assertEqual('TERMINATED', self.lease('vm1')['status'])
 
     def test_server_in_error_after_build_keeps_lease_active(self):
@@ -79,7 +79,7 @@ class StrandedTest(leased.LeasedTestCase):
         server_id = self.boot_active(
             'vm1', hints=self.lease_hints('vm1'))['id']
         self.reset(server_id, 'error')
-        self.fill_books()
+        self.run_sync()
         self.assertEqual('ACTIVE', self.lease('vm1')['status'])
         self.assertIsNotNone(self.bookings()[server_id])
 
@@ -103,8 +103,8 @@ class StrandedTest(leased.LeasedTestCase):
             server_id = self.boot('vm1', hints=self.lease_hints('vm1'))['id']
             self.wait_for_status(server_id, 'ERROR')
         self.assertNotEqual({}, self.allocations(server_id))
-        self.fill_books()
-        self.fill_books()
+        self.run_sync()
+        self.run_sync()
         self.assertEqual('ERROR', self.lease('vm1')['status'])
         self.assertIsNotNone(self.bookings()[server_id])
         self.assertEqual([('{}',)], self.query(
@@ -120,12 +120,12 @@ class StrandedTest(leased.LeasedTestCase):
         self.assertEqual({server_id: None}, self.bookings())
         self.placement.put(f'/allocations/{server_id}', {
             **held, 'consumer_generation': None}, version='1.28')
-        self.fill_books()
+        self.run_sync()
         self.assertIsNotNone(self.bookings()[server_id])
         self.clock.advance(7200)
         self.run_due()
         self.wait_until_gone(server_id)
-        self.fill_books()
+        self.run_sync()
         self.assertEqual('TERMINATED', self.lease('vm1')['status'])
         self.assertEqual(({}, {}), (
             self.bookings(), self.allocations(server_id)))
@@ -155,7 +155,7 @@ class StrandedTest(leased.LeasedTestCase):
 
         with fixtures.MonkeyPatch('nova.objects.BuildRequest.destroy', die):
             self.look_after(1860)
-        self.fill_books()
+        self.run_sync()
         self.assertEqual('ERROR', self.lease('vm1')['status'])
         self.look_after(300, 1860)
         self.assertEqual(0, self.boot_rows()['api.build_requests'])

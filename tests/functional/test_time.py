@@ -43,7 +43,7 @@ class LifeTest(leased.LeasedTestCase):
         self.clock.advance(HOUR)
         self.run_due()
         self.wait_for_status(server_id, 'ACTIVE')
-        self.fill_books()
+        self.run_sync()
 
     def test_lease_starts_and_ends_on_time(self):
         server_id = self.hold()
@@ -57,7 +57,7 @@ class LifeTest(leased.LeasedTestCase):
         self.assertEqual({server_id: server['OS-EXT-SRV-ATTR:host']},
                          self.guests())
         self.assertEqual('STARTING', self.lease('vm1')['status'])
-        self.fill_books()
+        self.run_sync()
         self.assertEqual('ACTIVE', self.lease('vm1')['status'])
         self.assertEqual('active',
                          self.lease('vm1')['reservations'][0]['status'])
@@ -137,7 +137,7 @@ class LifeTest(leased.LeasedTestCase):
         self.wait_until_gone(server_id)
         self.wait_for(lambda: not self.allocations(server_id))
         self.assertEqual('ACTIVE', self.lease('vm1')['status'])
-        self.fill_books()
+        self.run_sync()
         self.assertEqual('TERMINATED', self.lease('vm1')['status'])
 
     def test_lost_deletion_message_is_sent_again(self):
@@ -177,7 +177,7 @@ class LifeTest(leased.LeasedTestCase):
         server_id = self.hold(flavor='5', length=HOUR)
         self.begin(server_id)
         self.boot_active('other', flavor='5')
-        self.fill_books()
+        self.run_sync()
         self.clock.advance(HOUR)
         driver = self.computes[
             self.admin.get_server(server_id)['OS-EXT-SRV-ATTR:host']
@@ -199,7 +199,7 @@ class LifeTest(leased.LeasedTestCase):
         self.assertIn('next_start', message)
         go.set()
         self.finish()
-        self.fill_books()
+        self.run_sync()
         self.boot_active('next', flavor='5', hints=leased.RESERVE)
 
     def test_lease_waits_for_servers_of_previous_lease(self):
@@ -230,7 +230,7 @@ class LifeTest(leased.LeasedTestCase):
             self.run_due()
             for one in self.lease('vm1')['reservations'][0]['servers']:
                 self.wait_for_status(one, 'ERROR')
-        self.fill_books()
+        self.run_sync()
         lease = self.lease('vm1')
         self.assertEqual('ERROR', lease['status'])
         self.assertIn('could not be built', lease['status_reason'])
@@ -283,7 +283,7 @@ class LifeTest(leased.LeasedTestCase):
         self.listener = with_key
         self.assertEqual(1, self.run_due())
         self.wait_for_status(server_id, 'ACTIVE')
-        self.fill_books()
+        self.run_sync()
         lease = self.lease('vm1')
         self.assertEqual(('ACTIVE', ''), (
             lease['status'], lease['status_reason']))
@@ -412,7 +412,7 @@ class DeletionAroundTheStartTest(leased.LeasedTestCase):
         self.wait_for(lambda: not self.allocations(self.server_id),
                       what='no allocation')
         self.assertEqual(0, self.boot_rows()['api.build_requests'])
-        self.fill_books()
+        self.run_sync()
         self.assertEqual('TERMINATED', self.lease('vm1')['status'])
         with self.listener.parts.database.reader() as session:
             self.assertEqual(0, session.query(models.Booking).count())

@@ -93,7 +93,7 @@ class InventoryTest(UnitsTestCase):
         self.change('VCPU', max_unit=4)
         self.change('MEMORY_MB', max_unit=4096)
         self.change('DISK_GB', max_unit=50)
-        self.fill_books()
+        self.run_sync()
         for flavor, rc, most in (
                 (self.flavor(vcpus=8), 'VCPU', 4),
                 (self.flavor(memory=8192), 'MEMORY_MB', 4096),
@@ -106,23 +106,23 @@ class InventoryTest(UnitsTestCase):
 
     def test_min_unit_and_step_size_are_honoured(self):
         self.change('DISK_GB', min_unit=20, step_size=10)
-        self.fill_books()
+        self.run_sync()
         self.assertIn('less than 20', self.refuse(self.flavor(disk=10)))
         self.assertIn('multiples of 10', self.refuse(self.flavor(disk=25)))
         self.admit(self.flavor(disk=30))
 
     def test_allocation_ratio_and_reserved_are_honoured(self):
         self.change('VCPU', max_unit=16, reserved=4, allocation_ratio=0.5)
-        self.fill_books()
+        self.run_sync()
         self.refuse(self.flavor(vcpus=7))
         self.admit(self.flavor(vcpus=6))
         self.change('VCPU', max_unit=16, reserved=0, allocation_ratio=4.0)
-        self.fill_books()
+        self.run_sync()
         self.assertIn('more than 16', self.refuse(self.flavor(vcpus=17)))
 
     def test_availability_and_quotes_honour_max_unit(self):
         self.change('VCPU', max_unit=4)
-        self.fill_books()
+        self.run_sync()
         for vcpus, fits in ((4, 4), (8, 0)):
             free = self.ask('GET', '/availability', code=200, vcpus=vcpus,
                             memory_mb=512, disk_gb=1, amount=9)
@@ -139,7 +139,7 @@ class InventoryTest(UnitsTestCase):
 
     def test_max_unit_applies_to_every_kind_of_request(self):
         self.change('VCPU', max_unit=4)
-        self.fill_books()
+        self.run_sync()
         large = self.flavor(vcpus=8)
         for asked in (
                 self.reservation(vcpus=8),
@@ -161,12 +161,12 @@ class InventoryTest(UnitsTestCase):
                           start_in=HOUR)
         self.listener.overbooking.look()
         self.change('VCPU', max_unit=4)
-        self.fill_books()
+        self.run_sync()
         self.listener.overbooking.look()
         found = self.get(lease)
         self.assertIn('more than 4', found['status_reason'])
         self.change('VCPU', max_unit=16)
-        self.fill_books()
+        self.run_sync()
         self.listener.overbooking.look()
         self.assertEqual([self.root], [uuid for (uuid,) in self.query(
             'SELECT uuid FROM bookings JOIN hosts '
@@ -180,7 +180,7 @@ class ProvidersTest(UnitsTestCase):
         super().setUp()
         self.add_provider('card-a', 'VGPU', 1, 'CUSTOM_SMALL')
         self.add_provider('card-b', 'VGPU', 3, 'CUSTOM_LARGE')
-        self.fill_books()
+        self.run_sync()
 
     def assert_judged_alike(self, **specs: str) -> None:
         """Assert that a lease is admitted if placement has a candidate."""

@@ -23,7 +23,7 @@ class UnplacedTestCase(leased.LeasedTestCase):
 
     def look(self):
         """Sync with Nova, and carry out what is due within 300 s."""
-        self.fill_books()
+        self.run_sync()
         self.clock.advance(300)
         self.run_due()
 
@@ -74,7 +74,7 @@ class NoHostTest(UnplacedTestCase):
         with self.no_valid_host():
             self.start()
             self.wait_for_all('ERROR')
-            self.fill_books()
+            self.run_sync()
             lease = self.lease('vm1')
             self.assertEqual('STARTING', lease['status'])
             self.assertIn('No valid host', lease['status_reason'])
@@ -88,7 +88,7 @@ class NoHostTest(UnplacedTestCase):
         self.look()
         got = self.wait_for_status(server['id'], 'ACTIVE')
         self.assertEqual({'color': 'blue'}, got['metadata'])
-        self.fill_books()
+        self.run_sync()
         lease = self.lease('vm1')
         self.assertEqual(('ACTIVE', ''),
                          (lease['status'], lease['status_reason']))
@@ -111,7 +111,7 @@ class NoHostTest(UnplacedTestCase):
         with self.no_valid_host():
             self.start()
             self.wait_for_all('ERROR')
-            self.fill_books()
+            self.run_sync()
         self.look()
         got = self.wait_for_status(server_id, 'ACTIVE')
         self.assertEqual(
@@ -124,7 +124,7 @@ class NoHostTest(UnplacedTestCase):
         with self.no_valid_host():
             self.start()
             self.wait_for_all('ERROR')
-        self.fill_books()
+        self.run_sync()
 
         class Died(BaseException):
             pass
@@ -140,7 +140,7 @@ class NoHostTest(UnplacedTestCase):
                 self.clock.advance(300)
                 self.assertRaises(Died, self.run_due)
             # Whatever exists of it, it does not count as deleted.
-            self.fill_books()
+            self.run_sync()
             self.assertEqual('STARTING', self.lease('vm1')['status'], step)
         self.clock.advance(300)
         self.run_due()
@@ -154,7 +154,7 @@ class NoHostTest(UnplacedTestCase):
         with self.no_valid_host():
             self.start()
             self.wait_for_all('ERROR')
-        self.fill_books()
+        self.run_sync()
         self.clock.advance(300)
         return self.lease('vm1')['id']
 
@@ -174,7 +174,7 @@ class NoHostTest(UnplacedTestCase):
             self.run_due()
         self.assertEqual([True], others)
         self.wait_for_all('ACTIVE')
-        self.fill_books()
+        self.run_sync()
         self.assertEqual('ACTIVE', self.lease('vm1')['status'])
         self.assertEqual(1, len(self.guests()))
         self.assertEqual(0, self.boot_rows()['api.build_requests'])
@@ -193,11 +193,11 @@ class NoHostTest(UnplacedTestCase):
 
         with fixtures.MonkeyPatch(
                 'blazar_nova.compat.server_state._in_cell', slow):
-            self.fill_books()
+            self.run_sync()
         self.assertEqual([True], started)
         self.assertEqual('STARTING', self.lease('vm1')['status'])
         self.wait_for_all('ACTIVE')
-        self.fill_books()
+        self.run_sync()
         self.assertEqual('ACTIVE', self.lease('vm1')['status'])
 
     def test_lease_ends_after_interrupted_deferral(self):
@@ -224,7 +224,7 @@ class NoHostTest(UnplacedTestCase):
         with self.no_valid_host():
             self.start()
             self.wait_for_all('ERROR')
-        self.fill_books()
+        self.run_sync()
         destroy, deleted = objects.Instance.destroy, []
 
         def deleted_first(instance, hard_delete=False):
@@ -262,14 +262,14 @@ instances = 7
         self.start()
         self.wait_for(lambda: sorted(self.statuses().values()) == (
             ['ACTIVE'] * 4 + ['RESERVED'] * 3), what='4 of 7 run')
-        self.fill_books()
+        self.run_sync()
         lease = self.lease('vm1')
         self.assertEqual('STARTING', lease['status'])
         self.assertIn('instances', lease['status_reason'])
         self.quota(7)
         self.look()
         self.wait_for_all('ACTIVE')
-        self.fill_books()
+        self.run_sync()
         lease = self.lease('vm1')
         self.assertEqual(('ACTIVE', ''),
                          (lease['status'], lease['status_reason']))
@@ -284,7 +284,7 @@ instances = 7
             self.quota(2)
             self.start()
             self.wait_for_all('ERROR')
-        self.fill_books()
+        self.run_sync()
         self.assertEqual('STARTING', self.lease('vm1')['status'])
         self.quota(7)
         self.look()

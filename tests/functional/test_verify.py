@@ -102,7 +102,7 @@ class VerifyTestCase(leased.LeasedTestCase):
         """Create a lease with an ACTIVE server, and record it."""
         server = self.boot_active(
             name, hints=self.lease_hints(name, length=2 * HOUR), **kwargs)
-        self.fill_books()
+        self.run_sync()
         self.assertEqual('ACTIVE', self.lease(name)['status'])
         return ty.cast(str, server['id'])
 
@@ -238,7 +238,7 @@ class ServersTest(VerifyTestCase):
     def test_missing_instance_mapping_is_recreated(self):
         """No command of Nova finds it."""
         server_id = self.boot_active('plain')['id']
-        self.fill_books()
+        self.run_sync()
         context = nova_context.get_admin_context()
         mapping = objects.InstanceMapping.get_by_instance_uuid(
             context, server_id)
@@ -252,7 +252,7 @@ class ServersTest(VerifyTestCase):
 
     def test_instance_mapping_without_cell_is_fixed(self):
         server_id = self.boot_active('plain')['id']
-        self.fill_books()
+        self.run_sync()
         context = nova_context.get_admin_context()
         with api_db.context_manager.writer.using(context):
             context.session.execute(
@@ -264,7 +264,7 @@ class ServersTest(VerifyTestCase):
 
     def test_instance_mapping_to_other_cell_is_only_reported(self):
         server_id = self.boot_active('plain')['id']
-        self.fill_books()
+        self.run_sync()
         context = nova_context.get_admin_context()
         mapping = objects.InstanceMapping.get_by_instance_uuid(
             context, server_id)
@@ -277,7 +277,7 @@ class ServersTest(VerifyTestCase):
 
     def test_hidden_copy_of_cross_cell_resize_is_no_difference(self):
         server_id = self.boot_active('plain')['id']
-        self.fill_books()
+        self.run_sync()
         context = nova_context.get_admin_context()
         server = objects.Instance.get_by_uuid(
             context, server_id, expected_attrs=['flavor'])
@@ -316,13 +316,13 @@ class ServersTest(VerifyTestCase):
         answer = self.placement.put(
             f'/allocations/{consumer}', held, version='1.28')
         self.assertEqual(204, answer.status, answer.body)
-        self.fill_books()
+        self.run_sync()
         report = self.assert_left(f'an allocation of consumer {consumer}')
         self.assertIn('placement audit', report.left[0].remedy)
         self.placement.delete(f'/allocations/{consumer}')
         # A server that is resized may come back.
         self.clock.advance(pending.BACK_SECONDS + 1)
-        self.fill_books()
+        self.run_sync()
         self.assert_nothing()
 
     def test_unrecorded_running_server_is_recorded(self):
@@ -493,7 +493,7 @@ class ServersTest(VerifyTestCase):
     def test_server_built_before_lease_start_is_reported(self):
         server_id = self.boot_active(
             'early', hints=self.lease_hints('early'))['id']
-        self.fill_books()
+        self.run_sync()
         self.change(models.Lease, status='PENDING')
         self.change(models.Event, models.Event.event_type == 'start_lease',
                     status='UNDONE', run_at=self.began + HOUR)
@@ -544,7 +544,7 @@ class BooksTest(VerifyTestCase):
 
         self.wait_for(over, what='the lease is over')
         self.assertFalse(self.exists(server_id))
-        self.fill_books()
+        self.run_sync()
         self.assert_nothing()
 
     def test_overbooked_host_is_reported(self):
@@ -680,7 +680,7 @@ class MomentsTest(VerifyTestCase):
 
     def test_failed_fix_is_reported(self):
         self.start_compute('host3')
-        with mock.patch('blazar_core.capacity.inventory.report',
+        with mock.patch('blazar_core.capacity.inventory.record_host',
                         side_effect=ValueError('no')):
             report = self.compare(fix=True)
         self.assertEqual((1, 0), (len(report.left), len(report.mended)))
@@ -688,7 +688,7 @@ class MomentsTest(VerifyTestCase):
         self.assertIn('Fix failed, ValueError: no', report.problems[0])
 
 
-class AwayTest(VerifyTestCase):
+class OutageTest(VerifyTestCase):
     """A service does not answer."""
 
     def test_unavailable_cell_is_reported(self):

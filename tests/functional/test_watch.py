@@ -63,7 +63,7 @@ class WatchTest(leased.LeasedTestCase):
         server_id = self.hold('vm1', flavor='5')['id']
         booked = self.bookings()[server_id]
         self.force('first', booked)
-        self.fill_books()
+        self.run_sync()
         self.listener.overbooking.look()
         self.clock.advance(HOUR)
         self.run_due()
@@ -84,7 +84,7 @@ class WatchTest(leased.LeasedTestCase):
         self.force('one', before[first])
         for name in ('two', 'three', 'four', 'five'):
             self.force(name, before[first])
-        self.fill_books()
+        self.run_sync()
         self.listener.overbooking.look()
         # There would be capacity on the host of its sibling.
         self.assertEqual({first: None, second: before[second]},
@@ -107,7 +107,7 @@ class PlacesTest(api_base.ApiTestCase):
             'ON hosts.id = bookings.host_id')
         self.boot_active('forced', availability_zone=f'nova:{booked}',
                          client=self.admin)
-        self.fill_books()
+        self.run_sync()
         self.listener.overbooking.look()
         ((now,),) = self.query(
             'SELECT hosts.name FROM bookings JOIN hosts '

@@ -175,7 +175,7 @@ class TestLife(whole_hosts_base.HostsTestCase):
             {'id': reservation_id, 'projects': []}]}, code=200)
         self.delete(lease['id'])
         self.wait_until_over(lease['id'])
-        self.fill_books()
+        self.run_sync()
         self.bob.post_server_action(server_id, {'unshelve': None})
         self.wait_for_status(server_id, 'ACTIVE')
 

@@ -56,7 +56,7 @@ TEMPLATE = {
 #: END_OVER, nothing is left to carry out.
 STARTS = (Step.START_CLAIMED, Step.OPEN_HELD, Step.OPEN_OPENED,
           Step.START_CARRIED_OUT)
-ENDS = (Step.END_CLAIMED, Step.END_BEGUN, Step.END_DELETED, Step.CLOSE_CLEANED,
+ENDS = (Step.END_CLAIMED, Step.END_BEGUN, Step.END_ASKED, Step.CLOSE_CLEANED,
         Step.CLOSE_CLOSED, Step.END_OVER)
 
 

@@ -325,7 +325,7 @@ class HostsTest(CrashTestCase, test_hosts.HostsTestCase):
     STARTS = (Step.START_CLAIMED, Step.OPEN_HELD, Step.OPEN_OPENED,
               Step.START_CARRIED_OUT)
     #: No server of it has a booking of its own that would reach END_GONE.
-    ENDS = (Step.END_CLAIMED, Step.END_BEGUN, Step.END_DELETED,
+    ENDS = (Step.END_CLAIMED, Step.END_BEGUN, Step.END_ASKED,
             Step.CLOSE_CLEANED, Step.CLOSE_CLOSED, Step.END_OVER,
             Step.END_CARRIED_OUT)
 

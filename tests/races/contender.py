@@ -202,9 +202,11 @@ class Contender:
             with self.database.writer() as session:
                 row = session.get_one(
                     models.Host, self.dice.choice(self.host_ids))
-                inventory.report(session, self.clock.now(), model.HostFacts(
-                    row.uuid, row.name, row.service_host, row.capacity,
-                    {'color': self.dice.randrange(10)}), {}, row.generation)
+                inventory.record_host(
+                    session, self.clock.now(), model.HostFacts(
+                        row.uuid, row.name, row.service_host, row.capacity,
+                        {'color': self.dice.randrange(10)}), {},
+                    row.generation)
 
         self.database.retried(work)
 

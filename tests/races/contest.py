@@ -79,9 +79,10 @@ class Contest:
         database = api.Database(databases.configuration(url))
         with database.writer() as session:
             for number in range(count):
-                inventory.report(session, int(time.time()), model.HostFacts(
-                    uuidutils.generate_uuid(), f'host{number}',
-                    f'host{number}', CAPACITY), {'somebody': {'VCPU': 2}})
+                inventory.record_host(
+                    session, int(time.time()), model.HostFacts(
+                        uuidutils.generate_uuid(), f'host{number}',
+                        f'host{number}', CAPACITY), {'somebody': {'VCPU': 2}})
         database.engine.dispose()
 
     def _ask(self, tasks: ty.Sequence[ty.Any]) -> list[ty.Any]:

@@ -77,7 +77,7 @@ class Evicting:
                 lambda _id: None, SAFE_FOR))
         while True:
             with contextlib.suppress(*_FAILED):
-                evictions.look(leader)
+                leader.lead(evictions.look)
             self._baton.let_pass(self.pause)
             self._baton.wait(lambda: bool(self._world.look(
                 'SELECT 1 FROM interruptible_servers LIMIT 1')), worlds.REST)

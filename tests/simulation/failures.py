@@ -184,7 +184,7 @@ class Years:
     def _report(self, host: str) -> None:
         """Report a host without servers."""
         with self._database.writer() as session:
-            inventory.report(
+            inventory.record_host(
                 session, self._clock.now(), model.HostFacts(
                     host, host, host, {'VCPU': 8}), {},
                 inventory.generations(session, [host]).get(host))

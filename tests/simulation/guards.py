@@ -240,9 +240,9 @@ GUARDS: dict[str, tuple[str, ty.Any]] = {
         'blazar_core.healing.host_replacement.BookingReassignment.'
         'reassign_all',
         lambda self, found: True),
-    'slots': ('blazar_core.lifecycle.lost_builds.AbandonedSlots.send_left',
+    'slots': ('blazar_core.lifecycle.lost_builds.UnsentSlotBuilds.send',
               lambda self: None),
-    'slot': ('blazar_core.leases.slots.Slots.dispatch',
+    'slot': ('blazar_core.leases.slots.Slots.take_permit',
              lambda self, server_id: True),
     'undo': ('blazar_core.capacity.scheduler_claims.Claims._undo',
              lambda self, work, *args: lambda: None),

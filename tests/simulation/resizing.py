@@ -111,7 +111,9 @@ class Resizers:
                 host.allocations.pop(server.id, None)
             source.allocations[server.id] = source.allocations.pop(
                 resize.kept_as, dict(resize.amounts))
-            self._cloud.act_against(source, resize.amounts)
+            # Its booking follows as it is, and is changed then.
+            for amounts in (server.amounts, resize.amounts):
+                self._cloud.act_against(source, amounts)
             server.host, server.amounts = source, resize.amounts
             self._end(server, 'reverted', source, had)
 

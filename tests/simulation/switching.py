@@ -96,7 +96,7 @@ class Machines:
         while True:
             with contextlib.suppress(errors.DatabaseUnavailable,
                                      errors.ConcurrentUpdate):
-                switch.look(leader)
+                leader.lead(switch.look)
             seen = self._world.storage.versions['bookings']
             self._baton.let_pass(power.PAUSE)
             if pause := self._pause():

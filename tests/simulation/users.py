@@ -533,7 +533,7 @@ def boot_in(core: worlds.Core, reservation_id: str, project: str, vcpus: int,
         raise
     server.leased = True
     fault_points.fault_point(fault_points.FaultPoint.SLOT_TAKEN, server.id)
-    if slots.dispatch(server.id):
+    if slots.take_permit(server.id):
         fault_points.fault_point(fault_points.FaultPoint.SLOT_DISPATCHED,
                                  server.id)
         cloud.cast([server.id])

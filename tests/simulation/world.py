@@ -605,7 +605,7 @@ class World:
 
     def _send_left(self, core: Core) -> None:
         """Send the builds of slots whose requests died."""
-        left = lost_builds.AbandonedSlots(
+        left = lost_builds.UnsentSlotBuilds(
             core.database, core.clock, core.leases.slots,
             self.port.send_slots, str)
         while True:
@@ -613,7 +613,7 @@ class World:
                 'SELECT 1 FROM slot_builds LIMIT 1')), REST)
             self.baton.let_pass(lost_builds.PAUSE)
             with contextlib.suppress(errors.DatabaseUnavailable):
-                left.send_left()
+                left.send()
 
     def _monitor(self, core: Core) -> None:
         """Update periodically which hosts are down."""
@@ -748,7 +748,7 @@ class World:
         allocations = {self.port.migrations.get(one, one): dict(takes)
                        for one, takes in host.allocations.items()}
         with core.database.writer() as session:
-            inventory.report(session, now, facts, allocations, seen)
+            inventory.record_host(session, now, facts, allocations, seen)
 
     def _retain(self, core: Core) -> None:
         with core.database.writer() as session:

@@ -412,7 +412,7 @@ class DatabaseTestCase(TestCase):
                capacity: model.Resources) -> None:
         """Report the capacity of a host, as the periodic sync does."""
         with self.database.writer() as session:
-            inventory.report(session, NOW, model.HostFacts(
+            inventory.record_host(session, NOW, model.HostFacts(
                 uuid, name, name, capacity), {'somebody': usage or {}},
                 inventory.generations(session, [uuid]).get(uuid))
 

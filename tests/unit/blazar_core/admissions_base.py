@@ -16,11 +16,11 @@ NOW = base.NOW
 ONLY_SQLITE = [('sqlite', {'kind': 'sqlite'})]
 
 
-class AgainstBruteForce(worlds.BooksTestCase):
+class AgainstBruteForce(worlds.WorldTestCase):
 
     scenarios = ONLY_SQLITE
 
-    def in_books(self, world, followed, work):
+    def in_database(self, world, followed, work):
         """Return the result of ``work`` with an admission in a world.
 
         :param followed: write the bookings only after the admission has loaded
@@ -44,7 +44,7 @@ class AgainstBruteForce(worlds.BooksTestCase):
                 worlds.clear(session)
 
 
-class AdmissionTestCase(worlds.BooksTestCase):
+class AdmissionTestCase(worlds.WorldTestCase):
 
     def setUp(self):
         super().setUp()

@@ -57,7 +57,7 @@ class TestPickAgainstBruteForce(admissions_base.AgainstBruteForce):
                         [host_id - 1000 for host_id in picked], world.hosts,
                         world.bookings(), asked, window.start, window.end))
 
-            self.in_books(world, followed, work)
+            self.in_database(world, followed, work)
 
         self.for_all(check, worlds.questions(), st.booleans())
         # Each answer occurs often enough in the examples.
@@ -109,7 +109,7 @@ class TestPickAgainstBruteForce(admissions_base.AgainstBruteForce):
                             found.append(exc.refusal)
                 self.assertEqual(*found)
 
-            self.in_books(world, False, work)
+            self.in_database(world, False, work)
 
         self.for_all(check, worlds.questions(),
                      st.sets(st.integers(1000, 1004), max_size=2))
@@ -139,7 +139,7 @@ class TestPickAgainstBruteForce(admissions_base.AgainstBruteForce):
                 return admitting.quote([demand], window)
 
             # The bookings are counted again afterwards.
-            after = self.in_books(world, False, ask)
+            after = self.in_database(world, False, ask)
             fits = oracle.most(
                 world.hosts, world.bookings(), asked._replace(
                     count=demand.fewest().count), window.start, window.end)

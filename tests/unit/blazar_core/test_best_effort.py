@@ -78,8 +78,9 @@ class BestEffortTestCase(base.LeaseTestCase):
         for name in names:
             uuid = self.names[name]
             with self.database.writer() as session:
-                inventory.report(session, self.clock.now(), model.HostFacts(
-                    uuid, name, name, self.capacity), self.there[name],
+                inventory.record_host(
+                    session, self.clock.now(), model.HostFacts(
+                        uuid, name, name, self.capacity), self.there[name],
                     inventory.generations(session, [uuid])[uuid])
 
     def arrive(self, server_id, told=True):

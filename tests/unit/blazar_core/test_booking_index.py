@@ -128,21 +128,24 @@ class IndexUpdatesTest(IndexTestCase):
             elif kind == 2:
                 host = session.get_one(models.Host, dice.choice(
                     self.host_ids))
-                inventory.report(session, self.clock.now(), model.HostFacts(
-                    host.uuid, host.name, host.service_host,
-                    {**host.capacity, 'VCPU': dice.randint(60, 90)}),
+                inventory.record_host(
+                    session, self.clock.now(), model.HostFacts(
+                        host.uuid, host.name, host.service_host,
+                        {**host.capacity, 'VCPU': dice.randint(60, 90)}),
                     {'server': {'VCPU': dice.randint(1, 5)}},
                     host.generation)
                 return
             elif kind == 3:
                 host = session.get_one(models.Host, dice.choice(
                     self.host_ids))
-                inventory.report_usage(session, self.clock.now(), host.uuid, {
-                    'server': {'VCPU': dice.randint(1, 5)}}, host.generation)
+                inventory.record_host_usage(
+                    session, self.clock.now(), host.uuid, {
+                        'server': {'VCPU': dice.randint(1, 5)}},
+                    host.generation)
                 return
             elif kind == 4:
                 name = dice.choice(['h1', 'h2', 'h3'])
-                inventory.record(
+                inventory.record_server(
                     session.connection(), self.clock.now(), name, name,
                     'server', dice.choice([None, PLAIN]))
                 return
@@ -166,7 +169,7 @@ class IndexUpdatesTest(IndexTestCase):
                         'before_cursor_execute', note)
         for came in (True, False):
             with self.database.begin() as connection:
-                self.assertTrue(inventory.record(
+                self.assertTrue(inventory.record_server(
                     connection, NOW, 'h1', 'h1', 'server',
                     PLAIN if came else None))
             statements.clear()
@@ -181,7 +184,7 @@ class IndexUpdatesTest(IndexTestCase):
         self.picture(self.index)
         with self.database.begin() as connection:
             for name in ('h1', 'h2'):
-                self.assertTrue(inventory.record(
+                self.assertTrue(inventory.record_server(
                     connection, NOW, name, name, f'on {name}', PLAIN))
         self.picture(self.index)
         one, two = (self.index.hosts[host_id].usage

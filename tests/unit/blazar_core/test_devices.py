@@ -87,7 +87,7 @@ class CardsMixin:
         uuid = self.uuid_of(name) or uuidutils.generate_uuid()
         amounts, units = cards_of(name, kinds, each)
         with self.database.writer() as session:
-            inventory.report(session, self.clock.now(), model.HostFacts(
+            inventory.record_host(session, self.clock.now(), model.HostFacts(
                 uuid, name, name, {'VCPU': vcpus, **amounts}, units=units),
                 allocations, inventory.generations(session, [uuid]).get(uuid))
         return uuid
@@ -137,9 +137,10 @@ class BestEffortTest(CardsMixin, test_best_effort.BestEffortTestCase):
             uuid = self.names[name]
             amounts, units = self.cards.get(name, ({}, None))
             with self.database.writer() as session:
-                inventory.report(session, self.clock.now(), model.HostFacts(
-                    uuid, name, name, {**self.capacity, **amounts},
-                    units=units), self.there[name],
+                inventory.record_host(
+                    session, self.clock.now(), model.HostFacts(
+                        uuid, name, name, {**self.capacity, **amounts},
+                        units=units), self.there[name],
                     inventory.generations(session, [uuid])[uuid])
 
     def with_cards(self, each=1, **kinds):

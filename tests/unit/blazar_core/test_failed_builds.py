@@ -43,7 +43,7 @@ class TestFailedBuilds(lifecycle_base.LifecycleTestCase):
 
         def report(**runs):
             with self.database.writer() as session:
-                inventory.report(
+                inventory.record_host(
                     session, NOW, model.HostFacts(
                         self.one, 'one', 'one', {'VCPU': 2}),
                     {one: {'VCPU': 1} for one in runs.values()},

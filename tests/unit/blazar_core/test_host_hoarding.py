@@ -214,7 +214,7 @@ class TestMovingServers(HoardingTestCase):
         uuids = [self.uuid_of(one) for one in stale]
         with self.database.writer() as session:
             for uuid, seen in inventory.generations(session, uuids).items():
-                inventory.report_usage(
+                inventory.record_host_usage(
                     session, self.clock.now(), uuid,
                     {server_id: {'VCPU': 1}} if uuid == there else {}, seen)
 

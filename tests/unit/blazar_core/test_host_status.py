@@ -3,6 +3,7 @@
 
 from blazar_core.audit import audit
 from blazar_core.capacity import eligibility
+from blazar_core.capacity import outages
 from blazar_core.common import errors
 from blazar_core.db import api
 from blazar_core.db import models
@@ -173,7 +174,7 @@ class TestStatusChanges(HostStatusTestCase):
         self.with_host('one')
         self.host_status.update({self.uuid_of('two'): None})
         self.assertEqual(({}, []), (
-            self.outages(), host_status.host_outages(self.database)))
+            self.outages(), outages.listed(self.database)))
 
     def test_outage_of_removed_host_lasts_while_servers_remain(self):
         lease = self.running_lease(
@@ -181,7 +182,7 @@ class TestStatusChanges(HostStatusTestCase):
         self.fail()
         self.with_host('one')
         self.host_status.update({self.uuid_of('two'): None})
-        self.assertEqual(1, len(host_status.host_outages(self.database)))
+        self.assertEqual(1, len(outages.listed(self.database)))
         self.assertIs(True, self.get(lease)['degraded'])
 
     def test_contended_host_does_not_block_others(self):
@@ -377,7 +378,7 @@ class TestHealing(HostStatusTestCase):
         self.notified.clear()
         self.see(one=None, two=SURE)
         self.assertEqual((['two'], ['host.recovered']), (
-            [one.name for one in host_status.host_outages(self.database)],
+            [one.name for one in outages.listed(self.database)],
             [event for event, _of in self.notified]))
         self.notified.clear()
         self.see()

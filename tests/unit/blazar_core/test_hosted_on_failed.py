@@ -134,7 +134,7 @@ class TestHostedServers(whole_hosts_base.WholeHostsTestCase):
         amounts, units = test_devices.cards_of('two', 'ab')
         with self.database.writer() as session:
             uuid = self.uuids['two']
-            inventory.report(
+            inventory.record_host(
                 session, self.clock.now(), model.HostFacts(
                     uuid, 'two', 'two', {'VCPU': 2, **amounts}, units=units),
                 {}, inventory.generations(session, [uuid])[uuid])

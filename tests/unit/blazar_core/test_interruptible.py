@@ -824,9 +824,9 @@ class TestEvictions(EvictionTestCase):
         self.lease(start, start + 1000, resources={'VCPU': 2})
         self.until(NOW + start - LEAD)
         for name in ('a', 'b'):
-            self.new_evictions().look(leader_election.Leader(
+            leader_election.Leader(
                 self.database, self.clock, eviction.LEADER, name,
-                eviction.PAUSE, 60))
+                eviction.PAUSE, 60).lead(self.new_evictions().look)
         self.assertEqual(1, len(self.scalars(models.ServerMove)))
 
     def test_deleted_servers_are_unregistered(self):
@@ -1115,9 +1115,9 @@ class TestResumption(InterruptibleTestCase):
     def look_until(self, instant):
         while self.clock.now() < instant:
             self.clock.advance(min(15, instant - self.clock.now()))
-            self.evictions.look(leader_election.Leader(
+            leader_election.Leader(
                 self.database, self.clock, eviction.LEADER, 'a',
-                eviction.PAUSE, 60))
+                eviction.PAUSE, 60).lead(self.evictions.look)
 
     def look_until_woken(self, server_id, end):
         while not self.cloud.unshelved:
@@ -1340,9 +1340,9 @@ class TestRandomWorkload(InterruptibleTestCase):
     def pass_time(self, seconds):
         self.clock.advance(seconds)
         now = self.clock.now()
-        self.evictions.look(leader_election.Leader(
+        leader_election.Leader(
             self.database, self.clock, eviction.LEADER, 'a', eviction.PAUSE,
-            60))
+            60).lead(self.evictions.look)
         for event, server_id, at in self.events():
             if event == 'evict_scheduled':
                 at = clocks.iso(now) if at is None else at

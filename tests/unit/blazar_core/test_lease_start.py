@@ -536,7 +536,7 @@ class TestFailedServerUsage(lifecycle_base.LifecycleTestCase):
 
         with self.database.writer() as session, fixtures.MonkeyPatch(
                 'blazar_core.db.api.lock', locked):
-            inventory.report(
+            inventory.record_host(
                 session, NOW, model.HostFacts(
                     self.one, 'one', 'one', {'VCPU': 2}),
                 {one: {'VCPU': 1} for one in server_ids},

@@ -63,7 +63,7 @@ def after(world, edits):
                 new for _index, new in edits if new is not None]
 
 
-class AmendTestCase(worlds.BooksTestCase):
+class AmendTestCase(worlds.WorldTestCase):
 
     scenarios = [('sqlite', {'kind': 'sqlite'})]
 
@@ -261,7 +261,7 @@ class TestManyDecisions(AmendTestCase):
                    for row in world.rows)])
 
 
-class TestAmend(worlds.BooksTestCase):
+class TestAmend(worlds.WorldTestCase):
 
     scenarios = databases.SQL
 
@@ -366,7 +366,7 @@ class TestAmend(worlds.BooksTestCase):
              for row in self.scalars(models.Change)])
 
 
-class TestHostGenerations(worlds.BooksTestCase):
+class TestHostGenerations(worlds.WorldTestCase):
 
     scenarios = databases.EACH
 
@@ -417,7 +417,7 @@ class TestHostGenerations(worlds.BooksTestCase):
             'one', 'two', 'three')], taken)
 
 
-class TestManyHosts(worlds.BooksTestCase):
+class TestManyHosts(worlds.WorldTestCase):
     """The number of statements does not depend on the number of hosts."""
 
     def statements(self, count):
@@ -471,7 +471,7 @@ class TestManyHosts(worlds.BooksTestCase):
                     self.scalars(models.Host), key=lambda host: host.id)])
 
 
-class TestConcurrentDecisions(worlds.BooksTestCase):
+class TestConcurrentDecisions(worlds.WorldTestCase):
 
     scenarios = databases.SERVERS
     options = {'admission_retries': 2}

@@ -238,9 +238,9 @@ class TestLeaseLifecycle(LivesMixin, base.LeaseTestCase):
             lease['reservations'][0]['id'], PROJECT, ['one', 'two'],
             'encrypted')
         self.clock.advance(100)
-        lost_builds.AbandonedSlots(
+        lost_builds.UnsentSlotBuilds(
             self.database, self.clock, self.leases.slots,
-            lambda _call, _apart, gate: gate(['one', 'two']), str).send_left()
+            lambda _call, _apart, gate: gate(['one', 'two']), str).send()
         line, = (one for one in self.lines.all if 'took their slots' in one)
         self.assertIn(lease['id'], line)
         self.assert_named()

@@ -9,7 +9,6 @@ from blazar_core.common import clocks
 from blazar_core.common import errors
 from blazar_core.common import model
 from blazar_core.db import models
-from blazar_core.healing import host_status
 from blazar_core.healing import maintenance
 from blazar_core.lifecycle.server_moves import Obstacle
 from tests import databases
@@ -72,7 +71,7 @@ class TestScheduleMaintenance(MaintenanceTestCase):
         self.assertEqual({'one': (FROM, UNTIL)}, self.outages())
         self.take(start=FROM + 5, end=UNTIL + 5)
         self.assertEqual({'one': (FROM + 5, UNTIL + 5)}, self.outages())
-        one, = host_status.host_outages(self.database)
+        one, = outages.listed(self.database)
         self.assertEqual(
             ('one', outages.MAINTENANCE, 'firmware', NOW + FROM + 5,
              NOW + UNTIL + 5),
@@ -110,7 +109,7 @@ class TestScheduleMaintenance(MaintenanceTestCase):
         with mock.patch.object(maintenance, '_end', tried):
             maintenance.forget(self.database, self.clock)
         self.assertEqual(['one'], [
-            one.name for one in host_status.host_outages(self.database)])
+            one.name for one in outages.listed(self.database)])
 
     def test_host_is_available_after_maintenance(self):
         self.take()

@@ -411,7 +411,7 @@ class TestLowUse(NoShowTestCase):
         """The periodic sync finds that these servers run on a host."""
         uuid = self.uuid_of(name)
         with self.database.writer() as session:
-            inventory.report_usage(
+            inventory.record_host_usage(
                 session, self.clock.now(), uuid, {
                     server_id: {'VCPU': 1} for server_id in servers},
                 inventory.generations(session, [uuid])[uuid])

@@ -426,7 +426,7 @@ class TestReassignment(OverbookingTestCase):
         self.clock.advance(overbooking.AGAIN + 1)
         with self.database.writer() as session:
             uuid = self.uuids[there]
-            inventory.report_usage(
+            inventory.record_host_usage(
                 session, self.clock.now(), uuid, {'other': {'VCPU': 1}},
                 inventory.generations(session, [uuid])[uuid])
         self.overbooking.look()

@@ -230,7 +230,7 @@ class UnitsTest(base.TestCase):
         self.assertLessEqual(len(judged), 2)
 
 
-class AdmissionTest(worlds.BooksTestCase):
+class AdmissionTest(worlds.WorldTestCase):
     """A demand for unavailable resources is refused with the reason."""
 
     def setUp(self):
@@ -241,7 +241,7 @@ class AdmissionTest(worlds.BooksTestCase):
 
     def report(self, name, capacity, limited=None):
         with self.database.writer() as session:
-            inventory.report(session, NOW, model.HostFacts(
+            inventory.record_host(session, NOW, model.HostFacts(
                 name, name, name, capacity, {}, units=limited), {},
                 inventory.generations(session, [name]).get(name))
 
@@ -327,7 +327,7 @@ class AdmissionTest(worlds.BooksTestCase):
             id(host.providers) for host in hosts.values()}))
 
 
-class KindsTest(worlds.BooksTestCase):
+class KindsTest(worlds.WorldTestCase):
     """Providers of a host with one class and different traits."""
 
     def setUp(self):
@@ -342,7 +342,7 @@ class KindsTest(worlds.BooksTestCase):
 
     def report(self, capacity, limited, **allocations):
         with self.database.writer() as session:
-            inventory.report(session, NOW, model.HostFacts(
+            inventory.record_host(session, NOW, model.HostFacts(
                 'gpus', 'gpus', 'gpus', capacity, {}, units=limited),
                 allocations,
                 inventory.generations(session, ['gpus']).get('gpus'))

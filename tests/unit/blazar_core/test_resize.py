@@ -461,7 +461,7 @@ class TestUpdateOfTimes(slots_base.PlacesTestCase):
         for active in (False, True):
             lease = self.with_events(0, 100, 90, 60, active=active)
             with fixtures.MonkeyPatch(
-                    'blazar_core.leases.resize.resize', self.fall):
+                    'blazar_core.leases.resize.set_columns', self.fall):
                 self.assert_refused(
                     RuntimeError, 'fell', lease, self.places(3), name='x',
                     end=120, before_end=110, events=self.events(80))

@@ -118,7 +118,7 @@ class TestParkingLots(base.LeaseTestCase):
         """Report the width of a garage; return its UUID."""
         uuid = uuid or uuidutils.generate_uuid()
         with self.database.writer() as session:
-            inventory.report(session, NOW, model.HostFacts(
+            inventory.record_host(session, NOW, model.HostFacts(
                 uuid, name, '', {'CUSTOM_LOT_WIDTH': width},
                 pool='parking:lot'), {}, inventory.generations(
                     session, [uuid]).get(uuid))

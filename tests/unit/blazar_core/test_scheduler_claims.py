@@ -79,14 +79,15 @@ class ClaimTestCase(base.LeaseTestCase):
     def tell(self, server_id, host='one', **takes):
         """Record that a server has arrived on a host, or has left it."""
         with self.database.begin() as connection:
-            return inventory.record(connection, self.clock.now(), host, host,
-                                    server_id, takes or None)
+            return inventory.record_server(
+                connection, self.clock.now(), host, host,
+                server_id, takes or None)
 
     def asked(self, host='one', at=None, **servers):
         """Report the servers of a host, as read from the cloud."""
         with self.database.writer() as session:
             uuid = self.uuid_of(host)
-            inventory.report_usage(
+            inventory.record_host_usage(
                 session, self.clock.now() if at is None else at, uuid,
                 servers, inventory.generations(session, [uuid])[uuid])
 

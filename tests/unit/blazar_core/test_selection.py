@@ -31,7 +31,7 @@ class TestProperties(admissions_base.AdmissionTestCase):
         for name, found in (('plain', {}), ('old', {'gpu': 'v100'}),
                             ('new', {'gpu': 'a100', 'rack': 7})):
             with self.database.writer() as session:
-                inventory.report(session, NOW, model.HostFacts(
+                inventory.record_host(session, NOW, model.HostFacts(
                     name, name, name, {'VCPU': 4}, found), {})
 
     def with_properties(self, text):
@@ -72,7 +72,7 @@ class TestProperties(admissions_base.AdmissionTestCase):
         rare = self.with_properties('["=", "$gpu", "h100"]')
         self.refusal(0, 10, **rare)
         with self.database.writer() as session:
-            inventory.report(session, NOW, model.HostFacts(
+            inventory.record_host(session, NOW, model.HostFacts(
                 'plain', 'plain', 'plain', {'VCPU': 4}, {'gpu': 'h100'}), {},
                 inventory.generations(session, ['plain'])['plain'])
         self.assertEqual(['plain'], self.pick(0, 10, **rare))

@@ -35,7 +35,7 @@ clock = driven.ManualClock(int(now))
 taken = slots.Slots(api.Database(databases.configuration(url)), clock)
 taken.take(reservation_id, 'project', ['one', 'two'], 'encrypted')
 if dispatches == 'True':
-    taken.dispatch('one')
+    taken.take_permit('one')
 os.kill(os.getpid(), signal.SIGKILL)
 """
 
@@ -55,7 +55,7 @@ class SlotsTestCase(base.LeaseTestCase):
     def another(self):
         """Return a listener, with a database connection of its own."""
         database = self.db.connect()
-        return lost_builds.AbandonedSlots(
+        return lost_builds.UnsentSlotBuilds(
             database, self.clock, slots.Slots(database, self.clock),
             self.send, 'decrypted {}'.format)
 
@@ -73,7 +73,7 @@ class SlotsTestCase(base.LeaseTestCase):
 
     def look(self, after=dispatch.HEAD_START):
         self.clock.advance(after)
-        self.listener.send_left()
+        self.listener.send()
 
     def left(self):
         with self.database.reader() as session:
@@ -112,11 +112,11 @@ class TestSentOnce(SlotsTestCase):
 
         def request():
             barrier.wait(20)
-            rights.append(self.leases.slots.dispatch('one'))
+            rights.append(self.leases.slots.take_permit('one'))
 
         self.clock.advance(dispatch.HEAD_START)
         threads = [self.in_thread(work) for work in (
-            request, self.listener.send_left, self.another().send_left)]
+            request, self.listener.send, self.another().send)]
         for thread in threads:
             thread.join(60)
         self.assertEqual(1, sum(rights) + len(self.sent))
@@ -137,7 +137,7 @@ class TestSentOnce(SlotsTestCase):
             taken.free(['three'])
         del statements[:]
         taken.take(self.reservation_id, 'project', ['three'], 'encrypted')
-        taken.dispatch('three')
+        taken.take_permit('three')
         self.assertEqual(len(before) + 2, len(statements),
                          (before, statements))
 

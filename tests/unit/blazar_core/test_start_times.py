@@ -44,7 +44,7 @@ class TestForServerAgainstBruteForce(admissions_base.AgainstBruteForce):
 
         def check(world, resources, own, followed):
             server_id = f'server-{own}'
-            booked, judged, elsewhere, _some = self.in_books(
+            booked, judged, elsewhere, _some = self.in_database(
                 world, followed, lambda admitting: self.eligibility(
                     admitting).for_server(
                         server_id, resources,
@@ -52,7 +52,7 @@ class TestForServerAgainstBruteForce(admissions_base.AgainstBruteForce):
             if own == 10:
                 # A server without a booking has the same result.
                 self.assertEqual(
-                    (booked, judged, elsewhere, _some), self.in_books(
+                    (booked, judged, elsewhere, _some), self.in_database(
                         world, followed, lambda admitting: self.eligibility(
                             admitting).for_unreserved(
                                 resources, self.scalars(models.Host.uuid))))
@@ -156,7 +156,7 @@ class TestAvailabilityAgainstBruteForce(admissions_base.AgainstBruteForce):
             world, demand, window, asked = question
             window = model.Window(max(window.start, world.now),
                                   max(window.start, world.now) + 15)
-            found, more = self.in_books(
+            found, more = self.in_database(
                 world, False, lambda admitting: admitting.starts.availability(
                     demand, window, duration, 1000))
             self.assertFalse(more)

@@ -106,7 +106,7 @@ class UsageTestCase(base.LeaseTestCase):
         """The periodic sync finds that these servers run on a host."""
         with self.database.writer() as session:
             uuid = self.uuid_of(name)
-            inventory.report_usage(
+            inventory.record_host_usage(
                 session, self.clock.now(), uuid, {
                     server_id: {'VCPU': vcpus}
                     for server_id, vcpus in servers.items()},

@@ -23,14 +23,14 @@ load_tests = databases.load_tests
 NOW = base.NOW
 
 
-class ReportTestCase(worlds.BooksTestCase):
+class ReportTestCase(worlds.WorldTestCase):
 
     scenarios = databases.SQL
 
     def report(self, uuid='uuid', name='one', service_host='compute',
                capacity=None, now=NOW + 5, properties=None, **allocations):
         with self.database.writer() as session:
-            return inventory.report(
+            return inventory.record_host(
                 session, now, model.HostFacts(
                     uuid, name, service_host, capacity or {'VCPU': 4},
                     properties or {}), allocations,
@@ -129,7 +129,7 @@ class TestReportOfUsage(ReportTestCase):
 
     def report_usage(self, uuid='uuid', **allocations):
         with self.database.writer() as session:
-            return inventory.report_usage(
+            return inventory.record_host_usage(
                 session, NOW + 9, uuid, allocations,
                 inventory.generations(session, [uuid]).get(uuid))
 
@@ -159,8 +159,8 @@ class TestReportOfUsage(ReportTestCase):
         # Two have read the cloud; a was deleted, and the later reader is
         # first.
         self.assertTrue(self.report_usage(b={'VCPU': 2}))
-        for report, host in ((inventory.report_usage, 'uuid'), (
-                inventory.report, model.HostFacts(
+        for report, host in ((inventory.record_host_usage, 'uuid'), (
+                inventory.record_host, model.HostFacts(
                     'uuid', 'one', 'compute', {'VCPU': 4}))):
             with self.database.writer() as session:
                 self.assertRaises(
@@ -169,7 +169,7 @@ class TestReportOfUsage(ReportTestCase):
         self.assertEqual({'VCPU': 2}, self.row().usage)
         # A report of what is recorded need not be repeated.
         with self.database.writer() as session:
-            self.assertFalse(inventory.report_usage(
+            self.assertFalse(inventory.record_host_usage(
                 session, NOW + 9, 'uuid', {'b': {'VCPU': 2}}, seen))
 
     def test_unknown_host_is_left_to_full_report(self):
@@ -182,7 +182,7 @@ class TestRecord(ReportTestCase):
     def tell(self, server_id='a', node='one', service_host='compute',
              now=NOW + 9, **takes):
         with self.database.begin() as connection:
-            return inventory.record(
+            return inventory.record_server(
                 connection, now, service_host, node, server_id,
                 takes or None)
 
@@ -313,12 +313,12 @@ class TestConcurrentReports(ReportTestCase):
     def test_notification_that_loses_race_is_repeated(self):
         self.report()
         self.meanwhile(lambda: self.elsewhere(
-            inventory.report_usage, NOW, 'uuid', {'a': {'VCPU': 1}},
+            inventory.record_host_usage, NOW, 'uuid', {'a': {'VCPU': 1}},
             self.row().generation))
 
         def tell():
             with self.database.begin() as connection:
-                return inventory.record(
+                return inventory.record_server(
                     connection, NOW + 9, 'compute', 'one', 'b', {'VCPU': 2})
 
         self.assertTrue(self.database.retried(tell))
@@ -326,13 +326,13 @@ class TestConcurrentReports(ReportTestCase):
 
     def test_two_listeners_may_find_a_new_host_at_once(self):
         self.meanwhile(lambda: self.elsewhere(
-            inventory.report, NOW, model.HostFacts(
+            inventory.record_host, NOW, model.HostFacts(
                 'uuid', 'one', 'compute', {'VCPU': 4}), {}))
         self.database.retried(self.report, capacity={'VCPU': 5})
         self.assertEqual([{'VCPU': 5}], self.scalars(models.Host.capacity))
 
 
-class TestRetain(worlds.BooksTestCase):
+class TestRetain(worlds.WorldTestCase):
 
     scenarios = databases.SQL
 
@@ -371,7 +371,7 @@ class TestRetain(worlds.BooksTestCase):
                         'reservation', host_id, None, window, {'VCPU': 1}))])
 
 
-class TestTrim(worlds.BooksTestCase):
+class TestTrim(worlds.WorldTestCase):
 
     scenarios = databases.SQL
 

@@ -234,7 +234,7 @@ class TestAssignedHosts(whole_hosts_base.WholeHostsTestCase):
     def look(self, usage):
         """Report the usage of the host, as read from the cloud."""
         with self.database.writer() as session:
-            inventory.report_usage(
+            inventory.record_host_usage(
                 session, self.clock.now(), self.uuid, {'somebody': usage},
                 inventory.generations(session, [self.uuid])[self.uuid])
 
@@ -254,7 +254,7 @@ class TestAssignedHosts(whole_hosts_base.WholeHostsTestCase):
         _lease, _id = self.started()
         self.report(self.uuid, 'one', {'VCPU': 3}, {'VCPU': 4})
         with self.database.begin() as connection:
-            self.assertTrue(inventory.record(
+            self.assertTrue(inventory.record_server(
                 connection, self.clock.now(), 'one', 'one', 'server',
                 {'VCPU': 1}))
         self.assertEqual([{}], self.scalars(models.Host.usage))

@@ -208,7 +208,7 @@ class _Undo(Exception):
     """An exception that rolls back a transaction."""
 
 
-class BooksTestCase(base.DatabaseTestCase):
+class WorldTestCase(base.DatabaseTestCase):
     """A test of bookings that are written without a lease."""
 
     #: The number of examples of a property test.

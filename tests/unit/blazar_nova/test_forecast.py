@@ -337,7 +337,7 @@ class TestReplay(ForecastTestCase):
         """Regardless of enrolled floating IPs or networks."""
         with self.database.writer() as session:
             for number in range(5):
-                inventory.report(session, NOW, model.HostFacts(
+                inventory.record_host(session, NOW, model.HostFacts(
                     f'address{number}', 'a', 'a', {'FLOATING_IP': 1},
                     pool='floatingip'), {}, None)
         self.refuse(0, 100, self.places(3, 8))

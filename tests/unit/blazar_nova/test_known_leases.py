@@ -186,7 +186,7 @@ class TestActive(ImportTestCase):
         self.clock.advance(100)
         with self.database.writer() as session:
             uuid = self.uuid_of('one')
-            inventory.report_usage(
+            inventory.record_host_usage(
                 session, NOW + 100, uuid, {'server': {'VCPU': 1}},
                 inventory.generations(session, [uuid])[uuid])
         with self.database.connection() as connection:

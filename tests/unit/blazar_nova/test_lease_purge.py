@@ -179,7 +179,7 @@ class TestPurging(Purging, base.LeaseTestCase):
         def counted():
             with self.database.connection() as connection:
                 return sorted(map(repr, connection.execute(
-                    usage.books_of('project', None, (), ()))))
+                    usage.bookings_of('project', None, (), ()))))
 
         before = counted()
         self.assertEqual(3, len(before))

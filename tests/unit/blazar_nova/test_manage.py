@@ -412,7 +412,7 @@ class ManageTest(base.TestCase):
         self.assertEqual((0, True), (
             code, 'Failed: 0 hosts. Degraded: 0 leases.' in text))
         with database.writer() as session:
-            inventory.report(session, NOW, model.HostFacts(
+            inventory.record_host(session, NOW, model.HostFacts(
                 'uuid', 'compute7', 'compute7', {'VCPU': 2}), {})
         lease = self.hold(database)
         with database.writer() as session:
@@ -444,7 +444,7 @@ class ManageTest(base.TestCase):
         self.manage('db', 'sync')
         database = self.database()
         with database.writer() as session:
-            inventory.report(session, NOW, model.HostFacts(
+            inventory.record_host(session, NOW, model.HostFacts(
                 'uuid', 'compute7', 'compute7', {'VCPU': 2}), {})
         self.hold(database)
         for run_at, counted in ((NOW + 50, {'events_deferred': 1}),

@@ -431,7 +431,8 @@ class TestPool(NetworkTestCase):
 
     def test_only_changed_segments_are_written(self):
         with fixtures.MockPatchObject(
-                inventory, 'report', wraps=inventory.report) as patched:
+                inventory, 'record_host',
+                wraps=inventory.record_host) as patched:
             self.sync()
             self.assertEqual([], patched.mock.mock_calls)
             self.network.ranges.append(

@@ -81,7 +81,7 @@ class PowerTestCase(base.LeaseTestCase):
 
     def look(self, after=power.PAUSE):
         self.clock.advance(after)
-        self.power.look(self.leader)
+        self.leader.lead(self.power.look)
 
     def pass_(self, seconds, step=60):
         """Let time pass, with a listener that checks at intervals."""
@@ -1320,9 +1320,9 @@ def die(step, what):
 
 fault_points.fault_point = die
 database = api.Database(databases.configuration(url))
-machines.switcher(database, clock, machines.Machines(path, clock)).look(
-    leader_election.Leader(
-        database, clock, power.LEADER, 'dying', power.PAUSE, 60))
+leader_election.Leader(
+    database, clock, power.LEADER, 'dying', power.PAUSE, 60,
+).lead(machines.switcher(database, clock, machines.Machines(path, clock)).look)
 """
 
 

@@ -222,7 +222,7 @@ class TestTwoListeners(base.DatabaseTestCase):
             if len(asked) > 1:
                 return {}
             with self.database.writer() as session:
-                inventory.report_usage(
+                inventory.record_host_usage(
                     session, self.clock.now(), uuid, {},
                     inventory.generations(session, [uuid])[uuid])
             return {'somebody': {'VCPU': 1}, 'another': {'VCPU': 1}}

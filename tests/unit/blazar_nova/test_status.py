@@ -66,7 +66,7 @@ class StatusTest(base.TestCase):
             with open(os.path.join(self.folder, name), 'w') as file:
                 file.write(text)
 
-    def make_books(self):
+    def new_database(self):
         database = api.Database(databases.configuration(self.url))
         self.addCleanup(database.engine.dispose)
         migration.upgrade(database)
@@ -99,7 +99,7 @@ class StatusTest(base.TestCase):
 
     def test_where_everything_is_configured_all_checks_succeed(self):
         self.write()
-        self.listen(self.make_books(), 'listener', FAR)
+        self.listen(self.new_database(), 'listener', FAR)
         results = self.results()
         # There is no keystone here, which is reported.
         code, details = results.pop('Keystone')
@@ -175,7 +175,7 @@ class StatusTest(base.TestCase):
     def test_stopped_listener_is_a_warning(self):
         """Whether another one runs is not known yet."""
         self.write()
-        self.listen(self.make_books(), None, FAR)
+        self.listen(self.new_database(), None, FAR)
         code, details = self.results()['blazar-listener']
         self.assertEqual(1, code)
         self.assertIn('was stopped. Another one takes over by 2106-02-07 '
@@ -188,7 +188,7 @@ class StatusTest(base.TestCase):
                    'default_reservation_exempt_project_ids = service\n'
                    '[scheduler]\n'
                    'enable_isolated_aggregate_filtering = False\n')
-        database = self.make_books()
+        database = self.new_database()
         with database.writer() as session:
             session.add(models.Lease(
                 lease_type='immediate',

@@ -39,10 +39,12 @@ def _listener() -> 'daemon.Listener':
     """
     from blazar_nova.compat import threads  # noqa: F401  (the first of all)
 
+    from blazar_nova.compat import bounded_calls
     from blazar_nova.compat import process
     from blazar_nova.listener import daemon
 
     opts.register_opts(process.CONF)
     process.configure(sys.argv, 'blazar')
+    bounded_calls.bound_nova()
     logs.install()
     return daemon.Listener(process.CONF)

@@ -360,6 +360,37 @@ def of_all_cells(work: ty.Callable[..., ty.Any], *args: ty.Any,
     return found
 
 
+def bound_nova() -> None:
+    """Limit the calls that Nova itself makes to all cells in this process.
+
+    They use the threads of one pool: some calls of a cell that does not answer
+    take all of it, and then no cell is asked.
+    """
+    nova_context.scatter_gather_cells = _scatter_gather_cells
+
+
+def _scatter_gather_cells(context: ty.Any, cell_mappings: ty.Iterable[ty.Any],
+                          timeout: float, fn: ty.Callable[..., ty.Any],
+                          *args: ty.Any, **kwargs: ty.Any,
+                          ) -> dict[str, ty.Any]:
+    """Call a function for each of these cells, as Nova's function does.
+
+    :param timeout: not used: the limits of this module apply
+    :returns: the results, by uuid of the cell; the exception of a failed call;
+        Nova's sentinel for a cell that does not answer
+    """
+    def ask(in_cell: ty.Any) -> ty.Any:
+        try:
+            return fn(in_cell, *args, **kwargs)
+        except exception.NovaException as exc:
+            return exc
+
+    found = of_cells(context, ask, cells=[*cell_mappings])
+    return {uuid: nova_context.did_not_respond_sentinel
+            if isinstance(answer, Silent) else answer
+            for uuid, answer in found.items()}
+
+
 def name_of(cell: ty.Any) -> str:
     """Return the name of a cell, which may have none, in messages."""
     return str(cell.name or cell.uuid)

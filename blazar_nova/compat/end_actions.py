@@ -6,13 +6,16 @@ import contextlib
 import functools
 import typing as ty
 
+from keystoneauth1 import exceptions as keystone_exceptions
 from nova.compute import instance_actions
 from nova.compute import task_states
 from nova.compute import utils as compute_utils
 from nova.compute import vm_states
 from nova import context as nova_context
 from nova import exception
+from nova.image import glance
 from nova import objects
+from nova.volume import cinder
 from oslo_log import log as logging
 from oslo_utils import uuidutils
 
@@ -37,6 +40,11 @@ RESTS = {
 #: Errors if a service that Nova needs does not answer.
 _NO_ANSWER = (exception.CinderConnectionFailed,
               exception.GlanceConnectionFailed, exception.ServiceUnavailable)
+#: Errors of clients that Nova passes on as they are, as if there is no
+#: quota left for an image or a snapshot.
+_OF_CLIENTS = (cinder.cinder_exception.ClientException,
+               glance.glanceclient.exc.HTTPException,
+               keystone_exceptions.ClientException)
 #: The states in which Nova refuses actions of an end, until :meth:`.unblock`.
 BLOCKING = frozenset({vm_states.RESIZED, vm_states.RESCUED, vm_states.ERROR,
                       vm_states.SHELVED})
@@ -352,6 +360,14 @@ def _ask(work: ty.Callable[..., ty.Any], *args: ty.Any, **kwargs: ty.Any,
         raise errors.CloudUnavailable(str(exc)) from exc
     except exception.NovaException as exc:
         raise errors.CloudRefusal(f'Nova refuses: {exc}') from exc
+    except _OF_CLIENTS as exc:
+        status = getattr(exc, 'http_status', getattr(exc, 'code', None))
+        if isinstance(status, int) and 400 <= status < 500 and (
+                status not in (408, 429)):
+            raise errors.CloudRefusal(
+                f'A service that Nova needs refuses: {exc}') from exc
+        raise errors.CloudUnavailable(
+            f'A service that Nova needs has failed: {exc}') from exc
 
 
 def _own_request(lease_id: str) -> str:

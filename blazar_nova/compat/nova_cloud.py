@@ -208,6 +208,19 @@ class NovaCloud(server_deletion.ServerDeletion, end_actions.EndActions,
         self._ping(conductor_rpcapi.RPC_TOPIC)
         return stranded_builds.traces(late)
 
+    def evacuate(self, server_id: str, lease_id: str,
+                 deadline: cloud_api.Deadline) -> str:
+        """See :meth:`.server_migration.ServerMigration.evacuate`.
+
+        Nova records an evacuation before it sends it. If it is never sent, the
+        host destroys the server when it is up again.
+        """
+        try:
+            self._ping(conductor_rpcapi.RPC_TOPIC)
+        except errors.CloudUnavailable as exc:
+            raise errors.NotSent(str(exc)) from exc
+        return super().evacuate(server_id, lease_id, deadline)
+
     def mark_failed(self, server_id: str) -> None:
         """Set a server whose build is stranded to ERROR."""
         self._in_cell(stranded_builds.mark_failed, server_id)

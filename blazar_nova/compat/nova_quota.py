@@ -93,38 +93,51 @@ class NovaQuota:
             if limit_utils.use_unified_limits():
                 limited = _unified(context, project_id, names)
             else:
-                limited = _legacy(context, project_id, user_id, names)
+                usage, silent = _usage(context, project_id, user_id)
+                limited = _legacy(context, project_id, user_id, names, usage)
+                for cell in silent:
+                    counted.pop(cell, None)
         except Exception as exc:
             raise errors.CloudUnavailable(
                 f'Nova cannot say what the quota admits: {exc}') from exc
-        return {name: cloud_api.Headroom(limit, used - counted.get(name, 0))
+        included = sum(counted.values(), collections.Counter[str]())
+        return {name: cloud_api.Headroom(limit, used - included[name])
                 for name, (limit, used) in limited.items()}
 
-    def _counted(
-            self, context: ty.Any,
-            servers: ty.Sequence[cloud_api.CountedServer]) -> dict[str, int]:
-        """Return what Nova's usage has of servers."""
+    def _counted(self, context: ty.Any,
+                 servers: ty.Sequence[cloud_api.CountedServer],
+                 ) -> dict[str | None, collections.Counter[str]]:
+        """Return what Nova's usage has of servers, by the uuid of their cell.
+        """
         if not servers:
             return {}
-        there = {one.instance_uuid: one.cell_mapping is not None for one in
-                 objects.InstanceMappingList.get_by_instance_uuids(
+        cells = {one.instance_uuid: one.cell_mapping and one.cell_mapping.uuid
+                 for one in objects.InstanceMappingList.get_by_instance_uuids(
                      context, [one.id for one in servers])
                  if not one.queued_for_delete}
         # If Nova counts servers by their mappings, servers without a cell
         # count too, and the resources are those in placement.
-        by_mapping = limit_utils.use_unified_limits() or (
-            CONF.quota.count_usage_from_placement)
+        by_mapping = _counts_mappings()
         on_hosts = _on_hosts(context, [
             one.id for one in servers if one.placed]) if by_mapping else set()
-        counted = collections.Counter[str]()
+        counted: dict[str | None, collections.Counter[str]] = (
+            collections.defaultdict(collections.Counter))
         for one in servers:
+            cell = cells.get(one.id)
             if by_mapping:
-                counted.update(self.amounts(
-                    int(one.id in there),
+                counted[cell].update(self.amounts(
+                    int(one.id in cells),
                     one.resources if one.id in on_hosts else {}))
-            elif there.get(one.id):
-                counted.update(self.amounts(1, one.resources))
+            elif cell is not None:
+                counted[cell].update(self.amounts(1, one.resources))
         return counted
+
+
+def _counts_mappings() -> bool:
+    """Return whether Nova counts servers by their mappings, and not in cells.
+    """
+    return bool(limit_utils.use_unified_limits() or
+                CONF.quota.count_usage_from_placement)
 
 
 def _on_hosts(context: ty.Any, server_ids: list[str]) -> set[str]:
@@ -153,12 +166,32 @@ def _has_own(context: ty.Any, project_id: str, user_id: str) -> bool:
     return any(one in of_user for one in _LEGACY)
 
 
-def _legacy(context: ty.Any, project_id: str, user_id: str | None,
-            names: ty.Collection[str]) -> dict[str, tuple[int, int]]:
-    """Return limit and usage of the names that have a limit."""
+def _usage(context: ty.Any, project_id: str, user_id: str | None,
+           ) -> tuple[dict[str, int], set[str]]:
+    """Return the usage of the legacy quota, and the uuids of the cells whose
+    servers it lacks, as they do not answer.
+    """
     scope = 'project' if user_id is None else 'user'
-    usage = objects.Quotas.count_as_dict(
-        context, 'instances', project_id, user_id=user_id)[scope]
+    if _counts_mappings():
+        return objects.Quotas.count_as_dict(
+            context, 'instances', project_id, user_id=user_id)[scope], set()
+    cells = objects.CellMappingList.get_by_project_id(
+        context, project_id) if CONF.api.instance_list_per_project_cells else (
+            bounded_calls.all_cells())
+    found = bounded_calls.answers(
+        context, objects.InstanceList.get_counts, project_id, user_id=user_id,
+        cells=[*cells])
+    usage = collections.Counter[str]()
+    for _cell, counts in found:
+        usage.update(counts[scope])
+    return usage, {one.uuid for one in cells} - {
+        cell.uuid for cell, _counts in found}
+
+
+def _legacy(context: ty.Any, project_id: str, user_id: str | None,
+            names: ty.Collection[str], usage: ty.Mapping[str, int],
+            ) -> dict[str, tuple[int, int]]:
+    """Return limit and usage of the names that have a limit."""
     found = (
         quota.QUOTAS.get_project_quotas(context, project_id, usages=False)
         if user_id is None else quota.QUOTAS.get_user_quotas(

@@ -216,7 +216,10 @@ def _claiming(claims: scheduler_claims.Claims, count: ty.Callable[..., None],
                 LOG.info('Server %s does not go to the hosts of reservation '
                          '%s: it has just ended, or returned this one',
                          instance_uuid, within)
-                client.delete_allocation_for_instance(ctx, instance_uuid)
+                # In an evacuation it keeps what it has on its failed host.
+                for provider in alloc_req['allocations']:
+                    client.remove_provider_tree_from_instance_allocation(
+                        ctx, instance_uuid, provider)
                 count(CLAIMS, result='denied')
                 return False
             count(CLAIMS, result='granted')

@@ -229,6 +229,7 @@ class ServerDeletion(request_context.Acting):
         # Each attempt has a request id of its own, by which Nova finds it.
         context.request_id = f'{OWN}{uuidutils.generate_uuid()}'
         instance = self._compute_api.get(context, server_id)
+        _check_source(context, instance)
         check()
         if instance.task_state in _DELETING:
             # Otherwise Nova would refuse, as it is already being deleted.
@@ -237,6 +238,29 @@ class ServerDeletion(request_context.Acting):
         # does the same, but sends no versioned notification of servers that it
         # deletes itself.
         self._compute_api.delete(context, instance)
+
+
+def _check_source(context: ty.Any, instance: ty.Any) -> None:
+    """Check that Nova can confirm the resize of a server, which it does before
+    it deletes one: it would wait for a nova-compute that is down.
+
+    :raises CloudRefusal: if that of its previous host is
+    """
+    if instance.vm_state != vm_states.RESIZED:
+        return
+    try:
+        source = objects.Migration.get_by_instance_and_status(
+            context.elevated(), instance.uuid, 'finished').source_compute
+        is_up = compute_hosts.state_of(objects.Service.get_by_compute_host(
+            context.elevated(), source)).up
+    except (exception.MigrationNotFoundByStatus,
+            exception.ComputeHostNotFound):
+        # Nova knows what to do without it.
+        return
+    if not is_up:
+        raise errors.CloudRefusal(_NOT_DELETED.format(
+            f'its resize cannot be confirmed, as nova-compute on {source} is '
+            'down.'))
 
 
 def _is_local(context: ty.Any, instance: ty.Any) -> bool:

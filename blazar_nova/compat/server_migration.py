@@ -110,7 +110,9 @@ class ServerMigration(request_context.Acting):
             host.uuid for host in known if host.uuid in eligible and
             host.service_host in near & (up - taken)) if source is None
             else _reachable(
-                server_id, source, eligible, near, known, up - taken))
+                server_id, source, eligible - {
+                    host.uuid for host in known if host.service_host in taken},
+                near, known, up))
 
     def free(self, host: str) -> model.Resources:
         """Return what can still be claimed of a host in placement; see
@@ -341,17 +343,21 @@ def _node_of(server_id: str, cell: ty.Any) -> tuple[str | None, bool]:
 
 
 def _taken_by_others(server_id: str, cell: ty.Any) -> set[str]:
-    """Return the service hosts with another server of its anti-affinity group.
+    """Return the service hosts with as many other servers of its anti-affinity
+    group as it permits.
     """
     context = nova_context.get_admin_context()
     if not _grouped(context, [server_id], ('anti-affinity',)):
         return set()
-    others = objects.InstanceGroup.get_by_instance_uuid(
-        context, server_id).members
+    group = objects.InstanceGroup.get_by_instance_uuid(context, server_id)
     with nova_context.target_cell(context, cell) as in_cell:
-        return {one.host for one in objects.InstanceList.get_by_filters(
-            in_cell, {'uuid': others, 'deleted': False}, expected_attrs=[])
-            if one.host and one.uuid != server_id}
+        hosts = collections.Counter(
+            one.host for one in objects.InstanceList.get_by_filters(
+                in_cell, {'uuid': group.members, 'deleted': False},
+                expected_attrs=[])
+            if one.host and one.uuid != server_id)
+    most = group.rules.get('max_server_per_host', 1)
+    return {host for host, servers in hosts.items() if servers >= most}
 
 
 def _wanted(server_id: str, cell_id: int, lent: bool,
@@ -378,8 +384,9 @@ def _reachable(server_id: str, source: str, eligible: frozenset[str],
     if here is None:
         raise errors.CloudUnavailable(
             f'The host of server {server_id} is not known now.')
-    kind, version = (here.properties[name] for name in (
-        'hypervisor_type', 'hypervisor_version'))
+    # Nova compares the versions in a live migration, not in an evacuation.
+    kind, version = here.properties['hypervisor_type'], here.properties[
+        'hypervisor_version'] if here.service_host in up else 0
     return frozenset(
         host.uuid for host in known
         if host.uuid in eligible and host.uuid != here.uuid and

@@ -30,6 +30,7 @@ from oslo_log import log as logging
 import sqlalchemy as sa
 
 from blazar_core.common import errors
+from blazar_nova.compat import bounded_calls
 from blazar_nova.compat import build_calls
 from blazar_nova.compat import reserved_state
 from blazar_nova.compat import timestamps
@@ -102,10 +103,10 @@ def waiting(call: build_calls.BuildCall, server_id: str) -> ty.Any:
     if request is not None and not reserved_state.is_marked(request):
         raise errors.CloudUnavailable(
             f'nova-conductor is not done with server {server_id} yet')
-    with nova_context.target_cell(
-            context, its.cell_mapping) as cell_context:
-        if not _take_out(call, server_id, its, request, cell_context):
-            return None
+    if not bounded_calls.of_cell(
+            context, its.cell_mapping, lambda in_cell: _take_out(
+                call, server_id, its, request, in_cell)):
+        return None
     _unmap(context, its)
     LOG.info('Server %s could not be placed, and waits again', server_id)
     return build_request(context, server_id)

@@ -10,8 +10,10 @@ import typing as ty
 from unittest import mock
 
 import fixtures
+import glanceclient.exc
 from nova.api.openstack.compute import routes
 from nova.compute import manager
+from nova.compute import utils as compute_utils
 from nova import context as nova_context
 from nova import exception
 from nova import objects
@@ -271,7 +273,7 @@ class TestAfterTheEnd(test_ends.EndsTestCase):
         super().setUp()
         self.refusing = mock.patch(
             'nova.compute.api.API.snapshot',
-            side_effect=exception.ImageQuotaExceeded(image_id='image'))
+            side_effect=glanceclient.exc.HTTPOverLimit('no quota'))
         self.refusing.start()
         self.addCleanup(mock.patch.stopall)
 
@@ -454,9 +456,23 @@ class TestTheNextLease(test_ends.EndsTestCase):
         server = self.reserve('shelve')
         with mock.patch(
                 'nova.compute.utils.create_image',
-                side_effect=exception.ImageQuotaExceeded(image_id='x')):
+                side_effect=glanceclient.exc.HTTPOverLimit('no quota')):
             self.assert_in_time()
         self.assert_replaced(server)
+
+    def test_next_lease_starts_although_glance_fails_once(self):
+        """Then the server is shelved: its task is reset, and not waited for.
+        """
+        server, real = self.reserve('shelve'), compute_utils.create_image
+        with mock.patch(
+                'nova.compute.utils.create_image', side_effect=[
+                    glanceclient.exc.HTTPInternalServerError('x')]) as made:
+            def recover():
+                if made.called:
+                    made.side_effect = real
+
+            self.assert_in_time(recover)
+        self.wait_for_status(server['id'], 'SHELVED_OFFLOADED')
 
     def test_next_lease_starts_although_images_are_deleted(self):
         server = self.reserve('snapshot')

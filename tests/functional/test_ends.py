@@ -7,8 +7,8 @@ import threading
 from unittest import mock
 
 import fixtures
+import glanceclient.exc
 from nova import context as nova_context
-from nova import exception
 from nova import objects
 from nova.tests import fixtures as nova_fixtures
 from nova.tests.functional.api import client as nova_client
@@ -159,8 +159,7 @@ class TestEnds(EndsTestCase):
     def test_refused_snapshot_is_retried_until_end_timeout(self):
         server = self.leased(on_end='snapshot')
         self.stub_out('nova.compute.api.API.snapshot', mock.Mock(
-            side_effect=exception.ImageQuotaExceeded(
-                image_id='image')))
+            side_effect=glanceclient.exc.HTTPOverLimit('no quota')))
         self.clock.advance(self.over + 10 - self.clock.now())
         driven.run_due(self.listener.engine)
         self.assertIn('The end is retried: server',
@@ -172,6 +171,25 @@ class TestEnds(EndsTestCase):
         self.assertEqual({}, self.images())
         self.assertIn('was not complete within 3600 s.',
                       self.lease('mine')['status_reason'])
+
+    def test_end_waits_for_previous_host_of_resized_server(self):
+        """Nova confirms a resize before it deletes the server, and would wait
+        for a nova-compute that is down.
+        """
+        server = self.leased()
+        host = self.admin.get_server(server['id'])['OS-EXT-SRV-ATTR:host']
+        self.act(server, {'migrate': None}, self.admin)
+        self.wait_for_status(server['id'], 'VERIFY_RESIZE')
+        service, = self.admin.get_services(host=host, binary='nova-compute')
+        self.admin.put_service(service['id'], {'forced_down': True})
+        self.clock.advance(self.over + 10 - self.clock.now())
+        driven.run_due(self.listener.engine)
+        self.assertIn(f'nova-compute on {host} is down',
+                      self.lease('mine')['status_reason'])
+        self.admin.put_service(service['id'], {'forced_down': False})
+        self.over += HOUR
+        self.end()
+        self.wait_until_gone(server['id'])
 
     def test_invalid_on_end_is_refused_with_explanation(self):
         for on_end, part in (

@@ -15,11 +15,13 @@ import requests
 import sqlalchemy as sa
 
 from blazar_core.capacity import outages
+from blazar_core.common import errors
 from blazar_core.db import models
 from blazar_core.plugins import cloud_api
 from blazar_nova.compat import aggregate_members
 from blazar_nova.compat import aggregates
 from blazar_nova.compat import compute_hosts
+from blazar_nova.compat import nova_cloud
 from blazar_nova.compat import providers
 from blazar_nova.listener import monitors
 from tests import driven
@@ -280,6 +282,23 @@ class HealthTest(Failing, leased.LeasedTestCase):
         self.assertIn('Nova refuses', self.asks(server))
         service.task_state = None
         service.save()
+        self.assertEqual('', self.asks(server))
+        self.leaves(server)
+
+    def test_evacuation_is_not_recorded_without_conductor(self):
+        """If it were, and never sent, the host would destroy the server when
+        it is up again.
+        """
+        server = self.runs('vm1')
+        host = server['OS-EXT-SRV-ATTR:host']
+        self.force_down(host)
+        self.fall_silent(host)
+        with mock.patch.object(
+                nova_cloud, '_ping',
+                side_effect=errors.CloudUnavailable('no conductor')):
+            self.assertRaises(errors.NotSent, self.asks, server)
+        self.assertEqual((None, 0), (
+            self.task_of(server), len(self.evacuations())))
         self.assertEqual('', self.asks(server))
         self.leaves(server)
 

@@ -78,6 +78,14 @@ class TestLeases(QuotaTestCase):
         self.places(2, start_in=HOUR)
         self.boot_active('two', flavor=flavor_id)
 
+    def test_servers_in_silent_cell_count_once(self):
+        """Nova does not count them then, so they are not subtracted."""
+        self.boot_active('leased', hints=self.lease_hints())
+        self.run_sync()
+        with self.silent_cell('cell1'):
+            self.places(2, 403, start_in=60)
+        self.places(1, start_in=60)
+
     def test_reserved_server_counts(self):
         self.hold('held')
         self.exceeded(self.places(2, 403), self.servers, 2, 2, 1)

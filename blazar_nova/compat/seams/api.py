@@ -289,6 +289,10 @@ _QUOTA = entry.subject(
         'nova.conf.CONF.cyborg',
         entry.named('endpoint_override', 'whether there is a cyborg')),
     entry.of(
+        'nova.conf.CONF.api',
+        entry.named('instance_list_per_project_cells',
+                    'usage of the quota')),
+    entry.of(
         'nova.conf.CONF.quota',
         entry.named(
             'recheck_quota count_usage_from_placement',

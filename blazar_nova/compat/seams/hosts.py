@@ -25,7 +25,10 @@ _HOSTS = entry.subject(
             'remove traits'),
         entry.called(
             'delete_allocation_for_instance(self, context, uuid, '
-            'consumer_type=, force=)', 'undo a claim')),
+            'consumer_type=, force=)', 'undo a build'),
+        entry.called(
+            'remove_provider_tree_from_instance_allocation(self, context, '
+            'consumer_uuid, root_rp_uuid)', 'undo a claim')),
     entry.of(
         'nova.objects.ComputeNode',
         entry.fields(

@@ -208,7 +208,12 @@ _PROCESS = entry.subject(
     entry.of(
         'nova.context',
         entry.called('get_admin_context(read_deleted=)', 'act as Nova itself'),
-        entry.called('target_cell(context, cell_mapping)', 'ask a cell')),
+        entry.called('target_cell(context, cell_mapping)', 'ask a cell'),
+        entry.replaced(
+            'scatter_gather_cells(context, cell_mappings, timeout, fn, '
+            '*args, **kwargs)', 'limit what Nova asks all cells'),
+        entry.named('did_not_respond_sentinel',
+                    'limit what Nova asks all cells')),
     entry.of(
         'nova.context.RequestContext',
         entry.called(
@@ -225,7 +230,9 @@ _PROCESS = entry.subject(
         entry.named('obj_from_primitive', 'filter lists by tags')),
     entry.of(
         'nova.objects.CellMappingList',
-        entry.called('get_all(context)', 'ask all cells')),
+        entry.called('get_all(context)', 'ask all cells'),
+        entry.called('get_by_project_id(context, project_id)',
+                     'usage of the quota')),
     entry.of(
         'nova.objects.CellMapping',
         entry.fields('id uuid name', 'ask a cell'),

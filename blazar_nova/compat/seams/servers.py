@@ -180,6 +180,9 @@ _SERVERS = entry.subject(
             'get_by_host(context, host, expected_attrs=, use_slave=)',
             'servers on a host'),
         entry.called(
+            'get_counts(context, project_id, user_id=)',
+            'usage of the quota'),
+        entry.called(
             'get_count_by_hosts(context, hosts)',
             'servers that would change their zone')),
     entry.of(
@@ -314,6 +317,13 @@ _ACTIONS = entry.subject(
                     'keep the task of another request'),
         entry.named(
             'CinderConnectionFailed GlanceConnectionFailed ServiceUnavailable',
-            'tell a refusal from a service that does not answer')))
+            'tell a refusal from a service that does not answer'),
+        entry.named('MigrationNotFoundByStatus', 'confirm a resize')),
+    entry.of(
+        'nova.image.glance.glanceclient.exc',
+        entry.named('HTTPException', 'images that glance refuses')),
+    entry.of(
+        'nova.volume.cinder.cinder_exception',
+        entry.named('ClientException', 'snapshots that cinder refuses')))
 
 TABLE = (*_SCHEDULER, *_SERVERS, *_ACTIONS)

@@ -10,6 +10,7 @@ import types
 from unittest import mock
 
 import fixtures
+from nova import context as nova_context
 from nova import exception
 from nova import objects
 from oslo_db import exception as db_exception
@@ -215,6 +216,30 @@ class TestCells(base.TestCase):
                     [False, True, True],
                     [isinstance(answer, bounded_calls.Silent)
                      for answer in answers])
+
+    def test_calls_of_nova_leave_out_silent_cells(self):
+        self.useFixture(fixtures.MonkeyPatch(
+            'nova.context.scatter_gather_cells', None))
+        bounded_calls.bound_nova()
+        refusal = exception.NotFound()
+
+        def ask(name, suffix, more):
+            if name == 'one' and more:
+                raise refusal
+            return self.ask(name, suffix)
+
+        with fixtures.MonkeyPatch('blazar_nova.compat.bounded_calls.LIMIT',
+                                  0.2):
+            for _time in range(20):
+                found = nova_context.scatter_gather_cells(
+                    None, self.cells, 60, ask, '!', more=False)
+                self.assertEqual(
+                    ['one!', False, True, True], ['one!', *(
+                        nova_context.is_cell_failure_sentinel(
+                            found[cell.uuid]) for cell in self.cells)])
+            self.assertIs(refusal, nova_context.scatter_gather_cells(
+                None, self.cells[:1], 60, ask, '!', more=True)[
+                    self.cells[0].uuid])
 
     def test_silent_cell_is_not_taken_for_api_database(self):
         """Where a call of the API database asks a cell."""

@@ -70,7 +70,9 @@ class TestInstall(base.TestCase):
             nova_scheduler.CLAIMS, result='granted')
 
     def test_claim_on_leased_host_is_checked_again_after_nova(self):
-        """It may have ended since; Nova's claim is removed."""
+        """It may have ended since; Nova's claim is removed, and not what the
+        server has on its failed host in an evacuation.
+        """
         client = mock.create_autospec(
             report.SchedulerReportClient, instance=True)
         within = {'blazar:host_reservation': 'reservation'}
@@ -78,13 +80,14 @@ class TestInstall(base.TestCase):
             self.nova.assert_called_once() or reservation_id == 'another')
         self.assertFalse(self.claim(within, client))
         self.assertEqual('reservation', self.claims.claim.call_args.args[3])
-        client.delete_allocation_for_instance.assert_called_once_with(
-            'context', 'server')
+        client.remove_provider_tree_from_instance_allocation.\
+            assert_called_once_with('context', 'server', 'host')
         self.nova.reset_mock()
         client.reset_mock()
         self.assertTrue(self.claim(
             {'blazar:host_reservation': 'another'}, client))
-        client.delete_allocation_for_instance.assert_not_called()
+        client.remove_provider_tree_from_instance_allocation.\
+            assert_not_called()
 
     def test_cleanup_of_allocations_undoes_lease_claim_once(self):
         """Another server of the same request has found no host."""

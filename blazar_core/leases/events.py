@@ -38,6 +38,12 @@ def add(lease: models.Lease, event_type: str, time: int, now: int,
     lease.events.append(models.Event(**new))
 
 
+def is_within(event: models.Event, window: model.Window) -> bool:
+    """Return whether an event can still happen in a lease that was shortened.
+    """
+    return event.time <= window.end - (event.action is not None)
+
+
 def check_action(event_type: str, action: str, time: int,
                  window: model.Window) -> None:
     """Check that the action of an event of a lease can be carried out.

@@ -438,8 +438,10 @@ def _rename(session: orm.Session, lease: models.Lease, change: LeaseChange,
         events.check_action(event_type, action, time, window)
     for event in [
             *(before if change.before_end is not None else ()),
-            *(event for event in coming if change.events is not None and
-              states.EventType.is_users(event.event_type)),
+            *(event for event in coming if (
+                states.EventType.is_users(event.event_type)) and (
+                change.events is not None or not events.is_within(
+                    event, window))),
             *events.forgotten(lease)]:
         session.delete(event)
     for event_type, time, action in wanted:

@@ -154,10 +154,6 @@ class KeptServers:
                     'its servers are in the previous occurrence', 4 *
                     retries.AGAIN), None
             if not there:
-                conditions.update(lease, now, conditions.Condition(
-                    conditions.Type.ENDED_EARLY,
-                    conditions.Reason.SERVERS_DELETED,
-                    'Its servers were deleted or removed before it started.'))
                 return None, ('lease.event.end_lease', lease_status.finish(
                     session, lease, now))
             rows = lease.bookings

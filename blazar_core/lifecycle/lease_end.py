@@ -37,6 +37,9 @@ from blazar_core.plugins import resource_types
 
 LOG = logging.getLogger(__name__)
 
+#: Records a reason and a sentence in a lease.
+_Record: ty.TypeAlias = ty.Callable[[conditions.Reason, str], None]
+
 #: The reason why an end policy is not complete, if nothing keeps it from that.
 _IN_PROGRESS = ''
 
@@ -55,25 +58,26 @@ class ServerEnds:
 
     def apply_policy(self, ended: end_policies.EndedServer,
                      its: end_policies.Steps,
-                     record: ty.Callable[[str], None]) -> str | None:
+                     record: _Record) -> str | None:
         """Carry out the next steps of the end policy of a server.
 
         A failure does not keep other servers of the lease from their end.
 
-        :param record: called with a sentence before a server is deleted
-            instead, because another lease waits for its capacity
+        :param record: called with a reason and a sentence before a server is
+            treated otherwise
         :returns: why the policy is not complete (:data:`_IN_PROGRESS` if
             nothing keeps it from that); None: it is
         """
         try:
             try:
-                return self._carry_out(ended, its)
+                return self._stay_or_go(ended, its, record)
             except (_Stuck, errors.CloudRefusal,
                     errors.TrustUnavailable) as exc:
                 if not ended.awaited or self._cloud.look(
                         ended.server_id).host not in ended.awaited:
                     raise
-                record(f'Server {ended.server_id} is deleted: another lease '
+                record(conditions.Reason.TIMED_OUT,
+                       f'Server {ended.server_id} is deleted: another lease '
                        f'waits for its capacity, and its end policy is not '
                        f'complete: {exc}')
                 return self._carry_out(ended, self._last)
@@ -89,6 +93,21 @@ class ServerEnds:
             LOG.exception('Lease %s: server %s: its end policy failed',
                           ended.lease_id, ended.server_id)
             return 'it failed; see the log.'
+
+    def _stay_or_go(self, ended: end_policies.EndedServer,
+                    its: end_policies.Steps, record: _Record) -> str | None:
+        """Carry out the next steps; return like :meth:`apply_policy`. A server
+        that cannot stay on its host is moved off it.
+        """
+        try:
+            return self._carry_out(ended, its)
+        except _NoCapacity:
+            why = self._carry_out(
+                ended, end_policies.moving(its, self.policies))
+            record(conditions.Reason.NO_CAPACITY,
+                   f'Server {ended.server_id} does not stay on its host: '
+                   'other leases have reserved its capacity.')
+            return why
 
     @property
     def _last(self) -> end_policies.Steps:
@@ -169,17 +188,17 @@ class ServerEnds:
         if self._removal.remove_server(
                 ended.lease_id, ended.server_id, seen.host is not None):
             return None
-        moving = end_policies.moving(its, self.policies)
-        if its == moving:
+        if its == end_policies.moving(its, self.policies):
             return _IN_PROGRESS
-        LOG.info('Lease %s: the capacity of server %s on its host is not free '
-                 'indefinitely',
-                 ended.lease_id, ended.server_id)
-        return self._carry_out(ended, moving)
+        raise _NoCapacity
 
 
 class _Stuck(Exception):
     """An end policy makes no progress; the message says why."""
+
+
+class _NoCapacity(Exception):
+    """The capacity of a server on its host is not free indefinitely."""
 
 
 class _Left(Exception):
@@ -490,13 +509,19 @@ class LeaseEnd:
                     session, lease, vacated, self._clock.now())
                 assignments.overdue(session, self._clock.now(), lease)
 
-    def _replace(self, lease_id: str, why: str) -> None:
-        """Record in a lease that a server is deleted, whatever its policy."""
+    def _replace(self, lease_id: str, reason: conditions.Reason, why: str,
+                 ) -> None:
+        """Record in a lease that the policy of a server is replaced."""
+        def write() -> None:
+            # The lease may have ended with this server.
+            with self._database.writer() as session:
+                conditions.update(
+                    api.locked(session, lease_id), self._clock.now(),
+                    conditions.Condition(
+                        conditions.Type.POLICY_REPLACED, reason, why))
+
         LOG.warning('Lease %s: %s', lease_id, why)
-        self._database.retried(
-            self._explain, lease_id, conditions.Condition(
-                conditions.Type.POLICY_REPLACED, conditions.Reason.TIMED_OUT,
-                why))
+        self._database.retried(write)
 
     def _begin_end(self, lease_id: str, when_due: bool,
                    ) -> _Begun | retries.RetryAfter:

@@ -20,6 +20,7 @@ from sqlalchemy import orm
 from blazar_core.capacity import assignments
 from blazar_core.capacity import ledger
 from blazar_core.capacity import outages
+from blazar_core.common import clocks
 from blazar_core.common import conditions
 from blazar_core.common import states
 from blazar_core.db import models
@@ -147,7 +148,20 @@ def delete_build(session: orm.Session, lease_id: str) -> None:
 
 def finish(session: orm.Session, lease: models.Lease, now: int,
            ) -> views.Lease:
-    """End a lease; only its record is left."""
+    """End a lease; only its record is left.
+
+    It says so if it ends before its time, because nobody needs it.
+    """
+    is_pending = lease.status == states.Lease.PENDING
+    if now < lease.end_date and lease.deleted_at is None and (
+            lease.status != states.Lease.OFFERED) and conditions.find(
+                lease.conditions, conditions.Type.ENDED_EARLY) is None:
+        conditions.update(lease, now, conditions.Condition(
+            conditions.Type.ENDED_EARLY, conditions.Reason.SERVERS_DELETED,
+            'Its servers were deleted or removed before its '
+            f'{"start" if is_pending else "end"}. It was to end at '
+            f'{clocks.minute(lease.end_date)} UTC.',
+            {'end_date': lease.end_date}))
     _unassign_hosts(session, lease.reservations, now)
     ledger.amend(session, now, [
         ledger.Edit(booking, None) for booking in lease.bookings])

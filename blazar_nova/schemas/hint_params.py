@@ -245,9 +245,7 @@ def _request(params: _Object, start: int, end: int, now: int,
     request = request_of(params, window_of(start, end, now), now, defaults,
                          local, _KEYS, 'before_end', defaults.ends)
     return dataclasses.replace(
-        request, shows_build=_shows_build(params, defaults),
-        duration=None if 'end' in params or request.patience is None
-        else end - start)
+        request, shows_build=_shows_build(params, defaults))
 
 
 def request_of(values: _Object, window: model.Window, now: int,
@@ -286,6 +284,9 @@ def request_of(values: _Object, window: model.Window, now: int,
         auto_extend=lease_types.extension_of(values.get('auto_extend', 0)))
     lease_types.check_extension(
         request.auto_extend, request.on_end, request.actions)
+    if 'duration' in values and request.patience is not None:
+        request = dataclasses.replace(
+            request, duration=window.end - window.start)
     return request
 
 

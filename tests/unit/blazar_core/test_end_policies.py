@@ -398,6 +398,9 @@ class TestPolicySteps(EndPolicyTestCase):
                 *first, cloud_api.RestingState.SHELVED)], self.cloud.rests)
             self.assertEqual(('TERMINATED', 0), (
                 self.status(lease), self.usage()))
+            self.assertEqual([('EndPolicyReplaced', 'NoCapacity')], [
+                (row['type'], row['reason']) for row in views.get(
+                    self.database, lease['id'])['conditions']])
             driven.withdraw(self.leases, later['id'])
 
     def test_overdue_server_is_not_released_onto_reserved_capacity(self):

@@ -110,6 +110,27 @@ class TestEnd(lifecycle_base.LifecycleTestCase):
         self.assertEqual((NOW + 50, NOW + 50, NOW), (
             described['start_date'], described['end_date'],
             described['events'][0]['time']))
+        self.assert_ended_early(described, 'start', NOW + 100)
+
+    def assert_ended_early(self, lease, when, end):
+        """Assert that a lease says why it ended, and its planned end."""
+        (row,) = lease['conditions']
+        self.assertEqual(('EndedEarly', 'ServersDeleted', {'end_date': end}), (
+            row['type'], row['reason'], row['details']))
+        self.assertIn(f'deleted or removed before its {when}.', row['message'])
+
+    def test_lease_that_ends_in_time_or_is_deleted_has_not_ended_early(self):
+        for is_deleted in (False, True):
+            lease = self.running_lease(
+                self.clock.now() - NOW, self.clock.now() - NOW + 100)
+            self.clock.advance(50 if is_deleted else 100)
+            if is_deleted:
+                self.lifecycle.lease_end.delete(lease['id'])
+            self.lifecycle.lease_end.end(lease['id'])
+            self.assertEqual({'TERMINATED'}, {*self.scalars(
+                models.Lease.status)})
+            self.assertEqual([], [row for rows in self.scalars(
+                models.Lease.conditions) for row in rows or ()])
 
     def test_lease_ended_early_shows_its_actual_end(self):
         lease = self.running_lease(request=self.request(
@@ -120,6 +141,7 @@ class TestEnd(lifecycle_base.LifecycleTestCase):
         self.assertEqual(('TERMINATED', NOW, NOW + 100, None), (
             described['status'], described['start_date'],
             described['end_date'], described['before_end_date']))
+        self.assert_ended_early(described, 'end', NOW + 10_000)
         self.assertEqual(
             [('start_lease', NOW, 'DONE'), ('end_lease', NOW + 100, 'DONE')],
             [(event['event_type'], event['time'], event['status'])

@@ -487,6 +487,18 @@ class TestUpdate(base.LeaseTestCase):
         self.assertEqual({'start_lease': 70, 'before_end_lease': 110,
                           'end_lease': 120, 'mine': 60}, self.times(lease))
 
+    def test_events_after_new_end_are_removed(self):
+        """One with images needs time before the end."""
+        self.host('one', VCPU=1)
+        for action, end, left in (
+                (None, 60, 1), (None, 59, 0), ('snapshot', 61, 1),
+                ('snapshot', 60, 0)):
+            lease = self.lease(50, request=self.request(50, 100, events=(
+                requests.EventRequest('mine', NOW + 60, action or 'notify'),)))
+            self.update(lease, end=end)
+            self.assertEqual(left, [*self.times(lease)].count('mine'))
+            driven.withdraw(self.leases, lease['id'])
+
     def test_completed_events_do_not_move(self):
         self.host('one', VCPU=1)
         lease = self.running_lease(0, 100)

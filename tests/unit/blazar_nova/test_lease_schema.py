@@ -69,6 +69,16 @@ class TestCreate(base.RefusalTestCase):
         self.assert_create_refused(['"end_date" and "duration"'],
                                    duration='1h')
 
+    def test_waiting_lease_keeps_requested_duration(self):
+        for more in ({'lease_type': 'retry'}, {'lease_type': 'best_effort',
+                                               'start_date': 'now'}):
+            self.assertEqual(5400, self.create(
+                without=['end_date'], duration='1h30m', **more,
+            ).lease.duration)
+            self.assertIsNone(self.create(**more).lease.duration)
+        self.assertIsNone(self.create(
+            without=['end_date'], duration='1h30m').lease.duration)
+
     def test_series_with_duration_equals_series_with_end_date(self):
         """Also over a change of daylight saving."""
         recurrence = {'rule': 'FREQ=DAILY;COUNT=4',

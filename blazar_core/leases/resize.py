@@ -377,5 +377,6 @@ def window_of(lease: models.Lease, start: int | None, end: int | None,
         raise errors.InvalidLeaseParams(
             'End date must be later than start date, and neither can be in '
             f'the past: from {clocks.minute(start)} to {clocks.minute(end)}, '
-            f'now it is {clocks.minute(now)} UTC.')
+            f'now it is {clocks.minute(now)} UTC.' + (
+                ' Write "now" to end the lease.' if begun else ''))
     return model.Window(start, end)

@@ -60,8 +60,9 @@ _OF_OCCURRENCES = ('id', 'start_date', 'end_date', 'status', 'reason')
 #: Seconds between two requests for a lease.
 PAUSE = 5
 
-#: Exit code of a quote that does not fit. 1 is an error, 2 wrong arguments.
-DOES_NOT_FIT = 3
+#: Exit code of a quote that does not fit, and of a wait that takes too long. 1
+#: is an error, 2 wrong arguments.
+NOT_YET = 3
 
 #: Before what a spreadsheet takes for a formula, in some locales in full-width
 #: forms or after a semicolon.
@@ -223,8 +224,10 @@ def recurrence(parsed_args: argparse.Namespace) -> Json:
     if parsed_args.recur is None:
         if more:
             raise exceptions.CommandError(
-                f'--{" and --".join(more)} require --recur. Add it, or leave '
-                'them out.')
+                f'Give --recur, too: --{" and --".join(more)} '
+                f'{"are" if len(more) > 1 else "is"} only for recurring '
+                'leases. Dates of others may have an offset, as '
+                '2026-12-01T09:00+01:00.')
         return {}
     return {'recurrence': {'rule': parsed_args.recur, **more}}
 
@@ -281,26 +284,39 @@ class LeaseCommand(command.ShowOne):
     def wait(self, lease_id: str, wanted: str, timeout: int | None) -> Json:
         """Wait for a status of a lease, and return the lease.
 
-        :raises CommandError: if it cannot reach the status, or not in time
+        :raises TimedOut: if it does not reach the status in time
+        :raises CommandError: if it cannot reach the status
         """
         progress = lease_progress.Progress(
             self.app.stderr, self.app.options.verbose_level == 0)
-        began = time.monotonic()
+        began, lease = time.monotonic(), None
         try:
             while True:
-                lease = client_of(self.app).lease(lease_id)
+                lease = self._read(lease_id, wanted, lease)
                 elapsed = time.monotonic() - began
                 progress.tell(lease, elapsed)
                 if is_at(lease, wanted):
                     return lease
                 if timeout is not None and elapsed >= timeout:
-                    raise exceptions.CommandError(
+                    raise TimedOut(
                         f'The lease is {lease["status"]} instead of {wanted} '
                         f'after {timeout} s.')
                 time.sleep(PAUSE if timeout is None
                            else min(PAUSE, timeout - elapsed))
         finally:
             progress.end()
+
+    def _read(self, lease_id: str, wanted: str, before: Json | None) -> Json:
+        """Return a lease; one that was deleted meanwhile has ended.
+
+        :param before: as it was read before; None: it was not
+        """
+        try:
+            return client_of(self.app).lease(lease_id)
+        except plugin.NotFound:
+            if before is None or wanted != STAGES[-1]:
+                raise
+            return {**before, 'status': wanted}
 
 
 class LeaseChange(command.ShowOne):
@@ -364,7 +380,7 @@ class Quote(command.ShowOne):
 
     def run(self, parsed_args: argparse.Namespace) -> int:
         return super().run(parsed_args) or (
-            0 if self.fits else DOES_NOT_FIT)
+            0 if self.fits else NOT_YET)
 
 
 class Offer(LeaseCommand):
@@ -442,30 +458,16 @@ class Acknowledge(LeaseChange):
         return self.change(parsed_args.lease, {'resources_changed': False})
 
 
-class Set(LeaseChange):
-    """Set the name, the description or the tags of a lease."""
-
-    def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
-        parser = super().get_parser(prog_name)
-        parser.add_argument('--name', metavar='<name>', help='New name')
-        parser.add_argument(
-            '--description', metavar='<description>',
-            help='New description; empty removes it')
-        parser.add_argument(
-            '--tags', metavar='<tags>',
-            help='New tags, separated by commas; empty removes them')
-        return parser
-
-    def take_action(self, parsed_args: argparse.Namespace) -> Shown:
-        change = given(parsed_args, 'name', 'description', 'tags')
-        if not change:
-            raise exceptions.CommandError(
-                'Give --name, --description or --tags.')
-        return self.change(parsed_args.lease, change)
+class TimedOut(exceptions.CommandError):
+    """A lease has not reached a status in time."""
 
 
 class Wait(LeaseCommand):
-    """Wait for a status of a lease, and show progress."""
+    """Wait for a status of a lease, and show progress.
+
+    Exit code: 0 it has the status, 3 not in time, 1 an error or a lease that
+    cannot reach it, 2 wrong arguments.
+    """
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
         parser = super().get_parser(prog_name)
@@ -483,6 +485,13 @@ class Wait(LeaseCommand):
         lease_id = client_of(self.app).find(parsed_args.lease)
         return shown(self.wait(lease_id, parsed_args.status,
                                parsed_args.timeout))
+
+    def run(self, parsed_args: argparse.Namespace) -> int:
+        try:
+            return super().run(parsed_args)
+        except TimedOut as exc:
+            self.app.stderr.write(f'{exc}\n')
+            return NOT_YET
 
 
 class Delete(command.Command):

@@ -59,6 +59,10 @@ def build_option_parser(parser: ty.Any) -> ty.Any:
     return parser
 
 
+class NotFound(exceptions.CommandError):
+    """The API answered 404."""
+
+
 class Client(adapter.Adapter):
     """A client of the lease API."""
 
@@ -76,7 +80,8 @@ class Client(adapter.Adapter):
         except ValueError:
             body = None
         if response.status_code >= 400:
-            raise exceptions.CommandError(
+            raise (NotFound if response.status_code == 404
+                   else exceptions.CommandError)(
                 refusal(body)
                 or f'The server answered {response.status_code} '
                    f'{response.reason} to {method} {response.url}')

@@ -49,6 +49,7 @@ PAGES: dict[str, tuple[tuple[str, str | None], ...]] = {
         ('Extend automatically', None),
         ('What happens at the end', None)),
     'doc/source/user/existing-servers.rst': (('Add servers', 'servers'),),
+    'doc/source/user/clients.rst': (('Watch a lease', None),),
     'doc/source/user/default-leases.rst': (
         ('Keep the server', 'booted'), ('Keep the server', None)),
     'doc/source/user/troubleshooting.rst': (('What can go wrong', None),),

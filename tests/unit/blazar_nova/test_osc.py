@@ -8,9 +8,11 @@ cloud is an HTTP server with preset answers that records requests.
 
 import datetime
 import io
+import itertools
 import json
 import subprocess
 import sys
+import typing as ty
 from unittest import mock
 
 import fixtures
@@ -125,7 +127,7 @@ class PluginTest(osc_base.OscTestCase):
             'calendar', 'delete', 'hand over', 'interruptible list',
             'interruptible set', 'interruptible unset', 'list', 'occurrences',
             'offer', 'quote', 'remove host', 'remove server', 'request', 'set',
-            'share', 'usage', 'wait']
+            'share', 'show', 'usage', 'wait']
 
     def listed(self):
         code, out, error = self.openstack(
@@ -190,6 +192,91 @@ class SetTest(osc_base.OscTestCase):
         self.assertEqual({'description': '', 'tags': 'a,b'},
                          self.asked().body)
         self.assertIn('Give --name', self.fails('set', ID))
+
+    def changed(self, *options, **lease):
+        """Return the body that is sent for options."""
+        there = osc_base.a_lease(**lease)
+        self.cloud.sees(f'GET /leases/{ID}', (200, {'lease': there}))
+        self.cloud.sees(f'PUT /leases/{ID}', (200, {'lease': there}))
+        self.reservation('set', ID, *options)
+        return self.cloud.requests[-1].body
+
+    def test_set_passes_dates_and_policies_on(self):
+        values = {'--start-date': 'now', '--duration': '1d12h',
+                  '--on-end': 'snapshot', '--grace-period': '30m',
+                  '--auto-extend': '7d'}
+        self.assertEqual(
+            {key[2:].replace('-', '_'): value
+             for key, value in values.items()},
+            self.changed(*itertools.chain(*values.items())))
+
+    def test_set_moves_end_by_duration_to_the_second(self):
+        self.assertEqual(
+            {'end_date': '2026-12-01 16:31:07'}, self.changed(
+                '--prolong-for', '30m', end_date='2026-12-01T16:01:07.000000'))
+
+    def test_moved_lease_keeps_or_changes_its_duration(self):
+        for more, length in (
+                ((), {'duration': '7200s'}),
+                (('--prolong-for', '30m'), {'duration': '9000s'}),
+                (('--duration', '3h'), {'duration': '3h'}),
+                (('--end-date', '2026-12-02 09:00'), {
+                    'end_date': '2026-12-02 09:00'})):
+            self.assertEqual(
+                {'start_date': '2026-12-01 18:00', **length}, self.changed(
+                    '--move-to', '2026-12-01 18:00', *more))
+
+    def test_amount_is_of_named_or_only_reservation(self):
+        one, hosts = {'id': OTHER, 'amount': 3}, {
+            'id': ID, 'min': '1', 'max': '2',
+            'resource_type': 'physical:host'}
+        self.assertEqual(
+            {'reservations': [{'id': OTHER, 'amount': 8}]},
+            self.changed('--amount', '8', reservations=[one]))
+        self.assertEqual(
+            {'reservations': [{'id': ID, 'min': 2, 'max': 2}]},
+            self.changed('--amount', '2', '--reservation-id', ID,
+                         reservations=[
+                             {'resource_type': 'virtual:instance', **one},
+                             hosts]))
+        for options in (('--amount', '2'), ('--reservation-id', ID)):
+            self.assertIn('Give ', self.fails('set', ID, *options))
+            self.assertEqual('GET', self.cloud.requests[-1].method)
+
+
+class ShowTest(osc_base.OscTestCase):
+
+    LEASE: ty.ClassVar = osc_base.a_lease(
+        status='ACTIVE', reservations=[
+            {'id': OTHER, 'resource_type': 'flavor:instance', 'amount': 3,
+             'source_flavor_id': '42', 'flavor_id': OTHER, 'affinity': None,
+             'servers': ['a', 'b']},
+            {'id': ID, 'resource_type': 'physical:host', 'min': 1, 'max': 2}],
+        events=[{'event_type': 'end_lease', 'status': 'UNDONE',
+                 'time': '2026-12-01T16:00:00.000000'}])
+
+    def test_lease_is_shown_for_people(self):
+        self.cloud.sees(f'GET /leases/{ID}', (200, {'lease': self.LEASE}))
+        for name, expected in {
+                'reservations': f'3 flavor:instance source_flavor_id=42 '
+                                f'({OTHER})\n1 to 2 physical:host ({ID})\n',
+                'flavor': f'{OTHER}\n', 'servers': 'a\nb\n',
+                'start_date': '2026-12-01 14:00:00\n',
+                'events': '2026-12-01 16:00:00 end_lease UNDONE\n'}.items():
+            code, out, error = self.openstack(
+                'reservation', 'show', ID, '-f', 'table', '-c', name)
+            self.assertEqual(0, code, error)
+            for line in expected.splitlines():
+                self.assertIn(line, out)
+
+    def test_lease_is_shown_for_programs(self):
+        self.cloud.sees(f'GET /leases/{ID}', (200, {'lease': self.LEASE}))
+        shown = self.reservation('show', ID)
+        self.assertEqual(
+            (self.LEASE['reservations'], [OTHER], ['a', 'b'],
+             self.LEASE['events']),
+            tuple(shown[name] for name in (
+                'reservations', 'flavor', 'servers', 'events')))
 
 
 class UsageTest(osc_base.OwnersTestCase):
@@ -425,6 +512,20 @@ class WaitTest(osc_base.OscTestCase):
         self.assertEqual('TERMINATED', self.reservation(
             'wait', ID, '--status', 'TERMINATED')['status'])
 
+    def test_deleted_lease_has_ended(self):
+        gone = (404, {'error_message': 'Lease x could not be found.'})
+        there = (200, {'lease': osc_base.a_lease(status='ACTIVE')})
+        for wanted, *answers in (('TERMINATED', there, gone),
+                                 ('TERMINATING', there, gone),
+                                 ('TERMINATED', gone)):
+            self.cloud.sees(f'GET /leases/{ID}', *answers)
+            words = 'wait', ID, '--status', wanted
+            if (wanted, len(answers)) == ('TERMINATED', 2):
+                self.assertEqual(
+                    'TERMINATED', self.reservation(*words)['status'])
+            else:
+                self.assertIn('could not be found', self.fails(*words))
+
     def test_unknown_status_of_lease_is_tolerated(self):
         self.goes('UPDATING', 'ACTIVE')
         self.assertEqual('ACTIVE', self.reservation('wait', ID)['status'])
@@ -433,7 +534,7 @@ class WaitTest(osc_base.OscTestCase):
         self.goes('PENDING')
         self.assertIn(
             'The lease is PENDING instead of ACTIVE after 0 s.',
-            self.fails('wait', ID, '--timeout', '0'))
+            self.fails('wait', ID, '--timeout', '0', code=3))
         self.asked()
 
     def test_wait_continues_after_api_was_unavailable(self):

@@ -323,7 +323,7 @@ class RecurringTest(osc_base.OscTestCase):
         self.assertNotIn('recurrence', self.asked().body)
 
     def test_timezone_option_requires_recur(self):
-        self.assertIn('require --recur', self.fails(*self.request(
+        self.assertIn('Give --recur, too', self.fails(*self.request(
             '--timezone', 'Europe/Berlin')))
 
     def test_occurrences_are_listed_by_lease_or_recurrence(self):

@@ -59,7 +59,7 @@ def _nearest(key: str, known: dict[str, str]) -> str:
     key = key.lower()
     near = [one for one in known if one.startswith(f'{key}_') or (
         key.startswith(f'{one}_'))] or (
-            difflib.get_close_matches(key, known, n=1, cutoff=0.5))
+            difflib.get_close_matches(key, known, n=1, cutoff=0.6))
     return f' Did you mean "{near[0]}"?' if near else ''
 
 
@@ -117,8 +117,9 @@ def integer(value: object, key: str, least: int, most: int = _LARGEST) -> int:
         if not str(given).strip():
             given = 'empty or missing'
         raise errors.InvalidLeaseParams(
-            f'"{key}" is {given}. Write a whole number from {least} to '
-            f'{most}.')
+            f'"{key}" is {given}. Write a whole number ' + (
+                f'of at least {least}.' if most == _LARGEST
+                else f'from {least} to {most}.'))
     return number
 
 

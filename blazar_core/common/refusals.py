@@ -65,6 +65,9 @@ class Refusal:
             return (f'{few} of the {self.wanted} requested hosts '
                     f'{"fit" if self.fits_now > 1 else "fits"} now; no start '
                     f'would provide {self.wanted}.')
+        if self.whole and self.reason is Reason.NO_HOST:
+            return (f'No host that is enrolled for leases of whole hosts has '
+                    f'what is requested. {self.detail}'.rstrip())
         return f'{_WHY[self.reason]} {self.detail}'.rstrip()
 
     def _when(self, start: str, end: str) -> str:

@@ -304,8 +304,10 @@ class LeaseController:
         if not self._policy.allows(
                 context, 'blazar:leases:hand_over', target):
             raise errors.Forbidden(
-                'Leases are handed over to another project or user by admins '
-                '(blazar:leases:hand_over). Leave project_id and user_id out.')
+                'Only administrators transfer leases to another project or '
+                'user (blazar:leases:hand_over). Ask one, with the ids of the '
+                'lease and of the project; in other changes, leave project_id '
+                'and user_id out.')
         return self._answer(
             request, 200, self._transfer.make(context, body, lease_id))
 

@@ -268,6 +268,11 @@ def _sort(text: str) -> tuple[tuple[str, bool], ...]:
 
 def _end(values: _Object, start: int, now: int) -> int:
     """Return the end of a new lease."""
+    if not values.keys() & {'end_date', 'duration'}:
+        raise errors.InvalidLeaseParams(
+            'Missing parameter end_date. Write for example "end_date": '
+            f'{_CREATE_KEYS["end_date"]}, or "duration": '
+            f'{_CREATE_KEYS["duration"]}.')
     if 'duration' not in values:
         return dates.parse_date(_text(values, 'end_date'), now)
     if 'end_date' in values:

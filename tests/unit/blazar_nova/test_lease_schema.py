@@ -127,7 +127,7 @@ class TestCreate(base.RefusalTestCase):
         for values in ({'without': ['end_date']}, {'end_date': None}):
             self.assert_create_refused(
                 'Missing parameter end_date. Write for example "end_date": '
-                '"2026-12-02 16:07".', **values)
+                '"2026-12-02 16:07", or "duration": "2d".', **values)
 
     def test_numbers_instead_of_strings_are_refused(self):
         for key in ('name', 'start_date', 'end_date', 'before_end_date'):

@@ -28,8 +28,8 @@ class _Gated:
 
 
 def task_api(check: ty.Callable[[], None]) -> ty.Any:
-    """Return Nova's API of its conductors, for one build or one evacuation
-    (``rebuild_instance``).
+    """Return Nova's API of its conductors, for one build, live migration, or
+    evacuation (``rebuild_instance``).
 
     :param check: raises an error, which the cast raises too, if nothing may be
         sent

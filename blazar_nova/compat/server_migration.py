@@ -23,6 +23,7 @@ from nova.db.api import models as api_models
 from nova import exception
 from nova import objects
 from oslo_log import log as logging
+import oslo_messaging
 from oslo_utils import strutils
 import sqlalchemy as sa
 
@@ -182,6 +183,10 @@ class ServerMigration(request_context.Acting):
         """
         :param name: of the service host; None: any
         """
+        def still() -> None:
+            if deadline.passed():
+                raise _TooLate('this process stood still.')
+
         try:
             instance = self._compute_api.get(
                 context, server_id, expected_attrs=[
@@ -189,14 +194,19 @@ class ServerMigration(request_context.Acting):
             if not _is_free(instance):
                 return ('it may no longer be moved, or a task is in '
                         'progress.')
-            if deadline.passed():
-                return 'this process stood still.'
+            still()
             LOG.info('Server %s: live-migrating it to %s, for lease %s',
                      server_id, name or 'another host', lease_id)
-            self._compute_api.live_migrate(
+            _gated_api(still).live_migrate(
                 context, instance, None, None, name, force=False, async_=True)
         except exception.NovaException as exc:
             return f'Nova refuses: {exc}'
+        except (_TooLate, oslo_messaging.MessageDeliveryFailure) as exc:
+            # Nova sets the task before it sends the request.
+            if instance.task_state == task_states.MIGRATING:
+                instance.task_state = None
+                instance.save(expected_task_state=[task_states.MIGRATING])
+            return str(exc)
         return ''
 
     def evacuate(self, server_id: str, lease_id: str,
@@ -246,9 +256,7 @@ class ServerMigration(request_context.Acting):
             still()
             LOG.info('Server %s: evacuating it from %s, for lease %s',
                      server_id, source, lease_id)
-            api = compute_api.API()
-            api.compute_task_api = gated_casts.task_api(still)
-            api.evacuate(context, instance, None, None)
+            _gated_api(still).evacuate(context, instance, None, None)
         except (_TooLate, exception.NovaException) as exc:
             instance.task_state = None
             instance.save(expected_task_state=[task_states.REBUILDING])
@@ -280,7 +288,17 @@ class ServerMigration(request_context.Acting):
 
 
 class _TooLate(Exception):
-    """An evacuation can no longer be sent; the message says why."""
+    """A request can no longer be sent; the message says why."""
+
+
+def _gated_api(check: ty.Callable[[], None]) -> ty.Any:
+    """Return Nova's API, for one request of a conductor.
+
+    :param check: raises an error if it can no longer be sent
+    """
+    api = compute_api.API()
+    api.compute_task_api = gated_casts.task_api(check)
+    return api
 
 
 def _instances(context: ty.Any, server_ids: list[str]) -> ty.Any:

@@ -6,10 +6,15 @@ from unittest import mock
 
 from nova.conductor.tasks import live_migrate
 from nova import exception
+from nova import objects
+import oslo_messaging
+from oslo_utils.fixture import uuidsentinel as uuids
 
 from blazar_core.capacity import pending
 from blazar_core.common import clocks
 from blazar_core.lifecycle import best_effort
+from blazar_core.plugins import cloud_api
+from blazar_nova.compat import gated_casts
 from tests import driven
 from tests.functional import api_base
 from tests.functional import nova_box
@@ -74,6 +79,34 @@ class BestEffortTestCase(api_base.ApiTestCase):
 
 
 class TestBestEffort(BestEffortTestCase):
+
+    def test_migration_is_not_requested_late(self):
+        """Nova sets a task first: it is reset if the request is not sent."""
+        cloud, server_id = self.listener.parts.cloud, self.servers[0]
+        clock, records = (self.listener.parts.clock,
+                          objects.RequestSpec.get_by_instance_uuid)
+
+        def move():
+            return cloud.move(server_id, None, uuids.lease,
+                              cloud_api.Deadline(clock, 20))
+
+        def slowly(*args):
+            self.clock.advance(60)
+            return records(*args)
+
+        with mock.patch.object(
+                objects.RequestSpec, 'get_by_instance_uuid', slowly):
+            self.assertEqual('this process stood still.', move())
+        with mock.patch.object(
+                gated_casts._Gated, '_send',
+                side_effect=oslo_messaging.MessageDeliveryFailure('no bus')):
+            self.assertEqual('no bus', move())
+        self.assertIsNone(self.admin.get_server(server_id)[
+            'OS-EXT-STS:task_state'])
+        host = self.where()[server_id]
+        self.assertEqual('', move())
+        self.settle()
+        self.assertNotEqual(host, self.where()[server_id])
 
     def test_lease_starts_after_migration_of_other_servers(self):
         before = self.where()

@@ -39,12 +39,17 @@ _BOOT = entry.subject(
             '__init__', 'conductor_compute_rpcapi', 'a build is cast once'),
         entry.refers(
             'rebuild_instance', 'conductor_compute_rpcapi',
-            'evacuate only what is not too late')),
+            'evacuate only what is not too late'),
+        entry.refers(
+            'live_migrate_instance', 'conductor_compute_rpcapi',
+            'migrate only what is not too late')),
     entry.of(
         'nova.conductor.rpcapi.ComputeTaskAPI',
         entry.refers('__init__', 'client', 'a build is cast once'),
         entry.refers('rebuild_instance', 'client cast',
-                     'evacuate only what is not too late')),
+                     'evacuate only what is not too late'),
+        entry.refers('live_migrate_instance', 'client cast',
+                     'migrate only what is not too late')),
     entry.of(
         'oslo_messaging.rpc.client._BaseCallContext',
         entry.refers('cast', 'transport _send',

@@ -216,8 +216,9 @@ _SERVERS = entry.subject(
     entry.of(
         'nova.compute.task_states',
         entry.named(
-            'DELETING IMAGE_SNAPSHOT_PENDING REBUILDING RESIZE_PREP '
-            'SCHEDULING SOFT_DELETING', 'what is being done to a server')),
+            'DELETING IMAGE_SNAPSHOT_PENDING MIGRATING REBUILDING '
+            'RESIZE_PREP SCHEDULING SOFT_DELETING',
+            'what is being done to a server')),
     entry.of(
         'nova.compute.vm_states',
         entry.named(
@@ -292,7 +293,10 @@ _ACTIONS = entry.subject(
             'admin_password=, force=, target_state=)', 'leave a failed host'),
         entry.refers(
             'evacuate', 'compute_task_api rebuild_instance',
-            'evacuate only what is not too late')),
+            'evacuate only what is not too late'),
+        entry.refers(
+            'live_migrate', 'compute_task_api live_migrate_instance',
+            'migrate only what is not too late')),
     entry.of(
         'nova.image.glance.API',
         entry.called('get_all(self, context, **kwargs)', 'images of a server'),

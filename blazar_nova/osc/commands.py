@@ -13,6 +13,7 @@ import typing as ty
 from osc_lib.cli import format_columns
 from osc_lib.command import command
 from osc_lib import exceptions
+from oslo_utils import uuidutils
 
 from blazar_nova.osc import lease_progress
 from blazar_nova.osc import plugin
@@ -205,14 +206,30 @@ def add_lease(parser: argparse.ArgumentParser, what: str) -> None:
                         help=f'{what} (name or ID)')
 
 
-def demand(parsed_args: argparse.Namespace, name: str) -> Json:
+def demand(app: ty.Any, parsed_args: argparse.Namespace, name: str) -> Json:
+    """Return the body of a request for a lease."""
     return {'name': name,
             'start_date': parsed_args.start_date,
-            'reservations': parsed_args.reservations,
+            'reservations': [
+                {**one, 'flavor_id': flavor_id(app, one['flavor_id'])}
+                if one.get('flavor_id') else one
+                for one in parsed_args.reservations],
             'events': [],
             **recurrence(parsed_args),
             **given(parsed_args, 'end_date', 'duration', 'on_end',
                     'grace_period', 'auto_extend')}
+
+
+def flavor_id(app: ty.Any, name_or_id: str | int) -> str | int:
+    """Return the ID of a flavor.
+
+    What is unknown, or looks like an ID, is left to the lease API.
+    """
+    if isinstance(name_or_id, int) or uuidutils.is_uuid_like(name_or_id):
+        return name_or_id
+    found = app.client_manager.sdk_connection.compute.find_flavor(
+        name_or_id, ignore_missing=True)
+    return name_or_id if found is None else str(found.id)
 
 
 def recurrence(parsed_args: argparse.Namespace) -> Json:
@@ -373,7 +390,7 @@ class Quote(command.ShowOne):
     def take_action(self, parsed_args: argparse.Namespace) -> Shown:
         quote = client_of(self.app).ask(
             'POST', '/leases', params={'dry_run': 'true'},
-            json=demand(parsed_args, 'quote'))['quote']
+            json=demand(self.app, parsed_args, 'quote'))['quote']
         self.fits = quote['fits']
         return shown({
             **quote, 'message': plugin.in_options(quote['message'])})
@@ -396,7 +413,7 @@ class Offer(LeaseCommand):
         return parser
 
     def take_action(self, parsed_args: argparse.Namespace) -> Shown:
-        body = demand(parsed_args, parsed_args.name)
+        body = demand(self.app, parsed_args, parsed_args.name)
         body['offer_seconds'] = parsed_args.expires
         return shown(client_of(self.app).ask(
             'POST', '/leases', json=body)['lease'])
@@ -430,7 +447,7 @@ class Request(LeaseCommand):
     def take_action(self, parsed_args: argparse.Namespace) -> Shown:
         return self.shown(parsed_args, client_of(self.app).ask(
             'POST', '/leases', json={
-                **demand(parsed_args, parsed_args.name),
+                **demand(self.app, parsed_args, parsed_args.name),
                 **given(parsed_args, 'lease_type', 'retries',
                         'retry_interval', 'timeout')})['lease'])
 

@@ -169,6 +169,20 @@ class OscTestCase(base.BaseTestCase):
         self.assertEqual(0, code, self.error)
         return json.loads(out)
 
+    def flavors(self):
+        """Set up a Nova that has the flavor m1.small with the ID 42."""
+        self.cloud.answers.update({
+            'GET /v2.1': [(200, {'version': {
+                'id': 'v2.1', 'status': 'CURRENT', 'version': '2.100',
+                'min_version': '2.1', 'links': [
+                    {'rel': 'self', 'href': f'{self.cloud.url}/v2.1/'}]}})],
+            'GET /v2.1/flavors/42': [(200, {'flavor': {
+                'id': '42', 'name': 'm1.small'}})],
+            'GET /v2.1/flavors/detail': [(200, {'flavors': [
+                {'id': '42', 'name': 'm1.small'}]})],
+            'GET /v2.1/flavors': [(200, {'flavors': [
+                {'id': '42', 'name': 'm1.small'}]})]})
+
     def fails(self, *words, code=1):
         """Run a command that fails; return its stderr."""
         got, out, error = self.openstack('reservation', *words)

@@ -82,20 +82,6 @@ class AvailabilityTest(osc_base.OscTestCase):
         self.assertIs(True, self.reservation(
             'availability', *self.SIZE)[-1]['more'])
 
-    def flavors(self):
-        """Set up a Nova that has the flavor m1.small with the ID 42."""
-        self.cloud.answers.update({
-            'GET /v2.1': [(200, {'version': {
-                'id': 'v2.1', 'status': 'CURRENT', 'version': '2.100',
-                'min_version': '2.1', 'links': [
-                    {'rel': 'self', 'href': f'{self.cloud.url}/v2.1/'}]}})],
-            'GET /v2.1/flavors/42': [(200, {'flavor': {
-                'id': '42', 'name': 'm1.small'}})],
-            'GET /v2.1/flavors/detail': [(200, {'flavors': [
-                {'id': '42', 'name': 'm1.small'}]})],
-            'GET /v2.1/flavors': [(200, {'flavors': [
-                {'id': '42', 'name': 'm1.small'}]})]})
-
     def test_flavor_is_found_by_name_or_id(self):
         self.flavors()
         for flavor in ('m1.small', '42'):
@@ -159,6 +145,7 @@ class QuoteTest(osc_base.OscTestCase):
     def test_reservation_is_sent_as_by_python_blazarclient(self):
         self.cloud.sees('POST /leases', (200, {
             'quote': self.FITS, 'lease': osc_base.a_lease()}))
+        self.flavors()
         for text in (
                 INSTANCE,
                 INSTANCE + ',affinity=True',
@@ -179,6 +166,16 @@ class QuoteTest(osc_base.OscTestCase):
             ours, theirs = self.cloud.requests[-2:]
             theirs.body.pop('before_end_date')
             self.assertEqual(theirs.body, ours.body)
+
+    def test_flavor_of_reservation_may_be_a_name(self):
+        self.flavors()
+        self.cloud.sees('POST /leases', (200, {'quote': self.FITS}))
+        for flavor, sent in (('m1.small', '42'), ('42', 42)):
+            self.reservation(
+                'quote', *WINDOW, '--reservation',
+                f'resource_type=flavor:instance,flavor_id={flavor},amount=2')
+            self.assertEqual(sent, self.cloud.requests[-1].body[
+                'reservations'][0]['flavor_id'])
 
     def test_options_beyond_python_blazarclient_are_sent(self):
         self.cloud.sees('POST /leases', (200, {'quote': self.FITS}))

@@ -118,7 +118,8 @@ def integer(value: object, key: str, least: int, most: int = _LARGEST) -> int:
             given = 'empty or missing'
         raise errors.InvalidLeaseParams(
             f'"{key}" is {given}. Write a whole number ' + (
-                f'of at least {least}.' if most == _LARGEST
+                f'of at least {least}.' if most == _LARGEST and (
+                    number is None or number < least)
                 else f'from {least} to {most}.'))
     return number
 

@@ -40,7 +40,7 @@ class Slots:
 
         The servers are built by one call, so their hosts are of one kind.
 
-        :param encrypted: the encrypted call, stored until :meth:`dispatch`
+        :param encrypted: the encrypted call, stored until :meth:`take_permit`
         :returns: whether these hosts serve leases only
         :raises NotFound: if it is not a reservation of the project
         :raises Conflict: if its lease is not ACTIVE

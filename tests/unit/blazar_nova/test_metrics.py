@@ -358,7 +358,7 @@ class TestExamples(MetricsTestCase):
         self.listeners[0]._switches = types.SimpleNamespace(
             problem=lambda: '')
         with mock.patch.object(
-                metrics.host_status, 'host_outages',
+                metrics.outages, 'listed',
                 return_value=[types.SimpleNamespace(kind='failure')]):
             self.refresh()
         return {key[0] for key in self.values()}

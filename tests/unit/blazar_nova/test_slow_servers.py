@@ -42,6 +42,7 @@ class SlowTestCase(base.TestCase):
                 ('bounded_calls._cell_of', self.cell_of),
                 ('unbuilt_servers.finish', lambda _server_id: None),
                 ('build_calls.in_name_of', lambda owner, _access: owner),
+                ('nova_cloud._ping', lambda _topic: None),
                 ('bounded_calls.LIMIT', 0.6),
                 ('bounded_calls.SHORT_LIMIT', 0.2)):
             self.patch(f'blazar_nova.compat.{name}', value)
@@ -51,6 +52,9 @@ class SlowTestCase(base.TestCase):
         self.useFixture(fixtures.MockPatch(
             'nova.objects.Service.get_by_compute_host',
             side_effect=self.service))
+        self.useFixture(fixtures.MockPatch(
+            'nova.objects.Migration.get_by_instance_and_status',
+            return_value=types.SimpleNamespace(source_compute='host')))
         self.patch('nova.servicegroup.API', lambda: mock.Mock(
             service_is_up=lambda service: service.host != 'down'))
 

@@ -42,7 +42,6 @@ class SlowTestCase(base.TestCase):
                 ('bounded_calls._cell_of', self.cell_of),
                 ('unbuilt_servers.finish', lambda _server_id: None),
                 ('build_calls.in_name_of', lambda owner, _access: owner),
-                ('nova_cloud._ping', lambda _topic: None),
                 ('bounded_calls.LIMIT', 0.6),
                 ('bounded_calls.SHORT_LIMIT', 0.2)):
             self.patch(f'blazar_nova.compat.{name}', value)
@@ -178,6 +177,7 @@ class TestSilentServices(SlowTestCase):
                 one.partition(' ')[0] for one in said}, said)
         self.assertEqual({'Keystone'}, {*self.cloud._within._again})
         self.trusts.service.side_effect = self.hang
+        self.patch('blazar_nova.compat.nova_cloud._ping', lambda _topic: None)
         for work in self.cloud.move, self.cloud.evacuate:
             said = self.refused(4, work, 'alice:one:active', *(
                 [None] if work == self.cloud.move else []), 'lease',

@@ -244,7 +244,6 @@ class Evictions:
 
     def carry_out(self) -> None:
         """Request evictions that are due, and record the results of others."""
-        now = self._clock.now()
         with self._database.reader() as session:
             moves = session.scalars(_OPEN).all()
             rows = {row.server_id: row for row in session.scalars(sa.select(
@@ -255,13 +254,18 @@ class Evictions:
             models.ServerMove, models.InterruptibleServer | None]]](list)
         for move in moves:
             row = rows.get(move.server_id)
-            # A clock that was ahead may have written a later time.
-            if not clocks.is_within(move.next_at, now, 0 if row is None else (
-                    _horizon([row.lead_time]))):
+            if self._is_due(move, row):
                 due[move.source].append((move, row))
         for done in [self._workers.start(functools.partial(
                 self._carry_out_all, some)) for some in due.values()]:
             done.result()
+
+    def _is_due(self, move: models.ServerMove,
+                row: models.InterruptibleServer | None) -> bool:
+        # A clock that was ahead may have written a later time.
+        return not clocks.is_within(
+            move.next_at, self._clock.now(),
+            0 if row is None else _horizon([row.lead_time]))
 
     def _carry_out_all(self, some: ty.Iterable[tuple[
             models.ServerMove, models.InterruptibleServer | None]]) -> None:
@@ -270,7 +274,9 @@ class Evictions:
         """
         for move, row in some:
             try:
-                self._carry_out(move, row)
+                # The clock may have been wrong for a moment.
+                if self._is_due(move, row):
+                    self._carry_out(move, row)
             except errors.DatabaseUnavailable:
                 raise
             except errors.CloudUnavailable as exc:

@@ -817,6 +817,25 @@ class TestEvictions(EvictionTestCase):
         self.assertEqual([(server_id, cloud_api.RestingState.SHELVED)],
                          self.cloud.rests)
 
+    def test_eviction_is_not_early_if_clock_was_wrong_for_a_moment(self):
+        """From far behind, the planned time looks like that of a clock that
+        was ahead, which counts as due.
+        """
+        self.host('one', VCPU=4)
+        self.boot(vcpus=3)
+        _lease, start = self.needed()
+        self.until(start - 350)
+        now, times = self.clock.now(), itertools.count()
+        with mock.patch.object(
+                self.clock, 'now',
+                lambda: now - 3600 * (next(times) == 0)):
+            self.evictions.carry_out()
+            self.assertGreater(next(times), 1)
+        self.assertEqual([], self.cloud.rests)
+        self.until(start - 300)
+        self.evictions.carry_out()
+        self.assertEqual(1, len(self.cloud.rests))
+
     def test_only_one_process_plans_evictions(self):
         self.host('one', VCPU=4)
         self.boot(vcpus=3)

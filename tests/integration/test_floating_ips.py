@@ -7,6 +7,8 @@ import time
 import typing as ty
 from urllib import parse
 
+import requests
+
 from tests.integration import base
 from tests.integration import test_lease_api as lease_api
 from tests import stack
@@ -63,7 +65,15 @@ class NeutronTest(lease_api.LeaseApiTestCase):
     def create(self, kind: str, client: base.Client | None = None,
                **values: ty.Any) -> str:
         """Create an object, and delete it when the test ends."""
-        made = self.neutron('POST', f'/{kind}s', {kind: values}, client)[kind]
+        def ask() -> requests.Response | None:
+            answer = (client or self.demo).request(
+                'POST', f'/{kind}s', {kind: values}, service='neutron')
+            # Neutron has no segments until one of its workers has read them.
+            return None if answer.status_code == 503 else answer
+
+        answer = self.wait_for(ask, f'a {kind}')
+        self.assertEqual(201, answer.status_code, answer.text)
+        made = answer.json()[kind]
         self.addCleanup(self.neutron, 'DELETE', f'/{kind}s/{made["id"]}', None,
                         client)
         return ty.cast(str, made['id'])

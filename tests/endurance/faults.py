@@ -17,7 +17,7 @@ PAUSE = 150, 300
 AFTER = 90
 #: Seconds for which something is unavailable; above and below those after
 #: which Nova regards a nova-compute as down.
-AWAY = 5, 60
+OUTAGE = 5, 60
 COMPUTES = 'nova-compute-1', 'nova-compute-2'
 LISTENERS = 'blazar-listener-1', 'blazar-listener-2'
 OTHERS = 'nova-api-1', 'nova-api-2', 'nova-scheduler-1', 'nova-scheduler-2'
@@ -52,7 +52,7 @@ class Faults:
             until + AFTER > since for _what, _begun, until in self.made)
 
     def pause(self) -> None:
-        self._world.live(self.dice.uniform(*AWAY))
+        self._world.live(self.dice.uniform(*OUTAGE))
 
 
 def killed(faults: Faults, names: tuple[str, ...]) -> str:

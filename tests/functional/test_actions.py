@@ -270,13 +270,13 @@ class ComparedTest(leased.LeasedTestCase):
         server = self.boot_active('vm2')
         asked = []
 
-        def away(_self, server_ids):
+        def down(_self, server_ids):
             asked.extend(server_ids)
             raise errors.DatabaseUnavailable
 
         # Even when the reservation database is unavailable.
         with fixtures.MonkeyPatch(
-                'blazar_core.leases.lookup.Lookup.held', away):
+                'blazar_core.leases.lookup.Lookup.held', down):
             self.alice.post_server_action(server['id'], {'os-stop': None})
         self.assertEqual([server['id']], asked)
         self.wait_for_status(server['id'], 'SHUTOFF')

@@ -286,7 +286,7 @@ class TestOn(DefaultTestCase):
 
     def test_boot_is_refused_while_database_is_unavailable(self):
         path = os.path.join(self.folder, 'blazar.sqlite')
-        os.rename(path, path + '.away')
+        os.rename(path, path + '.off')
         os.mkdir(path)
         try:
             self.refused(503, self.boot, 'vm')
@@ -294,7 +294,7 @@ class TestOn(DefaultTestCase):
             self.boot_active('exempt', flavor='2')
         finally:
             os.rmdir(path)
-            os.rename(path + '.away', path)
+            os.rename(path + '.off', path)
 
 
 class TestQuota(DefaultTestCase):
@@ -422,13 +422,13 @@ class TestAnnounce(DefaultTestCase):
 
     def test_boot_succeeds_while_database_is_unavailable(self):
         path = os.path.join(self.folder, 'blazar.sqlite')
-        os.rename(path, path + '.away')
+        os.rename(path, path + '.off')
         os.mkdir(path)
         try:
             self.boot_active('vm')
         finally:
             os.rmdir(path)
-            os.rename(path + '.away', path)
+            os.rename(path + '.off', path)
         self.assertEqual([], self.query('SELECT * FROM would_end'))
 
     def test_ends_are_not_announced_while_option_is_off(self):

@@ -267,13 +267,13 @@ class TestCommands(whole_hosts_base.HostsTestCase):
         away_uuid, = (one.uuid for one in compute_hosts.all_hosts()[0]
                       if one.service_host == 'host1')
 
-        def away(uuid, *args, **kwargs):
+        def down(uuid, *args, **kwargs):
             if uuid == away_uuid:
                 raise errors.CloudUnavailable('Placement does not answer.')
             return real(uuid, *args, **kwargs)
 
         with fixtures.MonkeyPatch(
-                'blazar_nova.compat.providers.change', away):
+                'blazar_nova.compat.providers.change', down):
             self.enrolling.remove_left()
             self.assertEqual(['host1'], [
                 one['service_name'] for one in self.enrolling.listed()])

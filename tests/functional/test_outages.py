@@ -36,14 +36,14 @@ class OutageFixture:
             'blazar_core.db.circuit_breaker.PAUSE', 0))
 
     @contextlib.contextmanager
-    def away(self):
-        os.rename(self.path, self.path + '.away')
+    def outage(self):
+        os.rename(self.path, self.path + '.off')
         os.mkdir(self.path)
         try:
             yield
         finally:
             os.rmdir(self.path)
-            os.rename(self.path + '.away', self.path)
+            os.rename(self.path + '.off', self.path)
 
 
 class DatabaseOutageTest(OutageFixture, leased.LeasedTestCase):
@@ -65,7 +65,7 @@ class DatabaseOutageTest(OutageFixture, leased.LeasedTestCase):
         self.useFixture(fixtures.MockPatchObject(
             listener.server_sync, '_look_into',
             lambda *args: found_out.append(look_into(*args))))
-        with self.away():
+        with self.outage():
             second = self.boot_active('second', flavor='4')
             self.wait_for(lambda: False in found_out)
         self.wait_for(lambda: known(second))
@@ -80,7 +80,7 @@ class DatabaseOutageTest(OutageFixture, leased.LeasedTestCase):
         self.hold('held', flavor='5')
         first = self.boot_active('first')
         where = self.guests()[first['id']]
-        with self.away():
+        with self.outage():
             second = self.boot_active('second', flavor='4')
             self.assertEqual(where, self.guests()[second['id']])
             self.fails('too big', flavor='5')
@@ -94,7 +94,7 @@ class DatabaseOutageTest(OutageFixture, leased.LeasedTestCase):
 
     def test_lease_requests_are_refused_during_outage(self):
         held = self.hold('held')
-        with self.away():
+        with self.outage():
             for hints in (self.lease_hints('vm'),
                           self.lease_hints('vm', HOUR),
                           {'reservation': 'any'}):
@@ -107,7 +107,7 @@ class DatabaseOutageTest(OutageFixture, leased.LeasedTestCase):
         self.hold('later')
 
     def test_processes_start_during_outage(self):
-        with self.away():
+        with self.outage():
             wiring.shared.cache_clear()
             wsgi.Loader().load_app('osapi_compute')
             listener = self.new_listener(self.clock)
@@ -126,7 +126,7 @@ class DatabaseOutageTest(OutageFixture, leased.LeasedTestCase):
         self.flags(group='blazar', on_database_failure='refuse')
         self.stop_scheduler_filter()
         self.boot_active('before')
-        with self.away():
+        with self.outage():
             self.fails('vm')
         self.boot_active('after')
 
@@ -163,7 +163,7 @@ class HostsDuringOutageTest(OutageFixture, whole_hosts_base.HostsTestCase):
             ('2.67', 'evacuate', {'force': True}))
         named = (('latest', 'os-migrateLive', {'block_migration': 'auto'}),
                  ('latest', 'migrate', {}), ('latest', 'evacuate', {}))
-        with self.away():
+        with self.outage():
             for server_id, host in ((self.mine, 'plain'),
                                     (self.mine, 'host1'),
                                     (self.other, 'host1')):
@@ -199,12 +199,12 @@ class HostsDuringOutageTest(OutageFixture, whole_hosts_base.HostsTestCase):
 class PlacementOutageTest(api_base.ApiTestCase):
 
     def test_lease_requests_are_refused_during_outage(self):
-        def away(*_args, **_kwargs):
+        def down(*_args, **_kwargs):
             raise keystone_exceptions.ConnectFailure('http://secret.place')
 
         with fixtures.MonkeyPatch(
                 'nova.scheduler.client.report.SchedulerReportClient.get',
-                away):
+                down):
             for hints in (self.lease_hints('vm'),
                           self.lease_hints('vm', HOUR)):
                 self.assertEqual(

@@ -356,9 +356,9 @@ class ListenerTest(whole_hosts_base.HostsTestCase):
                     if one.startswith(metric)]
 
         self.assertEqual([metric + b' 1.0'], used())
-        os.rename(self.path, f'{self.path}.away')
+        os.rename(self.path, f'{self.path}.off')
         self.assertEqual([metric + b' 0.0'], used())
-        os.rename(f'{self.path}.away', self.path)
+        os.rename(f'{self.path}.off', self.path)
         self.assertEqual([metric + b' 1.0'], used())
 
     def test_listener_does_not_start_without_hosts_file(self):

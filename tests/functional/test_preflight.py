@@ -169,9 +169,9 @@ class PreflightTest(PreflightTestCase):
     def test_preflight_is_retried_if_service_is_unavailable(self):
         self.hold()
         self.before()
-        away = mock.Mock(side_effect=exception.GlanceConnectionFailed(
+        down = mock.Mock(side_effect=exception.GlanceConnectionFailed(
             server='x', reason='y'))
-        with mock.patch('nova.image.glance.API.get', new=away):
+        with mock.patch('nova.image.glance.API.get', new=down):
             self.assertEqual([], self.look())
         self.assertEqual([(None,)], self.query(
             'SELECT preflight_at FROM leases'))

@@ -628,7 +628,7 @@ class TrustsTest(VerifyTestCase):
         server_id = self.hold('waits')['id']
         self.stub_out(
             'blazar_nova.services.user_credentials.Credentials.revoke',
-            mock.Mock(side_effect=ValueError('away')))
+            mock.Mock(side_effect=ValueError('down')))
         self.alice.delete_server(server_id)
         self.stub_out(
             'blazar_nova.services.user_credentials.Credentials.revoke',
@@ -641,10 +641,10 @@ class TrustsTest(VerifyTestCase):
     def test_unavailable_keystone_is_reported(self):
         self.hold('waits')
         self.stub_out('blazar_nova.services.user_credentials.Credentials.held',
-                      mock.Mock(side_effect=ValueError('away')))
+                      mock.Mock(side_effect=ValueError('down')))
         report = self.compare()
         self.assertEqual(
-            ([], ['The trusts could not be compared: ValueError: away']),
+            ([], ['The trusts could not be compared: ValueError: down']),
             (report.left, report.failures))
 
 
@@ -694,14 +694,14 @@ class OutageTest(VerifyTestCase):
     def test_unavailable_cell_is_reported(self):
         self.active('runs')
         with mock.patch('nova.objects.InstanceList.get_by_filters',
-                        side_effect=ValueError('away')):
+                        side_effect=ValueError('down')):
             report = self.compare(fix=True)
         self.assertEqual([], report.left + report.mended)
         self.assertEqual(
             ['Cell cell1 did not answer: its servers were not compared.'],
             report.failures)
         with mock.patch('nova.objects.ComputeNodeList.get_all',
-                        side_effect=ValueError('away')):
+                        side_effect=ValueError('down')):
             report = self.compare(fix=True)
         self.assertEqual([], report.left + report.mended)
         self.assertEqual(
@@ -759,15 +759,15 @@ class OutageTest(VerifyTestCase):
 
     def test_unverifiable_fix_is_not_reported_as_fixed(self):
         self.start_compute('host3')
-        away = mock.patch('blazar_nova.compat.compute_hosts.ask_placement',
+        down = mock.patch('blazar_nova.compat.compute_hosts.ask_placement',
                           side_effect=ValueError('no placement'))
-        self.addCleanup(away.stop)
+        self.addCleanup(down.stop)
         gone = []
 
         def go(*_args):
             # Only once for all hosts: stop() ends one start().
             if not gone:
-                gone.append(away.start())
+                gone.append(down.start())
 
         with mock.patch('blazar_nova.listener.host_sync.HostSync.compare',
                         go):

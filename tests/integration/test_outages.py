@@ -20,7 +20,7 @@ import requests
 from tests.integration import base
 
 #: Seconds of an outage.
-AWAY = int(os.environ.get('BLAZAR_STACK_OUTAGE', '20'))
+OUTAGE = int(os.environ.get('BLAZAR_STACK_OUTAGE', '20'))
 #: Seconds after which everything works again.
 SOON = 240
 #: Seconds between two requests of one thread of the load.
@@ -30,7 +30,7 @@ PACE = 2
 class OutageTest(base.IntegrationTestCase):
 
     # After a long outage there are many servers.
-    gone_within = max(base.PATIENCE, 2 * AWAY)
+    gone_within = max(base.PATIENCE, 2 * OUTAGE)
 
     def setUp(self) -> None:
         super().setUp()
@@ -158,7 +158,7 @@ class OutageTest(base.IntegrationTestCase):
 
     # -- the result ----------------------------------------------------------
 
-    def survive(self, away: contextlib.AbstractContextManager[None],
+    def survive(self, outage: contextlib.AbstractContextManager[None],
                 plain_go_on: bool) -> None:
         """Have an outage under load; then wait until all work is done.
 
@@ -167,14 +167,14 @@ class OutageTest(base.IntegrationTestCase):
         with self.load():
             self._pass(5)
             before = {kind: +codes for kind, codes in self.codes.items()}
-            with away:
-                self._pass(AWAY)
+            with outage:
+                self._pass(OUTAGE)
                 during = {kind: self.codes[kind] - before.get(
                     kind, collections.Counter()) for kind in self.codes}
                 # Without keystone, this request would wait for it.
                 plain = self._plain_servers() if plain_go_on else set()
             self._pass(5)
-        base.say(f'  away for {AWAY} s: ' + '; '.join(
+        base.say(f'  down for {OUTAGE} s: ' + '; '.join(
             f'{kind} {dict(codes)}' for kind, codes in during.items()))
         if plain_go_on:
             self.assertEqual({202}, {*during['plain']})

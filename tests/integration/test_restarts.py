@@ -53,7 +53,7 @@ class RestartTest(base.IntegrationTestCase):
         self.wait_for_lease(lease_1, 'ACTIVE', soon + base.PATIENCE)
         self.wait_for_lease(lease_2, 'ACTIVE', soon + base.PATIENCE)
         launched = self.launched(while_away), self.launched(pending)
-        base.say(f'  {name}: away for {back - gone:.0f} s; leases started '
+        base.say(f'  {name}: down for {back - gone:.0f} s; leases started '
                  f'{launched[0] - first:.0f} s and {launched[1] - then:.0f} s '
                  'late')
         if name in NEEDED:

@@ -254,11 +254,11 @@ class Years:
         now = self._clock.now()
         with self._database.reader() as session:
             rows = session.execute(_PROMISED, {'now': now}).all()
-            away = {row.host_id: row.end_date for row in session.execute(
+            down = {row.host_id: row.end_date for row in session.execute(
                 _AWAY, {'now': now})}
         has = collections.Counter(
             row.id for row in rows
-            if row.host_id is not None and row.host_id not in away)
+            if row.host_id is not None and row.host_id not in down)
         # A lease with a replacement has one more when the first host is
         # repaired.
         needs = {row.id: Need(
@@ -268,10 +268,10 @@ class Years:
                    if row.start_date <= now and has[row.id] < row.amount}
         self._lacking |= lacking
         for row in rows:
-            if row.host_id in away and row.start_date <= now:
+            if row.host_id in down and row.start_date <= now:
                 # It stays assigned to its lease, which gets another one.
-                away[row.host_id] = max(away[row.host_id], row.end_date)
-        taken = [Need(1, now, until) for until in away.values()] + [
+                down[row.host_id] = max(down[row.host_id], row.end_date)
+        taken = [Need(1, now, until) for until in down.values()] + [
             # A lease that lacks hosts keeps those that it has.
             need._replace(count=has[one]) if one in lacking else need
             for one, need in needs.items()]

@@ -105,7 +105,7 @@ class Operator:
             self._baton.tell(f'{name} is given back')
 
 
-class Away:
+class HostOutages:
     """A check after each commit: no booking depends on an unavailable host."""
 
     def __init__(self, world: worlds.World) -> None:
@@ -127,7 +127,7 @@ class Away:
             yield from self._too_long()
             return
         self._seen = seen
-        away = {id: (host_id, start, end) for id, host_id, start, end in
+        down = {id: (host_id, start, end) for id, host_id, start, end in
                 self._world.look(
                     f'SELECT id, host_id, start_date, end_date FROM bookings '
                     f'WHERE outage IS NOT NULL '
@@ -141,7 +141,7 @@ class Away:
                     f'JOIN leases ON leases.id = reservations.lease_id '
                     f'WHERE bookings.host_id IS NOT NULL AND {MOVABLE}')}
         since, self._since = self._since, {}
-        for outage, (host_id, start, end) in away.items():
+        for outage, (host_id, start, end) in down.items():
             for id, (where, begins, ends, lease_id) in rows.items():
                 if where != host_id or begins >= end or ends <= start:
                     continue
@@ -154,7 +154,7 @@ class Away:
         # A slot whose server left is on its previous host again.
         self._bound = dict(self._world.look(
             'SELECT id, host_id FROM bookings WHERE host_id IS NOT NULL'))
-        self._known = {*away}
+        self._known = {*down}
         yield from self._too_long()
 
     def _too_long(self) -> ty.Iterator[str]:
@@ -177,9 +177,9 @@ def left(world: worlds.World) -> ty.Iterator[str]:
             f"SELECT 1 FROM bookings WHERE host_id = hosts.id "
             f"AND outage = 'maintenance' "
             f"AND end_date > {world.baton.now - HEALED})"):
-        yield f'{name} is still away: {kind}'
+        yield f'{name} is still unavailable: {kind}'
     if world.look("SELECT 1 FROM bookings WHERE outage = 'failure' LIMIT 1"):
-        yield 'a host is still booked away'
+        yield 'an outage of a host is still booked'
     for server_id, reason, status in world.look(
             "SELECT server_id, reason, status FROM server_moves "
             "WHERE reason <> 'best_effort' "

@@ -20,10 +20,10 @@ from blazar_core.db import models
 from blazar_core.plugins import cloud_api
 from tests import databases
 from tests.races import contender
-from tests.simulation import away
 from tests.simulation import baton as batons
 from tests.simulation import cloud as clouds
 from tests.simulation import held
+from tests.simulation import host_outages
 from tests.simulation import promised
 from tests.simulation import world as worlds
 
@@ -56,7 +56,7 @@ class Always:
         self._excused = world.cloud.against
         self._held = held.Held(world)
         self._promised = promised.Promised(world)
-        self._away = away.Away(world)
+        self._outages = host_outages.HostOutages(world)
         #: By id: the worker of each event and the end of its claim at the last
         #: commit.
         self._at: dict[str, tuple[str, int]] = {}
@@ -90,7 +90,7 @@ class Always:
             self.nothing_that_is_used_ends_as_unused()
             self.only_what_has_no_owner_is_ended()
             for one in (*self._held.wrong(), *self._promised.wrong(),
-                        *self._away.wrong()):
+                        *self._outages.wrong()):
                 raise Broken(one)
         except Broken as exc:
             self._fail(exc)
@@ -487,7 +487,7 @@ def at_rest(world: worlds.World, core: worlds.Core) -> list[str]:
               for one in sorted(world.cloud.promised & world.cloud.given)]
     wrong += held.left(world)
     wrong += promised.left(world, core)
-    wrong += away.left(world)
+    wrong += host_outages.left(world)
     wrong += world.switching.left() if world.switching else ()
     wrong += world.services.left() if world.services else ()
     wrong += world.evicting.left() if world.evicting else ()

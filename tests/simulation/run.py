@@ -10,8 +10,8 @@ import time
 import traceback
 import typing as ty
 
-from tests.simulation import away
 from tests.simulation import guards
+from tests.simulation import host_outages
 from tests.simulation import invariants
 from tests.simulation import rescuing
 from tests.simulation import resizing
@@ -96,7 +96,7 @@ class Run:
         taken = sorted(baton.dice.uniform(baton.now, end)
                        for _time in range(baton.dice.choice([0, 0, 1, 4])))
         world.process('keeper', lambda core: core.process.spawn(
-            'maintenance', away.Operator(core, taken).run))
+            'maintenance', host_outages.Operator(core, taken).run))
         invariants.Always(world)
         world.keystone.plan(end)
         baton.later(baton.dice.uniform(0, self._days * DAY),
@@ -105,7 +105,7 @@ class Run:
         baton.later(max(0, baton.dice.choice(moments) - baton.now)
                     if world.relocates and moments else
                     baton.dice.uniform(0, self._days * DAY / 2),
-                    lambda: away.fail_hosts(world, end))
+                    lambda: host_outages.fail_hosts(world, end))
         for _look in range(LOOKS):
             baton.run(baton.now + (end - baton.now) * baton.dice.random())
             if wrong := invariants.followers(world):

@@ -145,7 +145,7 @@ class TestAutoExtension(AutoExtensionTestCase):
 
     def test_unavailable_cloud_defers_extension(self):
         def silent(_lease, _change):
-            raise errors.CloudUnavailable('away')
+            raise errors.CloudUnavailable('down')
 
         lease = self.extended()
         self.lifecycle.auto_extension._granting = silent
@@ -156,7 +156,7 @@ class TestAutoExtension(AutoExtensionTestCase):
 
     def test_extension_is_retried_during_long_cloud_outage(self):
         def silent(_lease, _change):
-            raise errors.CloudUnavailable('away')
+            raise errors.CloudUnavailable('down')
 
         lease = self.extended(period=2 * HOUR)
         self.lifecycle.auto_extension._granting = silent

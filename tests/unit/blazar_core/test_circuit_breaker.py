@@ -31,14 +31,14 @@ class TestDatabaseStatus(base.TestCase):
         super().setUp()
         self.clock = driven.ManualClock(base.NOW)
         self.probes = 0
-        self.away = None
+        self.down = None
         self.status = circuit_breaker.DatabaseStatus(self.clock, self.probe)
         self.log = self.useFixture(fixtures.FakeLogger())
 
     def probe(self):
         self.probes += 1
-        if self.away is not None:
-            raise self.away
+        if self.down is not None:
+            raise self.down
 
     def unavailable(self):
         self.assertRaises(errors.DatabaseUnavailable, self.status.check)
@@ -56,7 +56,7 @@ class TestDatabaseStatus(base.TestCase):
         self.assertEqual(1, len(self.log.output.splitlines()))
 
     def test_unavailable_database_is_probed_rarely_and_logged_once(self):
-        self.away = OSError('no route to host')
+        self.down = OSError('no route to host')
         self.status.doubt('it broke')
         for _number in range(3):
             for _time in range(5):
@@ -64,7 +64,7 @@ class TestDatabaseStatus(base.TestCase):
             self.clock.advance(circuit_breaker.PAUSE)
         self.assertEqual(3, self.probes)
         self.assertEqual(1, self.log.output.count('no route to host'))
-        self.away = None
+        self.down = None
         self.status.check()
         self.status.check()
         self.assertEqual(4, self.probes)
@@ -72,7 +72,7 @@ class TestDatabaseStatus(base.TestCase):
         self.assertIn('is available again, after 30 s', self.log.output)
 
     def test_other_threads_fail_at_once_during_probe(self):
-        self.away = OSError('away')
+        self.down = OSError('down')
         self.status.doubt('it broke')
         self.unavailable()
         self.clock.advance(circuit_breaker.PAUSE)
@@ -92,12 +92,12 @@ class TestDatabaseStatus(base.TestCase):
 
     def test_deferred_checks_run_once_when_database_is_available(self):
         done = []
-        self.away = OSError('away')
+        self.down = OSError('down')
         self.status.before(lambda: done.append('schema'))
         self.status.before(lambda: done.append('settings'))
         self.unavailable()
         self.assertEqual([], done)
-        self.away = None
+        self.down = None
         self.clock.advance(circuit_breaker.PAUSE)
         for _time in range(2):
             self.status.check()
@@ -196,12 +196,12 @@ class TestWithoutDatabase(base.DatabaseTestCase):
         self.path = self.database.engine.url.database
 
     def take_away(self):
-        os.rename(self.path, self.path + '.away')
+        os.rename(self.path, self.path + '.off')
         os.mkdir(self.path)
 
     def bring_back(self):
         os.rmdir(self.path)
-        os.rename(self.path + '.away', self.path)
+        os.rename(self.path + '.off', self.path)
         self.clock.advance(circuit_breaker.PAUSE)
 
     def promise(self, vcpus):

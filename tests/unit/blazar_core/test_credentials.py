@@ -156,7 +156,7 @@ class TestCredentials(lifecycle_base.LifecycleTestCase):
 
     def test_end_is_retried_if_cloud_is_unavailable(self):
         lease = self.running_lease(0, 100, credential='trust')
-        self.cloud.broken['delete'] = errors.CloudUnavailable('away')
+        self.cloud.broken['delete'] = errors.CloudUnavailable('down')
         self.assertEqual(retries.AGAIN,
                          self.lifecycle.lease_end.end(lease['id']).seconds)
         self.assertEqual('TERMINATING', self.status(lease))

@@ -576,7 +576,7 @@ class TestChangedDatabase(base.DatabaseTestCase):
 
     scenarios = databases.SQL
 
-    def away(self, *statements):
+    def down(self, *statements):
         """Change the database; return the functions that use it then."""
         other = self.db.connect()
         with other.engine.begin() as connection:
@@ -595,7 +595,7 @@ class TestChangedDatabase(base.DatabaseTestCase):
                 id='one', generation=1))
 
     def test_missing_table_counts_as_unavailable(self):
-        for use in self.away('ALTER TABLE projects RENAME TO others'):
+        for use in self.down('ALTER TABLE projects RENAME TO others'):
             failure = self.assertRaises(errors.DatabaseUnavailable, use)
             # It is known that nothing was committed.
             self.assertNotIsInstance(failure, errors.OutcomeUnknown)
@@ -607,7 +607,7 @@ class TestChangedDatabase(base.DatabaseTestCase):
         self.addCleanup(
             databases.server(self.kind).execute,
             f'ALTER DATABASE {name} RESET default_transaction_read_only')
-        read, write = self.away(
+        read, write = self.down(
             f'ALTER DATABASE {name} SET default_transaction_read_only = on')
         read()
         self.assertRaises(errors.DatabaseUnavailable, write)

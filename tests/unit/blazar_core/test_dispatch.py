@@ -124,7 +124,7 @@ class TestLostBuilds(lifecycle_base.LifecycleTestCase):
     def test_timeout_restarts_after_cloud_outage(self):
         self.sent()
         self.look_after(0)
-        self.cloud.broken['traces'] = errors.CloudUnavailable('away')
+        self.cloud.broken['traces'] = errors.CloudUnavailable('down')
         self.assertEqual(1, self.look_after(300))
         self.cloud.broken.clear()
         # It is missing from now on.
@@ -370,7 +370,7 @@ class TestImmediateStart(lifecycle_base.LifecycleTestCase):
     def test_failed_cast_does_not_undo_lease(self):
         self.lifecycle.lease_end.delete(self.made['id'])
         for failure in (ValueError(), db_exception.DBError(),
-                        errors.CloudUnavailable('away'),
+                        errors.CloudUnavailable('down'),
                         errors.InvalidLeaseParams('no')):
             self.made = self.leases.creation.create(
                 self.new_lease(0, 1000, resources={'VCPU': 0}),

@@ -135,7 +135,7 @@ class TestEvacuation(EvacuationTestCase):
     def test_free_slot_is_not_moved_to_unavailable_host(self):
         for name in self.uuids:
             self.with_host(name, VCPU=8)
-        for away in self.fail, lambda name: self.take(name, start=0):
+        for down in self.fail, lambda name: self.take(name, start=0):
             lease = self.reserve(0, INTERVAL, self.places(2, affinity=False),
                                  active=True)
             server_id, = self.take_slots(lease)
@@ -143,7 +143,7 @@ class TestEvacuation(EvacuationTestCase):
             there, = set(self.uuids) - {here}
             self.at(server_id, state=State.RUNNING, host=self.uuid_of(here))
             self.lifecycle.reconciliation.check(server_id)
-            away(here)
+            down(here)
             self.at(server_id, host=self.uuid_of(there))
             self.lifecycle.reconciliation.check(server_id)
             self.assertEqual([there, there], self.hosts_of(lease))

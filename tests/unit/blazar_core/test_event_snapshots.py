@@ -247,11 +247,11 @@ class TestEventSnapshots(EventSnapshotTestCase):
         self.places_type.hosted_servers = lambda _reserved: ['hosted']
         self.run_at(50)
         self.assertEqual([('hosted', 'mine')], self.images())
-        self.places_type.hosted_servers = self.away
+        self.places_type.hosted_servers = self.down
         self.run_at(55)
         self.assertIn('does not answer', self.reason(lease))
 
-    def away(self, _reserved):
+    def down(self, _reserved):
         raise errors.CloudUnavailable('Nova does not answer')
 
 

@@ -278,7 +278,7 @@ class TestCleaning(whole_hosts_base.WholeHostsTestCase):
         first, second = sorted(one for uuids in self.machines.doors.values()
                                for one in uuids)
         self.machines.dirty = {second}
-        self.places_type.broken['end'] = errors.CloudUnavailable('away')
+        self.places_type.broken['end'] = errors.CloudUnavailable('down')
         self.run_at(100)
         self.machines.dirty.clear()
         self.places_type.broken.clear()

@@ -370,7 +370,7 @@ class TestCleaningOfLentHosts(LendingTestCase):
 
     def test_lease_waits_for_cleaning_while_cloud_is_unavailable(self):
         clean = self.machines.clean
-        for error in (errors.CloudUnavailable('away'), ValueError('broken')):
+        for error in (errors.CloudUnavailable('down'), ValueError('broken')):
             self.lend()
             self.machines.clean = mock.Mock(side_effect=error)
             lease, start = self.reserved()

@@ -178,14 +178,14 @@ class TestLeaseLifecycle(LivesMixin, base.LeaseTestCase):
 
     def test_failing_steps_are_logged_with_their_ids(self):
         _lease, (server_id,) = self.waits(credential='trust')
-        self.cloud.broken['send'] = errors.CloudUnavailable('away')
+        self.cloud.broken['send'] = errors.CloudUnavailable('down')
         self.advance(50)
         self.cloud.broken['send'] = ZeroDivisionError()
         self.advance(10)
         self.cloud.broken.clear()
         self.advance(10)
         self.see(server_id, State.RUNNING, self.uuid_of('one'))
-        self.cloud.broken['delete'] = errors.CloudUnavailable('away')
+        self.cloud.broken['delete'] = errors.CloudUnavailable('down')
         self.advance(30)
         self.cloud.broken['delete'] = ZeroDivisionError()
         self.advance(30)
@@ -204,7 +204,7 @@ class TestLeaseLifecycle(LivesMixin, base.LeaseTestCase):
             self.lifecycle.lost_builds.send()
             self.clock.advance(base.LOST_AFTER)
             self.lifecycle.lost_builds.send()
-        self.cloud.broken['traces'] = errors.CloudUnavailable('away')
+        self.cloud.broken['traces'] = errors.CloudUnavailable('down')
         self.lifecycle.lost_builds.send()
         self.assert_named('sending them again', 'no process is building '
                                                 'server',
@@ -264,12 +264,12 @@ class TestHosts(LivesMixin, test_maintenance.MaintenanceTestCase):
             [self.uuid_of('one')]))
         self.fail()
         looks = self.new_relocating()
-        self.cloud.broken['look'] = errors.CloudUnavailable('away')
+        self.cloud.broken['look'] = errors.CloudUnavailable('down')
         looks.look(list)
         self.cloud.broken.clear()
         self.clock.advance(1000)
         looks.look(list)
-        self.assert_named('for now: away', 'leaves host')
+        self.assert_named('for now: down', 'leaves host')
 
 
 class TestOverbookingCheck(LivesMixin, test_overbooking.OverbookingTestCase):
@@ -278,7 +278,7 @@ class TestOverbookingCheck(LivesMixin, test_overbooking.OverbookingTestCase):
         self.with_host('one', VCPU=2)
         for _number in range(2):
             self.lease(50, 100, project=PROJECT)
-        self.wanted[PROJECT] = errors.CloudUnavailable('away')
+        self.wanted[PROJECT] = errors.CloudUnavailable('down')
         self.with_host('one', usage=1, VCPU=2)
         self.overbooking.look()
         self.wanted.clear()
@@ -296,7 +296,7 @@ class TestPreflight(LivesMixin, test_preflight.PreflightTestCase):
     def test_preflight_problems_are_logged_with_their_ids(self):
         day = test_preflight.DAY
         self.lease(2 * day, 3 * day, project=PROJECT)
-        for after, self.lacks in ((day, ZeroDivisionError('away')),
+        for after, self.lacks in ((day, ZeroDivisionError('down')),
                                   (preflight.PAUSE, ['Its image is gone.']),
                                   (preflight.AGAIN, [])):
             self.look(after)

@@ -188,7 +188,7 @@ class TestNoShows(NoShowTestCase):
         self.assertEqual('ACTIVE', self.status(lease))
 
     def test_time_counts_from_when_lease_is_usable(self):
-        self.places_type.broken['start'] = errors.CloudUnavailable('away')
+        self.places_type.broken['start'] = errors.CloudUnavailable('down')
         lease = self.reserve(0, 1000, self.places(2))
         driven.run_due(self.engine)
         self.look(150)

@@ -625,7 +625,7 @@ class TestMissingCapacity(OverbookingTestCase):
     def test_unavailable_cloud_defers_reassignment(self):
         lease = self.lease(50, 100)
         other = self.lease(50, 100, project='other')
-        self.wanted['project'] = errors.CloudUnavailable('away')
+        self.wanted['project'] = errors.CloudUnavailable('down')
         self.wanted['other'] = RuntimeError('broken')
         self.with_host('two', VCPU=2)
         self.crowd()

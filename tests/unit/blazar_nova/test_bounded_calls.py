@@ -70,14 +70,14 @@ class TestBounded(base.TestCase):
                 with fixtures.MonkeyPatch(
                         'blazar_nova.compat.bounded_calls.futures.wait',
                         lambda *_args: types.SimpleNamespace(done=set())):
-                    self.assertIn('does not answer', self.away(self.silent))
-                self.assertIn('has not answered', self.away(int))
+                    self.assertIn('does not answer', self.down(self.silent))
+                self.assertIn('has not answered', self.down(int))
                 now[0] += pause - 1
-                self.assertIn('has not answered', self.away(int))
+                self.assertIn('has not answered', self.down(int))
                 now[0] += 1
             self.assertEqual(0, self.bounded('Cell one', int))
 
-    def away(self, work):
+    def down(self, work):
         return str(self.assertRaises(
             errors.CloudUnavailable, self.bounded, 'Cell one', work))
 
@@ -96,7 +96,7 @@ class TestBounded(base.TestCase):
             threads = [self.in_thread(call) for _worker in range(8)]
             self.wait_for(lambda: len(done) == 6, 'those that do not wait')
         self.assertEqual({'Cell one does not answer within 0.05 s.'}, {*done})
-        self.assertIn('has not answered', self.away(int))
+        self.assertIn('has not answered', self.down(int))
         self.assertEqual(0, self.bounded('Cell two', int))
         self.answers.set()
         for thread in threads:
@@ -124,13 +124,13 @@ class TestBounded(base.TestCase):
         with fixtures.MonkeyPatch('time.monotonic', lambda: now[0]):
             with fixtures.MonkeyPatch(
                     'blazar_nova.compat.bounded_calls.LIMIT', 0.05):
-                self.away(self.silent)
+                self.down(self.silent)
             now[0] += 60
             asking = threading.Event()
             thread = self.in_thread(lambda: self.bounded(
                 'Cell one', lambda: asking.set() or self.silent()))
             self.assertTrue(asking.wait(20))
-            self.assertIn('has not answered', self.away(int))
+            self.assertIn('has not answered', self.down(int))
             self.answers.set()
             thread.join(20)
             self.assertEqual(0, self.bounded('Cell one', int))
@@ -143,16 +143,16 @@ class TestBounded(base.TestCase):
         with fixtures.MonkeyPatch('time.monotonic', lambda: now[0]):
             with fixtures.MonkeyPatch(
                     'blazar_nova.compat.bounded_calls.LIMIT', 0.05):
-                self.away(lambda: self.silent() and self.fail_with(
+                self.down(lambda: self.silent() and self.fail_with(
                     oslo_messaging.MessagingTimeout())())
             self.answers.set()
             self.wait_for(lambda: not self.bounded._left['Cell one'],
                           'the end of the call')
-            self.assertIn('has not answered', self.away(int))
+            self.assertIn('has not answered', self.down(int))
             now[0] += 60
-            self.assertIn('does not answer', self.away(
+            self.assertIn('does not answer', self.down(
                 self.fail_with(db_exception.DBConnectionError())))
-            self.assertIn('has not answered', self.away(int))
+            self.assertIn('has not answered', self.down(int))
             now[0] += 60
             self.assertEqual(0, self.bounded('Cell one', int))
             self.assertEqual(0, self.bounded('Cell one', int))
@@ -165,7 +165,7 @@ class TestBounded(base.TestCase):
                     'blazar_nova.compat.bounded_calls.futures.wait',
                     lambda *_args: types.SimpleNamespace(done=set())):
                 for _try in range(12):
-                    self.assertIn('does not answer', self.away(self.silent))
+                    self.assertIn('does not answer', self.down(self.silent))
                     now[0] += 16 * 60
             self.assertEqual(0, self.bounded('Cell one', int))
 

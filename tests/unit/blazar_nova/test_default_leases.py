@@ -105,8 +105,8 @@ class TestRequest(DefaultLeasesTestCase):
                 refusals.Refusal(refusals.Reason.NO_HOST, 1, 0, None))):
             said = default_leases.explained(exc, asked)
             self.assertTrue(said.startswith(f'{exc} No lease was asked for'))
-        away = errors.CloudUnavailable('No answer.')
-        self.assertEqual('No answer.', default_leases.explained(away, asked))
+        down = errors.CloudUnavailable('No answer.')
+        self.assertEqual('No answer.', default_leases.explained(down, asked))
 
 
 class TestConfiguration(DefaultLeasesTestCase):

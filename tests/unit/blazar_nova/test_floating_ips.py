@@ -218,16 +218,16 @@ class TestCrash(FloatingIPTestCase):
             self.assertEqual([], self.network.addresses())
 
     def test_start_and_end_are_retried_until_neutron_answers(self):
-        self.network.broken['allocate'] = errors.CloudUnavailable('away')
+        self.network.broken['allocate'] = errors.CloudUnavailable('down')
         lease = self.started()
         self.run_for(4000 // 10)
         self.assertEqual('STARTING', self.status(lease))
-        self.assertIn('away', self.reason(lease))
+        self.assertIn('down', self.reason(lease))
         self.network.broken.clear()
         self.run_for(300)
         self.assertEqual('ACTIVE', self.status(lease))
         self.network.broken['release'] = (
-            errors.CloudUnavailable('away'))
+            errors.CloudUnavailable('down'))
         self.run_for(1000)
         self.assertEqual('TERMINATING', self.status(lease))
         # Other leases get the address when it is free.
@@ -287,7 +287,7 @@ class TestCrash(FloatingIPTestCase):
         self.network.allocate(NETWORK, FIRST, 'project')
         self.network.tag(
             'floatingips', 'fip2', lease['reservations'][0]['id'])
-        self.network.broken['floating_ips'] = errors.CloudUnavailable('away')
+        self.network.broken['floating_ips'] = errors.CloudUnavailable('down')
         self.lifecycle.lease_close.close_left()
         self.network.broken.clear()
         self.lifecycle.lease_close.close_left()

@@ -432,7 +432,7 @@ class TestQuota(base.TestCase):
 
     def test_unavailable_keystone_means_cloud_unavailable(self):
         def fail(*_args):
-            raise ValueError('away')
+            raise ValueError('down')
 
         self.useFixture(fixtures.MonkeyPatch(
             'nova.limit.placement._get_enforcer', fail))

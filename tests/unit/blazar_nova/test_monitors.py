@@ -83,7 +83,7 @@ class TestLook(MonitorsTestCase):
 
     def test_failing_monitor_does_not_block_other_monitors(self):
         self.other.seen = {'a': DOWN}
-        for exc in (errors.CloudUnavailable('away'), KeyError('a bug')):
+        for exc in (errors.CloudUnavailable('down'), KeyError('a bug')):
             self.rack.seen = exc
             self.monitors.look()
         self.assertEqual(2 * [{'a': DOWN}], self.believed)

@@ -87,10 +87,10 @@ class PeriodicSyncTest(base.DatabaseTestCase):
         self.assertEqual([2, 0], self.compared())
 
     def test_sync_that_fails_is_repeated(self):
-        def away(_go_on):
+        def down(_go_on):
             raise errors.DatabaseUnavailable
 
-        self.syncs[0].during = away
+        self.syncs[0].during = down
         self.one.look()
         self.assertEqual(([0, 0], []), (self.compared(), self.more))
         self.assertTrue(self.syncs[0].missed.is_set())
@@ -173,10 +173,10 @@ class PeriodicSyncTest(base.DatabaseTestCase):
         self.look()
         self.syncs[0].missed.set()
 
-        def away():
+        def down():
             raise errors.DatabaseUnavailable
 
-        hurry, self.one._leader.trigger = self.one._leader.trigger, away
+        hurry, self.one._leader.trigger = self.one._leader.trigger, down
         self.assertRaises(errors.DatabaseUnavailable, self.one.look)
         self.one._leader.trigger = hurry
         self.one.look()

@@ -207,11 +207,11 @@ class TestHostsFile(PowerTestCase):
         self.assertEqual(1, self.log.output.count('there is no driver'))
         path = os.path.join(self.folder, 'hosts')
         for number in 1, 2:
-            os.rename(path, f'{path}.away')
+            os.rename(path, f'{path}.off')
             for _look in range(3):
                 self.assertTrue(switches.known('one', 'one'))
             self.assertEqual(number, self.log.output.count('No such file'))
-            os.rename(f'{path}.away', path)
+            os.rename(f'{path}.off', path)
             self.assertTrue(switches.known('one', 'one'))
             self.assertEqual(
                 number + 1, self.log.output.count('there is no driver'))

@@ -200,10 +200,10 @@ class TestMissed(base.DatabaseTestCase):
         looked.catch_up()
         self.assertFalse(looked.missed.is_set())
 
-        def away(_host):
+        def down(_host):
             raise errors.DatabaseUnavailable
 
-        looked.hosts.compare_usage = away
+        looked.hosts.compare_usage = down
         looked.hints.add(usage='one')
         looked.catch_up()
         self.assertTrue(looked.missed.is_set())

@@ -425,7 +425,7 @@ def _report(session: orm.Session, now: int, row: models.Host,
                    if one.row not in changed)]
     resized += _in_use(session, row, bool(allocations), {
         one.row for one in resized})
-    _stays_away(session, row, [
+    _clear_targets(session, row, [
         one for one in row.consumers or () if one not in consumers])
     values = {**values, **counted(
         consumers, _new_leads(session, row, consumers))}
@@ -476,8 +476,8 @@ def _in_use(session: orm.Session, row: models.Host, is_in_use: bool,
         if booking.running != is_in_use and booking not in changed]
 
 
-def _stays_away(session: orm.Session, row: models.Host,
-                server_ids: ty.Collection[str]) -> None:
+def _clear_targets(session: orm.Session, row: models.Host,
+                   server_ids: ty.Collection[str]) -> None:
     """Note that servers which were migrating to a host no longer are."""
     if server_ids:
         session.execute(sa.update(models.Booking).where(

@@ -177,9 +177,10 @@ def on_host(connection: sa.Connection, host_id: int, now: int,
             _ON_HOST, {'host': host_id, 'now': now})]
 
 
-def are_away(connection: sa.Connection, host_ids: ty.Collection[int | None],
-             when: int, kinds: ty.Collection[str] = (FAILURE, MAINTENANCE),
-             ahead: int = 0) -> bool:
+def are_unavailable(connection: sa.Connection,
+                    host_ids: ty.Collection[int | None], when: int,
+                    kinds: ty.Collection[str] = (FAILURE, MAINTENANCE),
+                    ahead: int = 0) -> bool:
     """Return whether any of these hosts is unavailable at an instant.
 
     :param kinds: only because of outages of these kinds

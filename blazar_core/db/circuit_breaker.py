@@ -43,14 +43,14 @@ class DatabaseStatus:
         self._why: Exception | None = None
         self._again = 0.0
         self._before: list[ty.Callable[[], None]] = []
-        self._away = 0.0
+        self._down_for = 0.0
 
     def outage(self) -> tuple[bool, float]:
         """Return whether the database is unavailable, and for how many seconds
         in total it was since the process has started.
         """
         since = self._since
-        return since is not None, self._away + (
+        return since is not None, self._down_for + (
             0.0 if since is None else self._clock.elapsed() - since)
 
     def before(self, work: ty.Callable[[], None]) -> None:
@@ -106,13 +106,13 @@ class DatabaseStatus:
                 self._before[0]()
                 del self._before[0]
         except Exception as exc:
-            self._note_away(exc)
+            self._note_outage(exc)
             raise errors.DatabaseUnavailable from exc
         finally:
             self._asks = None
         self._note_there()
 
-    def _note_away(self, exc: Exception) -> None:
+    def _note_outage(self, exc: Exception) -> None:
         now = self._clock.elapsed()
         self._doubtful, self._again, self._why = True, now + PAUSE, exc
         if self._since is None:
@@ -127,5 +127,5 @@ class DatabaseStatus:
             LOG.warning('The database of the leases is available again, after '
                         '%d s',
                         self._clock.elapsed() - self._since)
-            self._away += self._clock.elapsed() - self._since
+            self._down_for += self._clock.elapsed() - self._since
             self._since = None

@@ -275,7 +275,7 @@ class LeaseUpdates:
         reason = refusals.Reason.TOO_LONG
         if latest is None:
             with self._database.connection() as connection:
-                if outages.are_away(
+                if outages.are_unavailable(
                         connection, {row.host_id for row in kept},
                         _since(kept, plan)):
                     reason = refusals.Reason.HOST_AWAY

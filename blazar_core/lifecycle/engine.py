@@ -322,7 +322,8 @@ class Engine:
             settle = functools.partial(self._settled, claim, None)
         except (errors.DatabaseUnavailable, errors.DecryptionError) as exc:
             # That does not count as a failed attempt.
-            settle = functools.partial(self._settled, claim, _away(claim, exc))
+            settle = functools.partial(
+                self._settled, claim, _unavailable(claim, exc))
         except Exception as exc:
             LOG.exception('Lease %s: %s failed', claim.lease_id,
                           claim.event_type)
@@ -407,7 +408,8 @@ class Engine:
             run_at=self._clock.now() + pause)
 
 
-def _away(claim: event_queue.Claim, exc: Exception) -> retries.RetryAfter:
+def _unavailable(claim: event_queue.Claim, exc: Exception,
+                 ) -> retries.RetryAfter:
     """Return when an event is retried that the process could not carry out."""
     if isinstance(exc, errors.DecryptionError):
         # Another process may have the key.

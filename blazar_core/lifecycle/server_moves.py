@@ -256,7 +256,7 @@ class ServerMoves:
         if move.reason not in OUTAGE_OF:
             return lease.status == states.Lease.IN_PROGRESS
         return status != _Status.REQUESTED or (
-            lease.status not in states.ENDING and outages.are_away(
+            lease.status not in states.ENDING and outages.are_unavailable(
                 session.connection(), [move.source], self._clock.now(),
                 [OUTAGE_OF[reason]], self._ahead))
 

@@ -102,7 +102,7 @@ _Point = fault_points.FaultPoint
 class _Seen(ty.NamedTuple):
     """A host, as it was read.
 
-    :ivar away_until: until when it is unavailable for other reasons; 0: it is
+    :ivar down_until: until when it is unavailable for other reasons; 0: it is
         available
     :ivar off_until: the end of the outage for being off; 0: there is none
     :ivar wanted: the state of its enrollment in which it may be switched off
@@ -111,7 +111,7 @@ class _Seen(ty.NamedTuple):
     row: ty.Any
     host: power_planner.PowerHost
     service: power_services.ComputeService | None
-    away_until: int
+    down_until: int
     off_until: int
     wanted: str | None
 
@@ -274,7 +274,7 @@ class Power:
         # What its operator wants switched on again, although it has failed.
         asked = row.power_state == _State.FAILED and row.power_until == 0 and (
             service is None or not service.up)
-        away_until = max((one.end for one in others if one.outage is not None
+        down_until = max((one.end for one in others if one.outage is not None
                           and one.start <= now and not (
                               asked and one.outage == outages.FAILURE)),
                          default=0)
@@ -301,13 +301,13 @@ class Power:
             row.id, row.name, (self._computes.zone(row.service_host), wanted,
                                frozenset(row.capacity.items())), state,
             row.power_at, needed_at, self._policy.lead(row.boot_times),
-            self._held(row, state, service, away_until, needed_at), kept_on),
+            self._held(row, state, service, down_until, needed_at), kept_on),
             service,
-            away_until, off.end if off is not None else 0, wanted)
+            down_until, off.end if off is not None else 0, wanted)
 
     def _held(self, row: ty.Any, state: str | None,
               service: power_services.ComputeService | None,
-              away_until: int, needed_at: int | None) -> str:
+              down_until: int, needed_at: int | None) -> str:
         """Return why a host is not switched; empty: it may be."""
         if not any(row.capacity.values()):
             return 'Nova no longer has it'
@@ -319,7 +319,7 @@ class Power:
                 needed_at <= self._clock.now() + self._policy.lead(
                     row.boot_times)):
             return 'it is not in hosts_file'
-        if away_until:
+        if down_until:
             return 'it has failed, or is in maintenance'
         if state is None and (service is None or not service.up):
             return 'its service does not report'
@@ -362,7 +362,7 @@ class Power:
         until, step = (now + lead, _STEP) if row.power_until is None else (
             row.power_at + lead, 0)
         if max(now, seen.off_until) < min(until, needed_at) and not (
-                seen.away_until):
+                seen.down_until):
             self._extend(row, lead, min(until + step, needed_at), False)
 
     def _move_on(self, seen: _Seen, wait: int) -> None:
@@ -372,12 +372,12 @@ class Power:
         :param wait: seconds in which other hosts are switched on first
         """
         row, now, lead = seen.row, self._clock.now(), seen.host.lead + wait
-        until = max(now, seen.away_until) + lead + (
+        until = max(now, seen.down_until) + lead + (
             self._policy.shutdown_timeout
             if row.power_state == _State.STOPPING else 0)
         step = max(_STEP, wait // 4)
         if not until <= seen.off_until <= until + 2 * step:
-            self._extend(row, lead, until + step, bool(seen.away_until))
+            self._extend(row, lead, until + step, bool(seen.down_until))
 
     def _extend(self, row: ty.Any, lead: int, until: int, force: bool) -> None:
         try:

@@ -63,12 +63,12 @@ class Free(ty.NamedTuple):
 class Change(ty.NamedTuple):
     """A change of planned amounts, by class.
 
-    :ivar away: of what is on hosts that are down or in maintenance; false: of
-        what leases reserve
+    :ivar unavailable: of what is on hosts that are down or in maintenance;
+        false: of what leases reserve
     """
 
     time: int
-    away: bool
+    unavailable: bool
     amounts: dict[str, int]
 
 
@@ -160,7 +160,7 @@ def planned(connection: sa.Connection, window: model.Window,
             capacity.update(model.plain(row.capacity))
             usage.update(model.plain(row.usage))
     return Plan(capacity, usage, heapq.merge(
-        _away(connection, window), _reserved(connection, window, most),
+        _unavailable(connection, window), _reserved(connection, window, most),
         key=lambda change: change.time))
 
 
@@ -189,7 +189,8 @@ def _reserved(connection: sa.Connection, window: model.Window,
             model.plain(json.loads(row.amounts)).items()})
 
 
-def _away(connection: sa.Connection, window: model.Window) -> list[Change]:
+def _unavailable(connection: sa.Connection, window: model.Window,
+                 ) -> list[Change]:
     """Return the changes of what is on hosts that are down or in maintenance.
     """
     found, until = [], collections.defaultdict[int, int](lambda: window.start)

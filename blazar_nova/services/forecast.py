@@ -71,7 +71,7 @@ def days(connection: sa.Connection, start: int, number: int) -> list[Day]:
             key=lambda one: one.time), key=lambda one: one.time):
         sums = collections.Counter[str](), collections.Counter[str]()
         for one in changes:
-            sums[one.away].update(one.amounts)
+            sums[one.unavailable].update(one.amounts)
         found += [level.end(time) for level in levels.values()
                   if time in cuts[1:]]
         for rc in sums[False].keys() | sums[True].keys():
@@ -86,25 +86,25 @@ class _Level:
     def __init__(self, rc: str, capacity: int, usage: int, start: int,
                  ) -> None:
         self._class, self._capacity, self._usage = rc, capacity, usage
-        self._reserved = self._away = 0
+        self._reserved = self._unavailable = 0
         self._begin(start)
 
     def _begin(self, start: int) -> None:
         self._start = self._since = self._peak_at = start
         self._sum, self._peak = 0, self._reserved
-        self._taken = self._reserved + self._away
+        self._taken = self._reserved + self._unavailable
 
-    def change(self, time: int, reserved: int, away: int) -> None:
+    def change(self, time: int, reserved: int, unavailable: int) -> None:
         """Change what is reserved, and what is on hosts that are down."""
         self._sum += self._reserved * (time - self._since)
         self._since = time
         self._reserved += reserved
-        self._away += away
+        self._unavailable += unavailable
         if time == self._start:
             self._begin(time)
         if self._reserved > self._peak:
             self._peak, self._peak_at = self._reserved, time
-        self._taken = max(self._taken, self._reserved + self._away)
+        self._taken = max(self._taken, self._reserved + self._unavailable)
 
     def end(self, time: int) -> Day:
         """Return the day that ends at a time, and begin the next one."""

@@ -264,11 +264,11 @@ class TestCommands(whole_hosts_base.HostsTestCase):
         for host in (first, second):
             self.enrolling.retire(int(host['id']))
         real = providers.change
-        away_uuid, = (one.uuid for one in compute_hosts.all_hosts()[0]
+        down_uuid, = (one.uuid for one in compute_hosts.all_hosts()[0]
                       if one.service_host == 'host1')
 
         def down(uuid, *args, **kwargs):
-            if uuid == away_uuid:
+            if uuid == down_uuid:
                 raise errors.CloudUnavailable('Placement does not answer.')
             return real(uuid, *args, **kwargs)
 

@@ -42,7 +42,7 @@ class RestartTest(base.IntegrationTestCase):
         # With one host, it completes its work before it is stopped.
         first = int(time.time()) + (25 if len(hosts) == 1 else 5)
         then = first + 10
-        while_away, lease_1 = self.hold_at(first, **where)
+        while_down, lease_1 = self.hold_at(first, **where)
         pending, lease_2 = self.hold_at(then, **where)
         self.cloud.stop(name)
         gone = time.time()
@@ -52,7 +52,7 @@ class RestartTest(base.IntegrationTestCase):
         soon = SLOWLY.get(name, SOON)
         self.wait_for_lease(lease_1, 'ACTIVE', soon + base.PATIENCE)
         self.wait_for_lease(lease_2, 'ACTIVE', soon + base.PATIENCE)
-        launched = self.launched(while_away), self.launched(pending)
+        launched = self.launched(while_down), self.launched(pending)
         base.say(f'  {name}: down for {back - gone:.0f} s; leases started '
                  f'{launched[0] - first:.0f} s and {launched[1] - then:.0f} s '
                  'late')
@@ -61,7 +61,7 @@ class RestartTest(base.IntegrationTestCase):
             self.assertGreaterEqual(launched[0], int(gone))
         self.assertLess(launched[0] - max(back, first), soon)
         self.assertLess(launched[1] - max(back, then), soon)
-        for server_id in (while_away, pending):
+        for server_id in (while_down, pending):
             guest = self.assert_built_once(server_id)
             if hosts:
                 self.assertEqual(hosts[0], guest['host'])

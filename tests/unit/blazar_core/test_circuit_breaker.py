@@ -195,7 +195,7 @@ class TestWithoutDatabase(base.DatabaseTestCase):
         self.log = self.useFixture(fixtures.FakeLogger())
         self.path = self.database.engine.url.database
 
-    def take_away(self):
+    def remove_database(self):
         os.rename(self.path, self.path + '.off')
         os.mkdir(self.path)
 
@@ -231,7 +231,7 @@ class TestWithoutDatabase(base.DatabaseTestCase):
         self.promise(2)
         self.assertEqual({self.uuid: 2}, self.eligibility.for_server(
             'any', {'VCPU': 1}, [self.uuid]).by_host)
-        self.take_away()
+        self.remove_database()
         self.assertRaises(errors.DatabaseUnavailable,
                           self.eligibility.for_server, 'any', {
                               'VCPU': 1}, [self.uuid])
@@ -267,7 +267,7 @@ class TestWithoutDatabase(base.DatabaseTestCase):
     def test_servers_claimed_during_outage_count_for_a_while(self):
         self.promise(3)
         self.assertEqual({self.uuid: 1}, self.by_host())
-        self.take_away()
+        self.remove_database()
         self.claim('first')
         self.bring_back()
         self.assertEqual({self.uuid: 0}, self.by_host())
@@ -291,7 +291,7 @@ class TestWithoutDatabase(base.DatabaseTestCase):
 
     def test_all_claims_pass_if_database_was_never_reached(self):
         self.promise(4)
-        self.take_away()
+        self.remove_database()
         for _time in range(2):
             self.assertEqual(({}, float('inf')), self.fits()[1:3])
             self.claim('any')()
@@ -303,7 +303,7 @@ class TestWithoutDatabase(base.DatabaseTestCase):
     def test_claims_are_denied_during_outage_if_so_configured(self):
         refuses = scheduler_claims.Claims(
             self.database, self.clock, self.admission.index, alone=False)
-        self.take_away()
+        self.remove_database()
         denied = self.assertRaises(scheduler_claims.Denied, refuses.claim,
                                    'any', {self.uuid: {'VCPU': 1}})
         self.assertIn('does not answer', str(denied))

@@ -153,9 +153,11 @@ def finish(session: orm.Session, lease: models.Lease, now: int,
     It says so if it ends before its time, because nobody needs it.
     """
     is_pending = lease.status == states.Lease.PENDING
-    if now < lease.end_date and lease.deleted_at is None and (
-            lease.status != states.Lease.OFFERED) and conditions.find(
-                lease.conditions, conditions.Type.ENDED_EARLY) is None:
+    # One that is ending was deleted, or another clock is slightly ahead.
+    if now < lease.end_date and lease.status not in (
+            states.Lease.OFFERED, states.Lease.TERMINATING) and (
+            conditions.find(lease.conditions, conditions.Type.ENDED_EARLY)
+            is None):
         conditions.update(lease, now, conditions.Condition(
             conditions.Type.ENDED_EARLY, conditions.Reason.SERVERS_DELETED,
             'Its servers were deleted or removed before its '

@@ -45,6 +45,9 @@ _NO_ANSWER = (exception.CinderConnectionFailed,
 _OF_CLIENTS = (cinder.cinder_exception.ClientException,
                glance.glanceclient.exc.HTTPException,
                keystone_exceptions.ClientException)
+#: Their status codes if that depends on the user: bad requests, no rights,
+#: and quotas.
+_REFUSED = (400, 403, 413)
 #: The states in which Nova refuses actions of an end, until :meth:`.unblock`.
 BLOCKING = frozenset({vm_states.RESIZED, vm_states.RESCUED, vm_states.ERROR,
                       vm_states.SHELVED})
@@ -362,8 +365,7 @@ def _ask(work: ty.Callable[..., ty.Any], *args: ty.Any, **kwargs: ty.Any,
         raise errors.CloudRefusal(f'Nova refuses: {exc}') from exc
     except _OF_CLIENTS as exc:
         status = getattr(exc, 'http_status', getattr(exc, 'code', None))
-        if isinstance(status, int) and 400 <= status < 500 and (
-                status not in (408, 429)):
+        if status in _REFUSED:
             raise errors.CloudRefusal(
                 f'A service that Nova needs refuses: {exc}') from exc
         raise errors.CloudUnavailable(

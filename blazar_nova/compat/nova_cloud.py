@@ -215,11 +215,25 @@ class NovaCloud(server_deletion.ServerDeletion, end_actions.EndActions,
         Nova records an evacuation before it sends it. If it is never sent, the
         host destroys the server when it is up again.
         """
+        self._ping_first()
+        return super().evacuate(server_id, lease_id, deadline)
+
+    def move(self, server_id: str, host: str | None, lease_id: str,
+             deadline: cloud_api.Deadline) -> str:
+        """See :meth:`.server_migration.ServerMigration.move`.
+
+        Nova sets the task of a migration before it sends it. If that is never
+        sent, the server keeps the task.
+        """
+        self._ping_first()
+        return super().move(server_id, host, lease_id, deadline)
+
+    def _ping_first(self) -> None:
+        """:raises NotSent: if no nova-conductor answers"""
         try:
             self._ping(conductor_rpcapi.RPC_TOPIC)
         except errors.CloudUnavailable as exc:
             raise errors.NotSent(str(exc)) from exc
-        return super().evacuate(server_id, lease_id, deadline)
 
     def mark_failed(self, server_id: str) -> None:
         """Set a server whose build is stranded to ERROR."""

@@ -216,10 +216,8 @@ def _claiming(claims: scheduler_claims.Claims, count: ty.Callable[..., None],
                 LOG.info('Server %s does not go to the hosts of reservation '
                          '%s: it has just ended, or returned this one',
                          instance_uuid, within)
-                # In an evacuation it keeps what it has on its failed host.
-                for provider in alloc_req['allocations']:
-                    client.remove_provider_tree_from_instance_allocation(
-                        ctx, instance_uuid, provider)
+                _undo_claim(client, ctx, instance_uuid,
+                            alloc_req['allocations'].keys())
                 count(CLAIMS, result='denied')
                 return False
             count(CLAIMS, result='granted')
@@ -230,6 +228,25 @@ def _claiming(claims: scheduler_claims.Claims, count: ty.Callable[..., None],
         return False
 
     return claim_resources
+
+
+def _undo_claim(client: ty.Any, context: ty.Any, server_id: str,
+                providers: ty.AbstractSet[str]) -> None:
+    """Delete what Nova has just claimed for a server in placement. In an
+    evacuation the server keeps what it has on its failed host.
+    """
+    def there() -> ty.AbstractSet[str]:
+        found = client.get_allocs_for_consumer(context, server_id)
+        return ty.cast(ty.AbstractSet[str], found['allocations'].keys())
+
+    if there() <= providers:
+        client.delete_allocation_for_instance(context, server_id)
+        return
+    for provider in providers:
+        # A tree is removed as a whole.
+        if provider in there():
+            client.remove_provider_tree_from_instance_allocation(
+                context, server_id, provider)
 
 
 def _cleaning_up(granted: _Granted) -> ty.Callable[..., None]:

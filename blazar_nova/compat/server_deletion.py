@@ -248,19 +248,21 @@ def _check_source(context: ty.Any, instance: ty.Any) -> None:
     """
     if instance.vm_state != vm_states.RESIZED:
         return
-    try:
-        source = objects.Migration.get_by_instance_and_status(
-            context.elevated(), instance.uuid, 'finished').source_compute
-        is_up = compute_hosts.state_of(objects.Service.get_by_compute_host(
-            context.elevated(), source)).up
-    except (exception.MigrationNotFoundByStatus,
-            exception.ComputeHostNotFound):
-        # Nova knows what to do without it.
-        return
-    if not is_up:
-        raise errors.CloudRefusal(_NOT_DELETED.format(
-            f'its resize cannot be confirmed, as nova-compute on {source} is '
-            'down.'))
+    for status in 'finished', 'confirming':
+        try:
+            source = objects.Migration.get_by_instance_and_status(
+                context.elevated(), instance.uuid, status).source_compute
+            is_up = compute_hosts.state_of(
+                objects.Service.get_by_compute_host(
+                    context.elevated(), source)).up
+        except (exception.MigrationNotFoundByStatus,
+                exception.ComputeHostNotFound):
+            # Nova knows what to do without it.
+            continue
+        if not is_up:
+            raise errors.CloudRefusal(_NOT_DELETED.format(
+                'its resize cannot be confirmed, as nova-compute on '
+                f'{source} is down.'))
 
 
 def _is_local(context: ty.Any, instance: ty.Any) -> bool:

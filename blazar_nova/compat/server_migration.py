@@ -9,6 +9,7 @@ claims it in the reservation database.
 """
 
 import collections
+import contextlib
 import dataclasses
 import threading
 import time
@@ -23,7 +24,6 @@ from nova.db.api import models as api_models
 from nova import exception
 from nova import objects
 from oslo_log import log as logging
-import oslo_messaging
 from oslo_utils import strutils
 import sqlalchemy as sa
 
@@ -201,11 +201,12 @@ class ServerMigration(request_context.Acting):
                 context, instance, None, None, name, force=False, async_=True)
         except exception.NovaException as exc:
             return f'Nova refuses: {exc}'
-        except (_TooLate, oslo_messaging.MessageDeliveryFailure) as exc:
+        except _TooLate as exc:
             # Nova sets the task before it sends the request.
             if instance.task_state == task_states.MIGRATING:
                 instance.task_state = None
-                instance.save(expected_task_state=[task_states.MIGRATING])
+                with contextlib.suppress(exception.NovaException):
+                    instance.save(expected_task_state=[task_states.MIGRATING])
             return str(exc)
         return ''
 

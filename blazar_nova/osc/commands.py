@@ -227,8 +227,13 @@ def flavor_id(app: ty.Any, name_or_id: str | int) -> str | int:
     """
     if isinstance(name_or_id, int) or uuidutils.is_uuid_like(name_or_id):
         return name_or_id
-    found = app.client_manager.sdk_connection.compute.find_flavor(
-        name_or_id, ignore_missing=True)
+    try:
+        found = app.client_manager.sdk_connection.compute.find_flavor(
+            name_or_id, ignore_missing=True)
+    except Exception as exc:
+        app.log.warning('Flavor %s could not be looked up: %s', name_or_id,
+                        exc)
+        found = None
     return name_or_id if found is None else str(found.id)
 
 

@@ -86,9 +86,9 @@ class Show(command.ShowOne):
         values = _values(lease, datetime.datetime.now(datetime.UTC))
         return _OF_ONE, tuple({
             **{name: commands.column(value) for name, value in lease.items()},
-            **values, 'flavor': _Lines([
+            **values, 'flavor': '\n'.join(
                 one['flavor_id'] for one in lease['reservations']
-                if one.get('flavor_id')]),
+                if one.get('flavor_id')),
             'reservations': _Reservations(lease['reservations']),
             'events': _Events(lease['events'])}.get(name) for name in _OF_ONE)
 

@@ -60,7 +60,7 @@ def build_option_parser(parser: ty.Any) -> ty.Any:
 
 
 class NotFound(exceptions.CommandError):
-    """The API answered 404."""
+    """The lease API says that something does not exist."""
 
 
 class Client(adapter.Adapter):
@@ -80,7 +80,8 @@ class Client(adapter.Adapter):
         except ValueError:
             body = None
         if response.status_code >= 400:
-            raise (NotFound if response.status_code == 404
+            # Another 404 is of a proxy, or of Nova without leases.
+            raise (NotFound if response.status_code == 404 and refusal(body)
                    else exceptions.CommandError)(
                 refusal(body)
                 or f'The server answered {response.status_code} '

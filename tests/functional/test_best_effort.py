@@ -7,14 +7,14 @@ from unittest import mock
 from nova.conductor.tasks import live_migrate
 from nova import exception
 from nova import objects
-import oslo_messaging
 from oslo_utils.fixture import uuidsentinel as uuids
 
 from blazar_core.capacity import pending
 from blazar_core.common import clocks
+from blazar_core.common import errors
 from blazar_core.lifecycle import best_effort
 from blazar_core.plugins import cloud_api
-from blazar_nova.compat import gated_casts
+from blazar_nova.compat import nova_cloud
 from tests import driven
 from tests.functional import api_base
 from tests.functional import nova_box
@@ -98,9 +98,9 @@ class TestBestEffort(BestEffortTestCase):
                 objects.RequestSpec, 'get_by_instance_uuid', slowly):
             self.assertEqual('this process stood still.', move())
         with mock.patch.object(
-                gated_casts._Gated, '_send',
-                side_effect=oslo_messaging.MessageDeliveryFailure('no bus')):
-            self.assertEqual('no bus', move())
+                nova_cloud, '_ping',
+                side_effect=errors.CloudUnavailable('no conductor')):
+            self.assertRaises(errors.NotSent, move)
         self.assertIsNone(self.admin.get_server(server_id)[
             'OS-EXT-STS:task_state'])
         host = self.where()[server_id]

@@ -27,6 +27,9 @@ _HOSTS = entry.subject(
             'delete_allocation_for_instance(self, context, uuid, '
             'consumer_type=, force=)', 'undo a build'),
         entry.called(
+            'get_allocs_for_consumer(self, context, consumer)',
+            'undo a claim'),
+        entry.called(
             'remove_provider_tree_from_instance_allocation(self, context, '
             'consumer_uuid, root_rp_uuid)', 'undo a claim')),
     entry.of(

@@ -75,19 +75,29 @@ class TestInstall(base.TestCase):
         """
         client = mock.create_autospec(
             report.SchedulerReportClient, instance=True)
+        there = {'host': {}}
+        client.get_allocs_for_consumer.side_effect = lambda *_args: {
+            'allocations': {**there}}
+        client.remove_provider_tree_from_instance_allocation.side_effect = (
+            lambda _context, _server, provider: there.pop(provider))
         within = {'blazar:host_reservation': 'reservation'}
         self.claims.is_within.side_effect = lambda reservation_id, _hosts: (
             self.nova.assert_called_once() or reservation_id == 'another')
         self.assertFalse(self.claim(within, client))
         self.assertEqual('reservation', self.claims.claim.call_args.args[3])
-        client.remove_provider_tree_from_instance_allocation.\
-            assert_called_once_with('context', 'server', 'host')
+        client.delete_allocation_for_instance.assert_called_once_with(
+            'context', 'server')
         self.nova.reset_mock()
-        client.reset_mock()
+        there['failed'] = {}
+        self.assertFalse(self.claim(within, client))
+        client.delete_allocation_for_instance.assert_called_once()
+        self.assertEqual({'failed': {}}, there)
+        self.nova.reset_mock()
+        client.delete_allocation_for_instance.reset_mock()
         self.assertTrue(self.claim(
             {'blazar:host_reservation': 'another'}, client))
-        client.remove_provider_tree_from_instance_allocation.\
-            assert_not_called()
+        client.delete_allocation_for_instance.assert_not_called()
+        self.assertEqual({'failed': {}}, there)
 
     def test_cleanup_of_allocations_undoes_lease_claim_once(self):
         """Another server of the same request has found no host."""

@@ -376,7 +376,8 @@ class Always:
 
         Claims of servers that will not arrive are part of the recorded usage
         until the host is read again, but reserve nothing. Claims get no more
-        than is free in placement.
+        than is free in placement. Those of servers of leases, which are being
+        resized, were admitted until the end of the lease only.
         """
         cloud = self._world.cloud
         (capacity, usage, consumers), = self._world.look(
@@ -389,10 +390,13 @@ class Always:
         total = _read(capacity).get('VCPU', 0)
         if known is None:
             return ty.cast(int, total - _read(usage).get('VCPU', 0))
-        used = sum(takes.get('VCPU', 0) for one, (takes, _until)
+        leased = {one for one, in self._world.look(
+            'SELECT server_id FROM bookings WHERE server_id IS NOT NULL')}
+        used = sum(takes.get('VCPU', 0) for one, (takes, until)
                    in known.items() if one in there and not (
                        one in cloud.servers and
-                       cloud.servers[one].interruptible))
+                       cloud.servers[one].interruptible) and not (
+                           one in leased and until >= now))
         coming = sum(takes.get('VCPU', 0) for one, (takes, until)
                      in known.items() if one not in there and until >= now and
                      not cloud.servers[one].interruptible and

@@ -679,11 +679,13 @@ class World:
                              core.lifecycle.no_shows.look):
                     self._apart(part)
             working.wake()
-            seen = self.version()
+            seen, fail = self.version(), self.faults.on
             self.baton.let_pass(COMPARISON)
             if not self.is_moving():
-                # Comparing what has not changed takes long to simulate.
-                self.baton.wait(lambda: self.version() != seen, REST)
+                # Comparing what has not changed takes long to simulate. When
+                # nothing fails any longer, clocks are right again.
+                self.baton.wait(lambda: self.version() != seen or (
+                    self.faults.on != fail), REST)
 
     def compare(self, core: Core, working: engine.Engine) -> None:
         """Compare every host and server with the reservation database."""

@@ -202,7 +202,7 @@ class Server(abc.ABC):
     @functools.cached_property
     def _administrator(self) -> sa.Engine:
         return sa.create_engine(
-            self.url(''), isolation_level='AUTOCOMMIT')
+            self.url(''), isolation_level='AUTOCOMMIT', pool_pre_ping=True)
 
     def _run(self, command: list[str]) -> None:
         done = subprocess.run(

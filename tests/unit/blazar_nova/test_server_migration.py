@@ -28,6 +28,8 @@ class TestHosts(base.TestCase):
             compute_hosts, 'all_hosts', self.all_hosts))
         self.useFixture(fixtures.MockPatchObject(
             compute_hosts, 'services_up', set))
+        self.useFixture(fixtures.MockPatchObject(
+            nova_cloud, '_ping', lambda _topic: None))
         # What was read is never recent.
         self.useFixture(fixtures.MockPatchObject(
             server_migration, '_FRESH', -1000))
@@ -48,15 +50,15 @@ class TestHosts(base.TestCase):
         self.assertIn('does not know the host', self.move())
         self.answers.clear()
         reader = self.in_thread(self.move)
-        self.asked.acquire()
-        self.asked.acquire()
+        self.assertTrue(self.asked.acquire(timeout=20))
+        self.assertTrue(self.asked.acquire(timeout=20))
         self.assertIn('does not know the host', self.move())
         self.answers.set()
         reader.join(20)
 
     def test_other_threads_do_not_wait_long_for_first_answer(self):
         reader = self.in_thread(self.move)
-        self.asked.acquire()
+        self.assertTrue(self.asked.acquire(timeout=20))
         self.assertRaises(errors.CloudUnavailable, self.move)
         self.answers.set()
         reader.join(20)

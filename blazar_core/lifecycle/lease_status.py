@@ -150,7 +150,8 @@ def finish(session: orm.Session, lease: models.Lease, now: int,
            ) -> views.Lease:
     """End a lease; only its record is left.
 
-    It says so if it ends before its time, because nobody needs it.
+    A lease that ends before its end date, as its servers were deleted or
+    removed, gets the condition EndedEarly.
     """
     is_pending = lease.status == states.Lease.PENDING
     # One that is ending was deleted, or another clock is slightly ahead.

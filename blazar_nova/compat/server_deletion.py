@@ -39,8 +39,8 @@ _ASK_AGAIN = 60
 #: The most seconds between two attempts.
 _LONGEST = 600
 
-#: Seconds for which keystone may issue no token before a server is deleted
-#: without one: other leases wait for its capacity for a limited time.
+#: Seconds for which a deletion waits for a token of the owner, and until Nova
+#: has created a guest: other leases wait for the capacity for a limited time.
 _PATIENCE = 90
 
 #: The prefix of the request ids of our deletions. Nova creates those of users'
@@ -49,6 +49,14 @@ OWN = 'req-blazar-'
 
 #: The deletion of a server is in progress, or its message was lost.
 _DELETING = (task_states.DELETING, task_states.SOFT_DELETING)
+
+#: Tasks in which nova-compute may be about to create a guest, without the lock
+#: that a deletion takes. Nova would delete the server before its guest exists,
+#: and find the guest half an hour later.
+_CREATING = (task_states.RESIZE_MIGRATING, task_states.RESIZE_MIGRATED,
+             task_states.RESIZE_FINISH, task_states.RESIZE_REVERTING,
+             task_states.MIGRATING, task_states.REBUILD_BLOCK_DEVICE_MAPPING,
+             task_states.REBUILD_SPAWNING)
 
 #: States of servers with an image from which they can be unshelved.
 _SHELVED = (vm_states.SHELVED, vm_states.SHELVED_OFFLOADED)
@@ -88,7 +96,7 @@ class ServerDeletion(request_context.Acting):
                  clock: clocks.Clock) -> None:
         super().__init__(trusts)
         self._clock = clock
-        #: When the token of an owner was first not issued, by server.
+        #: Since when deletions wait, by server.
         self._waits: dict[str, float] = {}
 
     def delete(self, server_id: str, credential: str | None,
@@ -120,6 +128,11 @@ class ServerDeletion(request_context.Acting):
             if step.failed:
                 raise errors.CloudRefusal(_NOT_DELETED.format(
                     fault.message if fault else 'see its instance actions.'))
+            return
+        if instance.task_state in _CREATING and (
+                self._waited(server_id) < _PATIENCE):
+            LOG.info('Server %s is deleted when Nova has finished its task %s',
+                     server_id, instance.task_state)
             return
 
         def slow(work: ty.Callable[..., None], *args: ty.Any) -> None:
@@ -163,6 +176,11 @@ class ServerDeletion(request_context.Acting):
         return instance, step, _is_local(context, instance), (
             instance.fault if step.failed else None)
 
+    def _waited(self, server_id: str) -> float:
+        """Return for how many seconds the deletion of a server has waited."""
+        now = self._clock.elapsed()
+        return now - self._waits.setdefault(server_id, now)
+
     def _owner(self, server_id: str, credential: str | None) -> ty.Any:
         """Return a context in the name of the owner; None if there is none.
 
@@ -179,8 +197,7 @@ class ServerDeletion(request_context.Acting):
                         'owner: %s', server_id, exc)
             return None
         except Exception as exc:
-            now = self._clock.elapsed()
-            waits = now - self._waits.setdefault(server_id, now)
+            waits = self._waited(server_id)
             if waits < _PATIENCE:
                 if isinstance(exc, errors.CloudUnavailable):
                     raise

@@ -7,6 +7,7 @@ import collections
 import contextlib
 import os
 import sqlite3
+import threading
 from unittest import mock
 
 from keystoneauth1 import access
@@ -176,6 +177,71 @@ class InWhoseNameTest(DeletionTestCase):
         self.no_token = None
         self.goes(server_id)
         self.assertEqual([('token-of-trust-0', OWNER)], seen)
+
+    def test_deletion_waits_until_resized_guest_is_created(self):
+        self.check_deletion_during(
+            'finish_migration', {'resize': {'flavorRef': '2'}})
+
+    def test_deletion_waits_until_rebuilt_guest_is_created(self):
+        self.check_deletion_during(
+            'spawn', {'rebuild': {'imageRef': base.IMAGE}})
+
+    def test_deletion_waits_until_guest_is_live_migrated(self):
+        # Real drivers move a guest.
+        self.stub_out('nova.virt.fake.FakeDriver.post_live_migration',
+                      lambda driver, context, instance, *_args, **_kwargs:
+                      driver.destroy(context, instance, None))
+        self.check_deletion_during('post_live_migration_at_destination', {
+            'os-migrateLive': {'host': None, 'block_migration': 'auto'}})
+
+    def check_deletion_during(self, method, action):
+        server_id = self.active()
+        with self.holding(method) as (reached, release):
+            self.admin.post_server_action(server_id, action)
+            self.assertTrue(reached.wait(60))
+            self.clock.advance(3600)
+            for _round in range(5):
+                self.run_due()
+                self.clock.advance(2)
+            self.assertNotIn('delete', [
+                one['action']
+                for one in self.admin.get_instance_actions(server_id)])
+            release.set()
+            self.goes(server_id)
+
+    def test_deletion_does_not_wait_for_hanging_task(self):
+        server_id = self.active()
+        with self.holding('finish_migration') as (reached, _release):
+            self.alice.post_server_action(
+                server_id, {'resize': {'flavorRef': '2'}})
+            self.assertTrue(reached.wait(60))
+            self.clock.advance(3600)
+            self.run_due()
+            self.assertTrue(self.exists(server_id))
+            for _round in range(65):
+                self.clock.advance(2)
+                self.run_due()
+            self.wait_until_gone(server_id)
+
+    @contextlib.contextmanager
+    def holding(self, method):
+        """Hold a method of all drivers; yields two events: that it is called,
+        and that it may go on, which is set at the end.
+        """
+        reached, release = threading.Event(), threading.Event()
+        with contextlib.ExitStack() as patches:
+            patches.callback(release.set)
+            for compute in self.computes.values():
+                driver = compute.manager.driver
+                original = getattr(driver, method)
+
+                def hold(*args, original=original, **kwargs):
+                    reached.set()
+                    release.wait(120)
+                    return original(*args, **kwargs)
+
+                patches.enter_context(mock.patch.object(driver, method, hold))
+            yield reached, release
 
     def test_server_whose_port_is_in_trunk_is_deleted(self):
         """Neutron deletes no port that its owner has put into a trunk."""

@@ -139,6 +139,11 @@ class StackDriver(fake.FakeDriver):
         super().spawn(context, instance, image_meta, injected_files,
                       admin_password, *args, **kwargs)
 
+    def post_live_migration(self, context: ty.Any, instance: ty.Any,
+                            *args: ty.Any, **kwargs: ty.Any) -> None:
+        # Nova's fake driver only creates the guest on the other host.
+        self.destroy(context, instance, None)
+
     def snapshot(self, context: ty.Any, instance: ty.Any, image_id: str,
                  update_task_state: ty.Callable[..., None]) -> None:
         super().snapshot(context, instance, image_id, update_task_state)

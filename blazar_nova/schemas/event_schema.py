@@ -37,6 +37,7 @@ _OWN_EVENTS = {
     'expire_offer': 'the seconds of the offer',
     'retry_lease': 'retries and retry_interval',
     'make_room': 'lease_type and timeout',
+    'extend_lease': 'auto_extend',
 }
 
 _EVENT_TYPE = re.compile(r'[A-Za-z0-9_.-]{1,64}')

@@ -11,6 +11,7 @@ from oslotest import base
 from blazar_core.common import errors
 from blazar_core.common import model
 from blazar_core.common import refusals
+from blazar_core.common import states
 from blazar_core.leases import requests
 from blazar_nova.schemas import dates
 from blazar_nova.schemas import hint_params
@@ -595,9 +596,15 @@ class TestEvents(ParamsTestCase):
                            ('end_lease', 'its end or duration'),
                            ('before_end_lease', 'its before_end'),
                            ('expire_offer', 'the seconds of the offer'),
+                           ('extend_lease', 'auto_extend'),
                            ('Start_Lease', 'the start of the lease')):
             self.assert_sentence((f'"{text}"', f'with {what} instead'),
                                  self.event, text)
+
+    def test_no_event_type_of_the_service_is_accepted(self):
+        for text in states.EventType:
+            self.assertRaises(
+                errors.InvalidLeaseParams, self.event, text.value)
 
     def test_event_date_outside_lease_is_refused(self):
         for text in ('2026-12-01 09:59', '2026-12-01 12:00:01', 'now'):

@@ -8,6 +8,7 @@ from nova.compute import vm_states
 from nova import context as nova_context
 from nova import exception
 from nova import objects
+from oslo_utils import uuidutils
 
 from blazar_core.common import errors
 from blazar_core.leases import members
@@ -81,7 +82,9 @@ def _leaves(server_id: str, project_id: str) -> bool:
 def _find(server_id: str, project_id: str) -> tuple[ty.Any, str | None]:
     """Return a server of a project, and the uuid of its host."""
     context = nova_context.get_admin_context()
-    mapping = unbuilt_servers.mapping(context, server_id)
+    # Nova's database may take other strings for an id, such as with accents.
+    mapping = unbuilt_servers.mapping(
+        context, server_id) if uuidutils.is_uuid_like(server_id) else None
     if mapping is None or mapping.project_id != project_id:
         raise _absent(server_id)
     if mapping.cell_mapping is None:

@@ -2,6 +2,7 @@
 
 """Interruptible servers on a real Nova: boots, notices and evictions."""
 
+import functools
 from unittest import mock
 
 import fixtures
@@ -408,6 +409,24 @@ class InterruptibleTest(InterruptibleTestCase):
         self.assertIn('has a lease', self.ask(
             'PUT', f'/interruptible/{server["id"]}', {}, code=409)[
                 'error_message'])
+
+    def test_server_becomes_interruptible_by_its_exact_id_only(self):
+        """MariaDB takes strings for equal that differ in accents."""
+        server_id = self.boot_active('vm1')['id']
+        self.run_sync()
+        for kind in (objects.InstanceMapping, objects.Instance):
+            name = ('get_by_instance_uuid' if
+                    kind is objects.InstanceMapping else 'get_by_uuid')
+            self.useFixture(fixtures.MockPatchObject(
+                kind, name, functools.partial(
+                    lambda get, context, _its_id, *args, **kwargs: get(
+                        context, server_id, *args, **kwargs),
+                    getattr(kind, name))))
+        for other in (f'{server_id}%20', '\u00e1' + server_id[1:]):
+            self.assertIn('could not be found', self.ask(
+                'PUT', f'/interruptible/{other}', {}, code=400)[
+                    'error_message'])
+        self.ask('PUT', f'/interruptible/{server_id}', {}, code=200)
 
     def test_server_in_error_cannot_become_interruptible(self):
         server_id = self.boot_active('vm1')['id']

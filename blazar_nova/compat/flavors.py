@@ -69,11 +69,7 @@ def facts_like(context: ty.Any, flavor_id: str) -> Facts:
     :raises InvalidLeaseParams: if the user has no flavor of this id, it is
         that of a reservation, or its device profile is unknown
     """
-    try:
-        flavor = objects.Flavor.get_by_flavor_id(
-            context.elevated(), flavor_id, read_deleted='no')
-    except exception.FlavorNotFound:
-        flavor = None
+    flavor = named(context.elevated(), flavor_id)
     if flavor is None or not (
             flavor.is_public or context.is_admin or
             context.project_id in flavor.projects):
@@ -97,7 +93,7 @@ def id_of(context: ty.Any, name: str) -> str:
     """
     elevated = context.elevated()
     flavor = named(elevated, name)
-    if flavor is None and name.isprintable():
+    if flavor is None and _is_storable(name):
         with contextlib.suppress(exception.FlavorNotFoundByName):
             flavor = objects.Flavor.get_by_name(elevated, name)
     if flavor is None:
@@ -199,14 +195,20 @@ def named(context: ty.Any, flavor_id: str) -> ty.Any:
     """Return the flavor of an id as Nova's database compares ids, possibly
     without regard to case; None if there is none.
     """
-    if not flavor_id.isprintable():
-        # No database accepts every string that JSON has.
+    if not _is_storable(flavor_id):
         return None
     try:
         return objects.Flavor.get_by_flavor_id(
             context, flavor_id, read_deleted='no')
     except exception.FlavorNotFound:
         return None
+
+
+def _is_storable(text: str) -> bool:
+    """Return whether Nova's database may have a text: none accepts every
+    string that JSON has, and MariaDB may fail at characters of four bytes.
+    """
+    return text.isprintable() and all(char <= '\uffff' for char in text)
 
 
 def reservation_named(context: ty.Any, flavor_id: str) -> str | None:

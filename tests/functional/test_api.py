@@ -10,11 +10,13 @@ from unittest import mock
 import fixtures
 from nova import context as nova_context
 from nova import objects
+from oslo_db import exception as db_exc
 import sqlalchemy as sa
 from sqlalchemy.orm import exc as orm_exc
 
 from blazar_core.capacity import booking_index
 from blazar_core.common import clocks
+from blazar_core.common import errors
 from blazar_core.db import models
 from blazar_nova.compat import flavors
 from blazar_nova.services import wiring
@@ -216,6 +218,25 @@ class TestLeases(api_base.ApiTestCase):
         self.assertEqual(self.flavor('2').vcpus,
                          self.admin.get_server(server['id'])['flavor'][
                              'vcpus'])
+
+    def test_flavor_is_not_looked_up_by_text_that_database_rejects(self):
+        """MariaDB compares no column of Nova with four-byte characters, if
+        the URL of the connection has charset=utf8mb4.
+        """
+        def found(context, text):
+            raise db_exc.DBError(f'Illegal mix of collations: {text}')
+
+        for name in ('_flavor_get_by_flavor_id_from_db',
+                     '_flavor_get_by_name_from_db'):
+            self.useFixture(fixtures.MockPatchObject(
+                objects.Flavor, name, staticmethod(found)))
+        self.assertIn('could not be found', self.make(
+            reservations=[{'resource_type': 'flavor:instance',
+                           'flavor_id': '\U0001f600'}], code=400)[
+                               'error_message'])
+        self.assertRaises(
+            errors.InvalidLeaseParams, flavors.id_of,
+            nova_context.get_admin_context(), '\U0001f600')
 
     def test_flavor_reservation_honours_resource_properties(self):
         flavored = {'resource_type': 'flavor:instance', 'flavor_id': '2'}

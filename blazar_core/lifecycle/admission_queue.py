@@ -117,7 +117,8 @@ class DeferredAdmission:
             later = exc.refusal.next_start
             if not_before or later is None or (
                     later > self._admission.off_until()) or (
-                    lease.duration is None and later >= end):
+                    later >= end if lease.duration is None
+                    else later > (lease.retry_until or 0)):
                 return str(exc)
             # Hosts that are off are only switched on for a booking.
             return self._admit(lease_id, later)

@@ -568,6 +568,17 @@ class TestStartNow(PowerTestCase):
         self.pass_(ahead)
         self.assertIn(None, self.states().values())
 
+    def test_waiting_lease_gets_no_host_that_boots_after_its_waiting_time(
+            self):
+        """Limits and trusts are only checked for the waiting time."""
+        self.admission._start_timeout = 0
+        self.remain_enrolled()
+        lease = self.now(duration=7200, retry=requests.Retry(60, 2))
+        for expected in 'WAITING', 'ERROR':
+            self.clock.advance(60)
+            driven.run_due(self.new_engine())
+            self.assertEqual(expected, self.status(lease))
+
 
 class ManyTestCase(PowerTestCase):
 

@@ -82,10 +82,12 @@ def _leaves(server_id: str, project_id: str) -> bool:
 def _find(server_id: str, project_id: str) -> tuple[ty.Any, str | None]:
     """Return a server of a project, and the uuid of its host."""
     context = nova_context.get_admin_context()
-    # Nova's database may take other strings for an id, such as with accents.
+    # Nova's database may find it by other strings, such as with accents or
+    # in upper case.
     mapping = unbuilt_servers.mapping(
         context, server_id) if uuidutils.is_uuid_like(server_id) else None
-    if mapping is None or mapping.project_id != project_id:
+    if mapping is None or mapping.instance_uuid != server_id or (
+            mapping.project_id != project_id):
         raise _absent(server_id)
     if mapping.cell_mapping is None:
         raise errors.Conflict(

@@ -422,7 +422,8 @@ class InterruptibleTest(InterruptibleTestCase):
                     lambda get, context, _its_id, *args, **kwargs: get(
                         context, server_id, *args, **kwargs),
                     getattr(kind, name))))
-        for other in (f'{server_id}%20', '\u00e1' + server_id[1:]):
+        for other in (f'{server_id}%20', '\u00e1' + server_id[1:],
+                      f'{{{server_id}}}'):
             self.assertIn('could not be found', self.ask(
                 'PUT', f'/interruptible/{other}', {}, code=400)[
                     'error_message'])

@@ -93,6 +93,12 @@ _SHOWN: tuple[sa.Select[ty.Any], ...] = (
         _RESERVATION.lease_id.in_(_IDS), sa.or_(
             _BOOKING.server_id.is_not(None), _BOOKING.host_id.is_(None),
             _BOOKING.host_failed_at.is_not(None))).order_by(_BOOKING.id))
+#: The leases that may be degraded: few of all.
+_MOVED = sa.select(_RESERVATION.lease_id).where(
+    _RESERVATION.moved_at.is_not(None))
+_LACKING = sa.select(_RESERVATION.lease_id).join(_BOOKING).where(sa.or_(
+    _BOOKING.host_id.is_(None), _BOOKING.host_failed_at.is_not(None),
+    _BOOKING.failed_at.is_not(None)))
 
 
 def get(database: api.Database, lease_id: str) -> dict[str, ty.Any]:
@@ -144,14 +150,18 @@ def page(database: api.Database, query: Query,
 
 
 def listed(database: api.Database, ended: bool, host: str | None = None,
-           ) -> list[dict[str, ty.Any]]:
+           degraded: bool = False) -> list[dict[str, ty.Any]]:
     """Return all leases by start, oldest first.
 
     :param ended: whether to include those that are over or were deleted
     :param host: only those that reserve capacity of the host of this name
+    :param degraded: only those that are degraded
     """
     chosen = sa.select(models.Lease.__table__).order_by(
         models.Lease.start_date, models.Lease.id)
+    if degraded:
+        few = sa.union(_MOVED, _LACKING).subquery()
+        chosen = chosen.join(few, few.c.lease_id == models.Lease.id)
     if host is not None:
         chosen = chosen.where(models.Lease.id.in_(
             sa.select(models.Reservation.lease_id).join(models.Booking).join(
@@ -159,8 +169,9 @@ def listed(database: api.Database, ended: bool, host: str | None = None,
                     sa.or_(models.Host.name == host,
                            models.Host.service_host == host))))
     with database.reader() as session:
-        return _described(session, session.execute(
+        found = _described(session, session.execute(
             chosen if ended else chosen.where(_GOES_ON)).all())
+    return [one for one in found if one['degraded']] if degraded else found
 
 
 def _statement(query: Query) -> sa.Select[ty.Any]:

@@ -243,8 +243,7 @@ def _counts(database: api.Database, now: int) -> dict[str, int]:
 def _degraded(database: api.Database) -> list[dict[str, ty.Any]]:
     return [{**lease, **{flag: sum(
         one[flag] for one in lease['reservations']) for flag in _FLAGS}}
-        for lease in views.listed(database, ended=False)
-        if lease['degraded']]
+        for lease in views.listed(database, ended=False, degraded=True)]
 
 
 def _unavailable(host: ty.Any) -> dict[str, ty.Any]:

@@ -400,6 +400,26 @@ class TestDescribe(ViewsTestCase):
         self.assertEqual((False, [False]), (whole['degraded'], [
             one['missing_resources'] for one in whole['reservations']]))
 
+    def test_parts_of_degraded_leases_alone_are_read_to_list_them(self):
+        self.useFixture(fixtures.MonkeyPatch(
+            'blazar_core.leases.views._AT_ONCE', 1))
+        moved, lacking, *_healthy = [
+            self.lease(50, 100) for _number in range(5)]
+        with self.database.writer() as session:
+            session.execute(sa.update(models.Reservation).where(
+                models.Reservation.lease_id == moved['id'],
+            ).values(moved_at=NOW))
+            session.execute(sa.update(models.Booking).where(
+                models.Booking.reservation_id ==
+                lacking['reservations'][0]['id']).values(host_id=None))
+        found = []
+        asked = self.statements(lambda: found.extend(views.listed(
+            self.database, ended=False, degraded=True)))
+        self.assertCountEqual([moved['id'], lacking['id']], [
+            one['id'] for one in found])
+        # The leases, and three kinds of parts of each of them.
+        self.assertEqual(1 + 3 * 2, len(asked), asked)
+
     def test_lease_without_reservations_is_described(self):
         lease = self.leases.creation.create(new_leases.NewLease(
             'project', 'user', self.request(50, 100), ()), None)

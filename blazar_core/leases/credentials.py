@@ -8,6 +8,7 @@ import sqlalchemy as sa
 from sqlalchemy import orm
 
 from blazar_core.common import clocks
+from blazar_core.common import errors
 from blazar_core.common import states
 from blazar_core.db import api
 from blazar_core.db import models
@@ -16,6 +17,9 @@ from blazar_core.plugins import resource_types
 #: Maximum number of replaced credentials per lease. Each was current when
 #: builds were sent, and tokens of the oldest have expired.
 _MOST_REPLACED = 8
+#: The number of texts between two lines of progress, and the most that are
+#: named in a message.
+_STEP, _NAMED = 1000, 5
 
 
 class Credentials:
@@ -83,29 +87,56 @@ def take(session: orm.Session, lease_id: str) -> list[str]:
     return all_of(row)
 
 
-def reencrypt(database: api.Database, again: ty.Callable[[str], str]) -> int:
-    """Encrypt all stored texts with another key; return their number."""
+def reencrypt(database: api.Database, again: ty.Callable[[str], str],
+              say: ty.Callable[[str], None] = lambda _text: None) -> int:
+    """Encrypt all stored texts with another key; return their number.
+
+    :param say: called with lines of progress
+    :raises DecryptionError: when some could not be decrypted, after all others
+        were encrypted
+    """
     def one(table: type[models.Base], key: str) -> None:
         with database.writer() as session:
             row = session.get(table, key, with_for_update=True)
             if isinstance(row, models.Reservation) and row.params:
                 row.params = row.params | {resource_types.SECRET: again(
                     row.params[resource_types.SECRET])}
-            elif isinstance(row, models.DeferredBuild | models.Credential):
+            elif isinstance(row, models.DeferredBuild | models.Credential |
+                            models.SlotBuild):
                 row.encrypted = again(row.encrypted)
                 if isinstance(row, models.Credential) and row.replaced:
                     row.replaced = [again(one) for one in row.replaced]
 
     count = 0
-    for table, keys in (
-            (models.DeferredBuild, sa.select(models.DeferredBuild.lease_id)),
-            (models.Credential, sa.select(models.Credential.lease_id)),
-            (models.Reservation, _SECRETS)):
+    unchanged: list[str] = []
+    for table, keys, what in (
+            (models.DeferredBuild, sa.select(models.DeferredBuild.lease_id),
+             'lease'),
+            (models.Credential, sa.select(models.Credential.lease_id),
+             'lease'),
+            (models.Reservation, _SECRETS, 'reservation'),
+            (models.SlotBuild, sa.select(models.SlotBuild.server_id),
+             'server')):
         with database.reader() as session:
             found = list(session.scalars(keys))
         for key in found:
-            database.retried(one, table, key)
-        count += len(found)
+            count += 1
+            try:
+                database.retried(one, table, key)
+            except errors.DecryptionError:
+                unchanged.append(f'{what} {key}')
+            if count % _STEP == 0:
+                say(f'{count} texts are done.')
+    if unchanged:
+        more = len(unchanged) - _NAMED
+        raise errors.DecryptionError(
+            'No key in [blazar] encryption_keys decrypts the data of '
+            f'{", ".join(unchanged[:_NAMED])}' +
+            (f' and {more} more' if more > 0 else '') +
+            f'; the other {count - len(unchanged)} texts are encrypted with '
+            'the first key. Keep all keys, add the key with which it was '
+            'encrypted, and repeat the command. Without that key, delete '
+            'these leases.')
     return count
 
 

@@ -255,7 +255,9 @@ def _key_create(_parsed: argparse.Namespace) -> None:
 def _key_rotate(parsed: argparse.Namespace) -> None:
     conf = _conf(parsed.config_file)
     secrets = encryption.Encryption(conf.blazar.encryption_keys)
-    count = credentials.reencrypt(api.Database(conf), secrets.reencrypt)
+    count = credentials.reencrypt(
+        api.Database(conf), secrets.reencrypt,
+        functools.partial(listings.progress, parsed))
     print(f'{count} deferred builds and trusts are encrypted with the first '
           f'key.')
 

@@ -895,6 +895,40 @@ class TestReencrypt(base.LeaseTestCase):
             own.pop(resource_types.SECRET)))
         self.assertCountEqual([{'name': 'stack'}, *each[1:]], kept)
 
+    def test_builds_with_slots_are_reencrypted_too(self):
+        old, new = encryption.new_key(), encryption.new_key()
+        with self.database.writer() as session:
+            session.add(models.SlotBuild(
+                server_id='server', apart=False, created_at=NOW,
+                encrypted=encryption.Encryption([old]).encrypt('call')))
+        self.assertEqual(1, credentials.reencrypt(
+            self.database, encryption.Encryption([new, old]).reencrypt))
+        self.assertEqual(['call'], list(map(
+            encryption.Encryption([new]).decrypt,
+            self.scalars(models.SlotBuild.encrypted))))
+
+    def test_what_no_key_decrypts_is_named_and_does_not_stop_the_others(self):
+        self.host('one', VCPU=3)
+        old, new = encryption.new_key(), encryption.new_key()
+        self.encryption = encryption.Encryption([old])
+        # The rows are read in the order of their leases.
+        lost = min(self.lease(50, 100)['id'] for _number in range(3))
+        with self.database.writer() as session:
+            session.get_one(models.DeferredBuild, lost).encrypted = (
+                encryption.Encryption([encryption.new_key()]).encrypt('lost'))
+        said = []
+        self.useFixture(fixtures.MonkeyPatch(
+            'blazar_core.leases.credentials._STEP', 2))
+        refused = str(self.assertRaises(
+            errors.DecryptionError, credentials.reencrypt, self.database,
+            encryption.Encryption([new, old]).reencrypt, said.append))
+        self.assertIn(f'of lease {lost}; the other 2 texts', refused)
+        self.assertEqual(['2 texts are done.'], said)
+        renewed = encryption.Encryption([new])
+        for build in self.scalars(models.DeferredBuild):
+            if build.lease_id != lost:
+                renewed.decrypt(build.encrypted)
+
     def test_nothing_is_reencrypted_without_deferred_builds(self):
         self.assertEqual(0, credentials.reencrypt(self.database, self.fail))
 

@@ -12,6 +12,7 @@ import threading
 import typing as ty
 
 from oslo_config import cfg
+from oslo_db import exception as db_exception
 
 from blazar_core.common import clocks
 from blazar_core.common import errors
@@ -35,8 +36,9 @@ if ty.TYPE_CHECKING:
 
 #: Seconds between two checks whether a host is free.
 _AGAIN = 10
-#: The exit code after writing to a closed pipe, as in a shell.
-_CLOSED = 128 + signal.SIGPIPE
+#: The exit codes after writing to a closed pipe, and after Ctrl-C, as in a
+#: shell.
+_CLOSED, _INTERRUPTED = 128 + signal.SIGPIPE, 128 + signal.SIGINT
 
 #: Runs a command, and returns the exit code, or None for 0.
 _Action: ty.TypeAlias = ty.Callable[[argparse.Namespace], int | None]
@@ -66,6 +68,14 @@ def _run(parsed: argparse.Namespace) -> int:
     except errors.BlazarError as exc:
         listings.tell(str(exc))
         return 1
+    except db_exception.DBConnectionError as exc:
+        # Commands about the schema use the engine itself.
+        listings.tell('The database of [blazar_database] connection does not '
+                      f'answer: {exc.inner_exception}')
+        return 1
+    except KeyboardInterrupt:
+        listings.tell('The command was interrupted; it is safe to repeat it.')
+        return _INTERRUPTED
 
 
 def _files() -> argparse.ArgumentParser:

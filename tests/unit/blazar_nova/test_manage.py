@@ -140,6 +140,24 @@ class ManageTest(base.TestCase):
         self.assertEqual((0, migration.head() + '\n'),
                          self.manage('db', 'version'))
 
+    def test_schema_commands_say_which_database_does_not_answer(self):
+        self.url = 'mysql+pymysql://user:secret@127.0.0.1:1/leases'
+        for verb in ('version', 'sync'):
+            code, text = self.manage('db', verb)
+            self.assertEqual(1, code)
+            self.assertIn('[blazar_database] connection does not answer: ',
+                          text)
+            self.assertNotIn('secret', text)
+
+    def test_interrupted_command_ends_without_traceback(self):
+        self.manage('db', 'sync')
+        self.useFixture(fixtures.MonkeyPatch(
+            'blazar_core.leases.credentials.reencrypt',
+            mock.Mock(side_effect=KeyboardInterrupt)))
+        self.assertEqual(
+            (130, 'The command was interrupted; it is safe to repeat it.\n'),
+            self.manage('key', 'rotate'))
+
     def test_key_create_prints_a_new_fernet_key_each_time(self):
         code, key = self.manage('key', 'create')
         self.assertEqual(0, code)

@@ -150,8 +150,9 @@ def page(database: api.Database, query: Query,
 
 
 def listed(database: api.Database, ended: bool, host: str | None = None,
-           degraded: bool = False) -> list[dict[str, ty.Any]]:
-    """Return all leases by start, oldest first.
+           degraded: bool = False) -> ty.Iterator[dict[str, ty.Any]]:
+    """Yield all leases by start, oldest first, from one snapshot. Their parts
+    are read when they are yielded, as there may be very many.
 
     :param ended: whether to include those that are over or were deleted
     :param host: only those that reserve capacity of the host of this name
@@ -169,9 +170,12 @@ def listed(database: api.Database, ended: bool, host: str | None = None,
                     sa.or_(models.Host.name == host,
                            models.Host.service_host == host))))
     with database.reader() as session:
-        found = _described(session, session.execute(
-            chosen if ended else chosen.where(_GOES_ON)).all())
-    return [one for one in found if one['degraded']] if degraded else found
+        found = session.execute(
+            chosen if ended else chosen.where(_GOES_ON)).all()
+        for first in range(0, len(found), _AT_ONCE):
+            yield from (one for one in _described(
+                session, found[first:first + _AT_ONCE])
+                if one['degraded'] or not degraded)
 
 
 def _statement(query: Query) -> sa.Select[ty.Any]:

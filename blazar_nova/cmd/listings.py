@@ -127,12 +127,12 @@ def leases(database: api.Database, ended: bool, host: str | None) -> Listing:
     """
     return Listing('leases', {
         **_LEASE, 'status': 'Status', **_TIMES, 'servers': 'Servers',
-        'status_reason': 'Reason'}, [
+        'status_reason': 'Reason'}, (
             {**lease, 'start_date': date(lease['start_date']),
              'end_date': date(lease['end_date']),
              'servers': [server for reservation in lease['reservations']
                          for server in reservation['servers']]}
-            for lease in views.listed(database, ended, host)])
+            for lease in views.listed(database, ended, host)))
 
 
 def announced(database: api.Database) -> Listing:

@@ -338,7 +338,7 @@ class TestUpdate(base.LeaseTestCase):
             self.assertEqual(NOW + 1 if not start else NOW + 2, self.scalars(
                 models.Lease.updated_at, models.Lease.id == lease['id'])[0])
         self.assert_refused(errors.Refused, 'reserved by',
-                            views.listed(self.database, True)[0],
+                            next(views.listed(self.database, True)),
                             end=201)
 
     def test_refusal_names_latest_possible_end(self):
@@ -837,7 +837,7 @@ class TestLookup(base.LeaseTestCase):
     def test_leases_are_listed_by_their_start(self):
         for start, project in ((70, 'a'), (50, 'b'), (60, 'a')):
             self.lease(start, 100, project=project)
-        for answer in (views.listed(self.database, True),
+        for answer in ([*views.listed(self.database, True)],
                        views.page(self.database, views.Query())[0]):
             self.assertEqual([50, 60, 70], [
                 lease['start_date'] - NOW for lease in answer])

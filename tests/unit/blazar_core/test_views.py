@@ -420,6 +420,16 @@ class TestDescribe(ViewsTestCase):
         # The leases, and three kinds of parts of each of them.
         self.assertEqual(1 + 3 * 2, len(asked), asked)
 
+    def test_parts_are_read_when_leases_of_a_full_list_are_yielded(self):
+        self.useFixture(fixtures.MonkeyPatch(
+            'blazar_core.leases.views._AT_ONCE', 1))
+        for _number in range(3):
+            self.lease(50, 100)
+        every = views.listed(self.database, ended=False)
+        asked = [len(self.statements(lambda: next(every))) for _lease in
+                 range(3)]
+        self.assertEqual([1 + 3, 3, 3], asked)
+
     def test_lease_without_reservations_is_described(self):
         lease = self.leases.creation.create(new_leases.NewLease(
             'project', 'user', self.request(50, 100), ()), None)

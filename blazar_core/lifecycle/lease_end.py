@@ -132,6 +132,7 @@ class ServerEnds:
                 self._check_progress(ended, its, seen)
             if seen.busy and its != last:
                 # The task may move it to another host.
+                self._cloud.reset_lost_task(ended.server_id, ended.check)
                 return _IN_PROGRESS
             todo = end_policies.next_of(its, self._cloud, ended, seen)
             if its != last and _is_blocked(its, todo, seen):

@@ -324,6 +324,16 @@ class Cloud(ty.Protocol):
         """
         ...
 
+    def reset_lost_task(self, server_id: str, check: Check = always) -> None:
+        """Reset the task of a busy server, so that it can be requested again,
+        if it was requested, has not been begun for some minutes, and no
+        message of it may still be received.
+
+        :param check: see :meth:`delete`
+        :raises CloudUnavailable: if the cloud does not answer
+        """
+        ...
+
     def evacuate(self, server_id: str, lease_id: str, deadline: Deadline,
                  ) -> str:
         """Request that a server is rebuilt on another host, chosen by the

@@ -21,6 +21,7 @@ from oslo_utils import uuidutils
 
 from blazar_core.common import errors
 from blazar_core.plugins import cloud_api
+from blazar_nova.compat import compute_hosts
 from blazar_nova.compat import request_context
 from blazar_nova.compat import server_deletion
 from blazar_nova.compat import timestamps
@@ -60,7 +61,17 @@ _EVENT, _END = 'blazar_event', 'end_lease'
 _LONGEST_NAME = 255
 #: The prefix of the request ids of the actions of an end.
 _OWN = 'req-end-'
-#: Seconds after which a requested image is assumed to be lost.
+#: The tasks that Nova sets for the requests of an end before it sends them to
+#: nova-compute, each with the instance action of the request.
+_PENDING = {
+    task_states.IMAGE_SNAPSHOT_PENDING: instance_actions.CREATE_IMAGE,
+    task_states.POWERING_OFF: instance_actions.STOP,
+    task_states.SUSPENDING: instance_actions.SUSPEND,
+    task_states.SHELVING: instance_actions.SHELVE,
+    task_states.SHELVING_OFFLOADING: instance_actions.SHELVE_OFFLOAD,
+    task_states.UNRESCUING: instance_actions.UNRESCUE}
+#: Seconds after which a request that nova-compute has not begun with is
+#: assumed to be lost.
 _LOST = 600
 #: The service that image requests are bounded by: not the cell, which other
 #: calls need. Snapshots of volumes are bounded by project, as they last as
@@ -124,6 +135,22 @@ class EndActions(request_context.Acting):
             instance = self._compute_api.get(context, server_id)
             check()
             _unblock(self._compute_api, context, instance)
+
+    def reset_lost_task(self, server_id: str,
+                        check: cloud_api.Check = cloud_api.always) -> None:
+        """Reset the task of a server if what was requested of it was lost; see
+        :meth:`blazar_core.plugins.cloud_api.Cloud.reset_lost_task`.
+
+        :raises CloudUnavailable: if its cell does not answer
+        """
+        self._in_cell(self._reset_lost_task, server_id, check)
+
+    def _reset_lost_task(self, server_id: str, check: cloud_api.Check) -> None:
+        context = nova_context.get_admin_context()
+        with contextlib.suppress(exception.InstanceNotFound):
+            instance = self._compute_api.get(context, server_id)
+            check()
+            _give_up(context, instance)
 
     def requests(self, server_id: str, lease_id: str) -> ty.Mapping[str, int]:
         """Return how often each action was requested for the end of a lease;
@@ -302,7 +329,7 @@ def _needs_image(api: ty.Any, context: ty.Any, instance: ty.Any,
     """
     if instance.task_state is not None:
         check()
-        _give_up(instance)
+        _give_up(context, instance)
         return False
     for image in _images(api, context, instance.uuid, lease_id, event):
         if image['status'] == 'active':
@@ -379,15 +406,37 @@ def _own_request(lease_id: str) -> str:
     return f'{_OWN}{lease_id}-{uuidutils.generate_uuid()[:8]}'
 
 
-def _give_up(instance: ty.Any) -> None:
-    """Reset the task of an image that was requested but not started: the
-    requesting process has died, or the message was lost.
+def _give_up(context: ty.Any, instance: ty.Any) -> None:
+    """Reset a task that was requested but not begun: the requesting process
+    has died, or the message was lost.
+
+    :param context: the context with which the instance was read
     """
-    if instance.task_state != task_states.IMAGE_SNAPSHOT_PENDING or (
-            instance.updated_at is None or not timestamps.is_older_than(
-                instance.updated_at, _LOST)):
+    task = instance.task_state
+    if task not in _PENDING or instance.updated_at is None or (
+            not timestamps.is_older_than(instance.updated_at, _LOST)) or (
+            _may_begin(context, instance, _PENDING[task])):
         return
-    LOG.warning('Server %s: the image that was asked for %s s ago is not '
-                'being made; it is asked for once more', instance.uuid, _LOST)
+    LOG.warning('Server %s: nova-compute has not begun with its task %s that '
+                'was requested %s s ago; the task is reset',
+                instance.uuid, task, _LOST)
     instance.task_state = None
-    instance.save(expected_task_state=[task_states.IMAGE_SNAPSHOT_PENDING])
+    with contextlib.suppress(exception.UnexpectedTaskStateError):
+        instance.save(expected_task_state=[task])
+
+
+def _may_begin(context: ty.Any, instance: ty.Any, name: str) -> bool:
+    """Return whether nova-compute has begun with an action, or may find its
+    message when it is up again. Tasks without an action are its own.
+    """
+    try:
+        if not compute_hosts.state_of(objects.Service.get_by_compute_host(
+                context, instance.host)).up:
+            return True
+    except exception.ComputeHostNotFound:
+        return True
+    last = next(iter(objects.InstanceActionList.get_by_instance_uuid(
+        context, instance.uuid, limit=1)), None)
+    return last is None or last.action != name or bool(
+        objects.InstanceActionEventList.get_by_action(
+            context, last.id).objects)

@@ -18,6 +18,8 @@ from oslo_utils.fixture import uuidsentinel as uuids
 from blazar_core.common import clocks
 from blazar_core.common import errors
 from blazar_core.plugins import cloud_api
+from blazar_nova.compat import compute_hosts
+from blazar_nova.compat import end_actions
 from tests import driven
 from tests.functional import api_base
 from tests.functional import test_deletion
@@ -580,6 +582,73 @@ class TestRequests(EndsTestCase):
             self.assertEqual({'delete': 20, 'stop': 1},
                              cloud.requests(its, lease_id))
         self.assertEqual(1, read.call_count)
+
+
+class TestLostRequests(EndsTestCase):
+    """Nova sets the task of a server before it sends a message that then is
+    lost.
+    """
+
+    def test_lost_request_is_made_again(self):
+        for on_end, method, status in (
+                ('stop', 'stop_instance', 'SHUTOFF'),
+                ('suspend', 'suspend_instance', 'SUSPENDED'),
+                ('shelve', 'shelve_instance', 'SHELVED_OFFLOADED'),
+                ('snapshot', 'snapshot_instance', None)):
+            server = self.leased(on_end=on_end)
+            self.lose(method)
+            self.assertIsNotNone(self.task_of(server))
+            # It may be in the queue of a nova-compute that is busy.
+            self.run_end()
+            self.assertIsNotNone(self.task_of(server))
+            with mock.patch.object(end_actions, '_LOST', 0):
+                self.end()
+            if status is None:
+                self.wait_until_gone(server['id'])
+                self.assertIn('mine-vm1', self.images())
+                continue
+            self.wait_for_status(server['id'], status)
+            self.assert_ordinary(server)
+            self.alice.delete_server(server['id'])
+            self.wait_until_gone(server['id'])
+
+    def test_request_is_not_repeated_while_nova_compute_may_have_it(self):
+        server = self.leased(on_end='suspend')
+        self.lose('suspend_instance')
+        with mock.patch.object(end_actions, '_LOST', 0):
+            with mock.patch.object(
+                    compute_hosts, 'state_of',
+                    return_value=mock.Mock(up=False)):
+                self.run_end()
+            self.assertEqual('suspending', self.task_of(server))
+            self.begin(server)
+            self.run_end()
+            self.assertEqual('suspending', self.task_of(server))
+
+    def lose(self, method):
+        """Let a lease end while this message to nova-compute is lost."""
+        with mock.patch(f'nova.compute.rpcapi.ComputeAPI.{method}') as sent:
+            self.run_end()
+        sent.assert_called_once()
+
+    def run_end(self):
+        self.clock.advance(self.over + 10 - self.clock.now())
+        driven.run_due(self.listener.engine)
+        self.over += 300
+
+    def begin(self, server):
+        """Record that a nova-compute has begun with its last action."""
+        context = nova_context.get_admin_context()
+        with nova_context.target_cell(
+                context, objects.InstanceMapping.get_by_instance_uuid(
+                    context, server['id']).cell_mapping) as of_cell:
+            of_cell.request_id = objects.InstanceActionList.\
+                get_by_instance_uuid(of_cell, server['id'])[0].request_id
+            objects.InstanceActionEvent.event_start(
+                of_cell, server['id'], 'compute_suspend_instance')
+
+    def task_of(self, server):
+        return self.admin.get_server(server['id'])['OS-EXT-STS:task_state']
 
 
 class TestGlanceIsSilent(EndsTestCase):

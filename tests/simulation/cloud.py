@@ -833,6 +833,10 @@ class Port:
             server.asked[lease_id, 'confirm'] += 1
         self.answer('unblocked')
 
+    def reset_lost_task(self, server_id: str,
+                        check: cloud_api.Check = cloud_api.always) -> None:
+        self.call('reset_lost_task')
+
     def requests(self, server_id: str, lease_id: str) -> dict[str, int]:
         self.call('requests')
         return {what: count for (lease, what), count in

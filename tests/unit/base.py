@@ -109,6 +109,7 @@ class FakeCloud:
     :ivar released: servers that were released from their lease
     :ivar unblocked: servers that were to leave a state that blocks requests,
         in order
+    :ivar lost: servers of whose task nothing is being done
     :ivar requested: by server, how often each action was requested for the
         end of its lease
     :ivar bound: servers that may not be migrated
@@ -147,6 +148,7 @@ class FakeCloud:
         self.hosts: set[str] = set()
         self.moves: list[tuple[str, str | None]] = []
         self.unblocked: list[str] = []
+        self.lost: set[str] = set()
         self.requested: dict[str, dict[str, int]] = {}
         self.evacuations: list[tuple[str, str | None]] = []
         self.broken: dict[str, Exception] = {}
@@ -277,6 +279,14 @@ class FakeCloud:
         self._break('unblock')
         check()
         self.unblocked.append(server_id)
+
+    def reset_lost_task(self, server_id: str,
+                        check: cloud_api.Check = cloud_api.always) -> None:
+        self._break('reset_lost_task')
+        check()
+        if server_id in self.lost:
+            self.servers[server_id] = dataclasses.replace(
+                self.servers[server_id], busy=False)
 
     def evacuate(self, server_id: str, _lease_id: str,
                  deadline: cloud_api.Deadline) -> str:

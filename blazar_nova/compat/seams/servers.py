@@ -212,12 +212,16 @@ _SERVERS = entry.subject(
     entry.of(
         'nova.compute.instance_actions',
         entry.named('DELETE', 'how far a deletion is'),
-        entry.named('DETACH_VOLUME', 'how far a detachment is')),
+        entry.named('DETACH_VOLUME', 'how far a detachment is'),
+        entry.named(
+            'CREATE_IMAGE SHELVE SHELVE_OFFLOAD STOP SUSPEND UNRESCUE',
+            'what was begun at an end')),
     entry.of(
         'nova.compute.task_states',
         entry.named(
-            'DELETING IMAGE_SNAPSHOT_PENDING MIGRATING REBUILDING '
-            'RESIZE_PREP SCHEDULING SOFT_DELETING',
+            'DELETING IMAGE_SNAPSHOT_PENDING MIGRATING POWERING_OFF '
+            'REBUILDING RESIZE_PREP SCHEDULING SHELVING '
+            'SHELVING_OFFLOADING SOFT_DELETING SUSPENDING UNRESCUING',
             'what is being done to a server')),
     entry.of(
         'nova.compute.vm_states',

@@ -439,6 +439,8 @@ class Evacuation:
         if status in states.MOVE.final():
             return
         why = self._why_bound(seen, move.server_id, one.uuid, one.failed)
+        if why is Obstacle.BUSY and move.attempts:
+            self._cloud.reset_lost_task(move.server_id)
         if why is Obstacle.BUSY and not move.attempts or why is None or (
                 why == '' and status != states.Move.PLANNED):
             return

@@ -524,9 +524,11 @@ class BestEffort:
         for move in self._moves(lease_id):
             if move.status in states.UNSETTLED:
                 try:
+                    seen = self._cloud.look(move.server_id)
                     status = self._server_moves.next_status(
-                        move, self._cloud.look(move.server_id),
-                        self._uuid(move.source))
+                        move, seen, self._uuid(move.source))
+                    if seen.busy:
+                        self._cloud.reset_lost_task(move.server_id)
                 except errors.CloudUnavailable as exc:
                     LOG.warning('Lease %s: server %s, which is to be '
                                 'migrated, could not be checked: %s', lease_id,

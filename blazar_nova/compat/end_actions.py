@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Actions that keep servers at the end of their lease, or images of them."""
+"""Actions that keep servers at the end of their lease, or images of them, and
+the reset of tasks whose request was lost.
+"""
 
 import contextlib
 import functools
@@ -61,17 +63,23 @@ _EVENT, _END = 'blazar_event', 'end_lease'
 _LONGEST_NAME = 255
 #: The prefix of the request ids of the actions of an end.
 _OWN = 'req-end-'
-#: The tasks that Nova sets for the requests of an end before it sends them to
-#: nova-compute, each with the instance action of the request.
+#: The tasks that Nova sets before it sends a request to a nova-conductor, each
+#: with the instance action of the request.
+_BY_CONDUCTOR = {
+    task_states.MIGRATING: instance_actions.LIVE_MIGRATION,
+    task_states.REBUILDING: instance_actions.EVACUATE}
+#: These, and those that it sets for the requests of an end before it sends
+#: them to nova-compute.
 _PENDING = {
+    **_BY_CONDUCTOR,
     task_states.IMAGE_SNAPSHOT_PENDING: instance_actions.CREATE_IMAGE,
     task_states.POWERING_OFF: instance_actions.STOP,
     task_states.SUSPENDING: instance_actions.SUSPEND,
     task_states.SHELVING: instance_actions.SHELVE,
     task_states.SHELVING_OFFLOADING: instance_actions.SHELVE_OFFLOAD,
     task_states.UNRESCUING: instance_actions.UNRESCUE}
-#: Seconds after which a request that nova-compute has not begun with is
-#: assumed to be lost.
+#: Seconds after which a request that Nova has not begun with is assumed to be
+#: lost.
 _LOST = 600
 #: The service that image requests are bounded by: not the cell, which other
 #: calls need. Snapshots of volumes are bounded by project, as they last as
@@ -140,6 +148,8 @@ class EndActions(request_context.Acting):
                         check: cloud_api.Check = cloud_api.always) -> None:
         """Reset the task of a server if what was requested of it was lost; see
         :meth:`blazar_core.plugins.cloud_api.Cloud.reset_lost_task`.
+
+        A nova-conductor must have answered before.
 
         :raises CloudUnavailable: if its cell does not answer
         """
@@ -417,21 +427,35 @@ def _give_up(context: ty.Any, instance: ty.Any) -> None:
             not timestamps.is_older_than(instance.updated_at, _LOST)) or (
             _may_begin(context, instance, _PENDING[task])):
         return
-    LOG.warning('Server %s: nova-compute has not begun with its task %s that '
-                'was requested %s s ago; the task is reset',
+    LOG.warning('Server %s: Nova has not begun with its task %s that was '
+                'requested %s s ago; the task is reset',
                 instance.uuid, task, _LOST)
+    if task == task_states.REBUILDING:
+        fail_evacuation(context, instance.uuid)
     instance.task_state = None
     with contextlib.suppress(exception.UnexpectedTaskStateError):
         instance.save(expected_task_state=[task])
 
 
+def fail_evacuation(context: ty.Any, server_id: str) -> None:
+    """Record that an evacuation was not sent: otherwise the host would destroy
+    the server when it is up again.
+    """
+    for migration in objects.MigrationList.get_by_filters(context, {
+            'instance_uuid': server_id, 'status': 'accepted',
+            'migration_type': 'evacuation'}):
+        migration.status = 'error'
+        migration.save()
+
+
 def _may_begin(context: ty.Any, instance: ty.Any, name: str) -> bool:
-    """Return whether nova-compute has begun with an action, or may find its
-    message when it is up again. Tasks without an action are its own.
+    """Return whether Nova has begun with an action, or nova-compute may find
+    its message when it is up again. Tasks without an action are its own.
     """
     try:
-        if not compute_hosts.state_of(objects.Service.get_by_compute_host(
-                context, instance.host)).up:
+        if name not in _BY_CONDUCTOR.values() and not compute_hosts.state_of(
+                objects.Service.get_by_compute_host(
+                    context, instance.host)).up:
             return True
     except exception.ComputeHostNotFound:
         return True

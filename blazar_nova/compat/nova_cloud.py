@@ -223,10 +223,18 @@ class NovaCloud(server_deletion.ServerDeletion, end_actions.EndActions,
         """See :meth:`.server_migration.ServerMigration.move`.
 
         Nova sets the task of a migration before it sends it. If that is never
-        sent, the server keeps the task.
+        sent, the server keeps the task for minutes.
         """
         self._ping_first()
         return super().move(server_id, host, lease_id, deadline)
+
+    def reset_lost_task(self, server_id: str,
+                        check: cloud_api.Check = cloud_api.always) -> None:
+        """See :meth:`.end_actions.EndActions.reset_lost_task`. If a conductor
+        answers, everything that was sent before has been received, or is lost.
+        """
+        self._ping(conductor_rpcapi.RPC_TOPIC)
+        super().reset_lost_task(server_id, check)
 
     def _ping_first(self) -> None:
         """:raises NotSent: if no nova-conductor answers"""

@@ -35,6 +35,7 @@ from blazar_nova.compat import bounded_calls
 from blazar_nova.compat import build_calls
 from blazar_nova.compat import bulk_state
 from blazar_nova.compat import compute_hosts
+from blazar_nova.compat import end_actions
 from blazar_nova.compat import gated_casts
 from blazar_nova.compat import pool
 from blazar_nova.compat import request_context
@@ -261,11 +262,7 @@ class ServerMigration(request_context.Acting):
         except (_TooLate, exception.NovaException) as exc:
             instance.task_state = None
             instance.save(expected_task_state=[task_states.REBUILDING])
-            for migration in objects.MigrationList.get_by_filters(context, {
-                    'instance_uuid': server_id, 'status': 'accepted',
-                    'migration_type': 'evacuation'}):
-                migration.status = 'error'
-                migration.save()
+            end_actions.fail_evacuation(context, server_id)
             return str(exc) if isinstance(exc, _TooLate) else (
                 f'Nova refuses: {exc}')
         except Exception as exc:

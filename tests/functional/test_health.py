@@ -7,6 +7,7 @@ import json
 from unittest import mock
 
 import fixtures
+from nova.conductor import api as compute_task_api
 from nova import context as nova_context
 from nova import objects
 from oslo_utils.fixture import uuidsentinel as uuids
@@ -21,6 +22,7 @@ from blazar_core.plugins import cloud_api
 from blazar_nova.compat import aggregate_members
 from blazar_nova.compat import aggregates
 from blazar_nova.compat import compute_hosts
+from blazar_nova.compat import end_actions
 from blazar_nova.compat import nova_cloud
 from blazar_nova.compat import providers
 from blazar_nova.listener import monitors
@@ -301,6 +303,35 @@ class HealthTest(Failing, leased.LeasedTestCase):
             self.task_of(server), len(self.evacuations())))
         self.assertEqual('', self.asks(server))
         self.leaves(server)
+
+    def test_evacuation_that_was_never_sent_is_requested_again(self):
+        server = self.runs('vm1')
+        host = server['OS-EXT-SRV-ATTR:host']
+        self.force_down(host)
+        self.look_for_failures()
+        self.fall_silent(host)
+        with mock.patch.object(compute_task_api.ComputeTaskAPI,
+                               'rebuild_instance'):
+            self.relocate()
+        for lost, task in (600, 'rebuilding'), (0, None):
+            self.clock.advance(120)
+            with mock.patch.object(end_actions, '_LOST', lost):
+                self.relocate()
+            self.assertEqual(task, self.task_of(server))
+        self.assertEqual(['error'], [one.status for one in self.evacuations()])
+        self.clock.advance(120)
+        self.relocate()
+        self.leaves(server)
+
+    def test_rebuild_by_user_is_not_taken_for_lost_evacuation(self):
+        server = self.runs('vm1')
+        with mock.patch.object(compute_task_api.ComputeTaskAPI,
+                               'rebuild_instance'):
+            self.alice.post_server_action(server['id'], {'rebuild': {
+                'imageRef': server['image']['id']}})
+        with mock.patch.object(end_actions, '_LOST', 0):
+            self.listener.parts.cloud.reset_lost_task(server['id'])
+        self.assertEqual('rebuilding', self.task_of(server))
 
     def test_paused_server_is_not_evacuated(self):
         server = self.runs('vm1')

@@ -214,8 +214,8 @@ _SERVERS = entry.subject(
         entry.named('DELETE', 'how far a deletion is'),
         entry.named('DETACH_VOLUME', 'how far a detachment is'),
         entry.named(
-            'CREATE_IMAGE SHELVE SHELVE_OFFLOAD STOP SUSPEND UNRESCUE',
-            'what was begun at an end')),
+            'CREATE_IMAGE EVACUATE LIVE_MIGRATION SHELVE SHELVE_OFFLOAD STOP '
+            'SUSPEND UNRESCUE', 'what was begun at an end')),
     entry.of(
         'nova.compute.task_states',
         entry.named(

@@ -448,6 +448,16 @@ class TestServerMoves(FourHosts):
         self.go_on(server_moves.LOST)
         self.assertEqual(2, [*self.moves(lease).values()].count('failed'))
 
+    def test_lost_migration_fails(self):
+        lease = self.wanted()
+        self.go_on()
+        self.assertEqual(
+            ['accepted', 'accepted'], [*self.moves(lease).values()])
+        self.cloud.lost.update(self.moves(lease))
+        self.go_on(server_moves.LOST)
+        self.go_on(2)
+        self.assertEqual(2, [*self.moves(lease).values()].count('failed'))
+
     def test_migrations_are_retried_after_cloud_outage(self):
         self.cloud.broken['movable'] = errors.CloudUnavailable('No answer.')
         lease = self.wanted()

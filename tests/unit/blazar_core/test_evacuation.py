@@ -411,6 +411,17 @@ class TestEvacuation(EvacuationTestCase):
         self.look()
         self.assertIn(Obstacle.BUSY, self.log.output)
 
+    def test_lost_evacuation_is_requested_again(self):
+        """The process died after Nova had set the task of the server."""
+        _lease, server_id = self.runs()
+        self.fail()
+        self.look()
+        self.cloud.lost.add(server_id)
+        for _time in range(2):
+            self.clock.advance(2 * server_moves.AGAIN)
+            self.look()
+        self.assertEqual(2 * [(server_id, None)], self.cloud.evacuations)
+
     def test_due_time_days_ahead_does_not_block_evacuation(self):
         _lease, server_id = self.runs()
         self.fail()

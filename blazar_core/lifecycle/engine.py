@@ -17,7 +17,6 @@ until something changes for them.
 
 import collections
 from concurrent import futures
-import contextlib
 import functools
 import threading
 import typing as ty
@@ -25,10 +24,8 @@ import typing as ty
 from oslo_config import cfg
 from oslo_log import log as logging
 import sqlalchemy as sa
-from sqlalchemy import orm
 
 from blazar_core.common import clocks
-from blazar_core.common import conditions
 from blazar_core.common import errors
 from blazar_core.common import logs
 from blazar_core.common import states
@@ -37,78 +34,10 @@ from blazar_core.db import models
 from blazar_core.lifecycle import event_queue
 from blazar_core.lifecycle import fault_points
 from blazar_core.lifecycle import handlers
-from blazar_core.lifecycle import lease_conditions
 from blazar_core.lifecycle import lease_start
 from blazar_core.lifecycle import retries
 
 LOG = logging.getLogger(__name__)
-
-
-class EventOutcomes:
-    """Records the outcomes of events, and in their leases whether they are
-    deferred: both, or nothing if another worker has the event by now.
-    """
-
-    def __init__(self, database: api.Database, clock: clocks.Clock,
-                 queue: event_queue.EventQueue) -> None:
-        self._database = database
-        self._clock = clock
-        self._queue = queue
-
-    def done(self, claim: event_queue.Claim) -> None:
-        """Mark an event as done."""
-        if _says_otherwise(self._database, claim, None):
-            self.write(claim, None, status=states.Event.DONE)
-        else:
-            self._queue.done(claim)
-
-    def write(self, claim: event_queue.Claim, outcome: retries.Result,
-              **values: ty.Any) -> None:
-        """Record the outcome of an event."""
-        if not _says_otherwise(self._database, claim, outcome):
-            self._queue.write(claim, **values)
-            return
-        # The lease may have been purged, and its events with it.
-        with (contextlib.suppress(errors.NotFound),
-              self._database.writer() as session):
-            api.locked(session, claim.lease_id)
-            self.update(claim, outcome, session, **values)
-
-    def update(self, claim: event_queue.Claim, outcome: retries.Result,
-               session: orm.Session, **values: ty.Any) -> bool:
-        """Do the same with the lease locked; return whether it was done."""
-        if not self._queue.update(claim, session, **values):
-            return False
-        lease = api.found(session, claim.lease_id)
-        if lease.status != states.Lease.TERMINATED:
-            conditions.update(lease, self._clock.now(),
-                              *_changes(claim, outcome, lease))
-        return True
-
-
-def _changes(claim: event_queue.Claim, outcome: retries.Result,
-             lease: models.Lease,
-             ) -> list[conditions.Condition | conditions.Type]:
-    """Return the changes of the conditions of a lease by an outcome."""
-    if isinstance(outcome, retries.RetryAfter) and outcome.shown:
-        return [lease_conditions.deferred(claim.event_type, outcome.why)]
-    said = conditions.find(lease.conditions, conditions.Type.EVENT_DEFERRED)
-    return [conditions.Type.EVENT_DEFERRED] if said is not None and (
-        said['details']['event_type'] == claim.event_type) else []
-
-
-def _says_otherwise(database: api.Database, claim: event_queue.Claim,
-                    outcome: retries.Result) -> bool:
-    """Return whether the conditions of a lease change with an outcome."""
-    if not claim.shown and not (
-            isinstance(outcome, retries.RetryAfter) and outcome.shown):
-        return False
-    with contextlib.suppress(errors.NotFound), database.reader() as session:
-        lease = api.found(session, claim.lease_id)
-        return lease.status != states.Lease.TERMINATED and (
-            not conditions.holds(
-                lease.conditions, *_changes(claim, outcome, lease)))
-    return False
 
 
 #: The fault points before and after the action of an event.
@@ -149,7 +78,6 @@ class Engine:
         self._max_sleep: int = conf.blazar.max_sleep
         seconds: int = conf.blazar.worker_timeout
         self._queue = event_queue.EventQueue(database, clock, name, seconds)
-        self._outcomes = EventOutcomes(database, clock, self._queue)
         self._beat, self._extended = max(1, seconds // 3), float('-inf')
         self._max_retries: int = conf.blazar.event_max_retries
         self._wake = threading.Event()
@@ -364,19 +292,19 @@ class Engine:
     def _settled(self, claim: event_queue.Claim,
                  outcome: retries.Result) -> None:
         if outcome is None:
-            self._outcomes.done(claim)
+            self._queue.done(claim)
             return
         if isinstance(outcome, retries.Failed):
             LOG.warning('Lease %s: %s is not retried: %s', claim.lease_id,
                         claim.event_type, outcome.why)
-            self._outcomes.write(claim, outcome, status=states.Event.ERROR)
+            self._queue.write(claim, outcome, status=states.Event.ERROR)
             return
         seconds, now = outcome.after(claim.deferrals), self._clock.now()
         LOG.info('Lease %s: %s again in %s s: %s', claim.lease_id,
                  claim.event_type, seconds, outcome.why)
         # If it was triggered meanwhile, its pauses start again.
         same = models.Event.deferrals == claim.deferrals
-        self._outcomes.write(
+        self._queue.write(
             claim, outcome, status=states.Event.UNDONE, attempts=0,
             run_at=sa.case((same, now + seconds), else_=now + outcome.seconds),
             deferrals=sa.case((same, claim.deferrals + 1), else_=1))
@@ -398,11 +326,11 @@ class Engine:
                 states.EventType.CHARGE, states.EventType.REFUND):
             self._lifecycle.lease_start.give_up(
                 claim.lease_id, claim.event_type, functools.partial(
-                    self._outcomes.update, claim, None,
+                    self._queue.update, claim, None,
                     status=states.Event.ERROR, attempts=attempts))
             return
         pause = min(300, 2 ** min(attempts, 10))
-        self._outcomes.write(
+        self._queue.write(
             claim, retries.RetryAfter(pause, _reason(exc), shown=True),
             status=states.Event.UNDONE, attempts=attempts,
             run_at=self._clock.now() + pause)

@@ -12,6 +12,7 @@ number of workers.
 
 import collections
 from concurrent import futures
+import contextlib
 import dataclasses
 import itertools
 import threading
@@ -23,12 +24,14 @@ from sqlalchemy import orm
 
 from blazar_core.common import clocks
 from blazar_core.common import conditions
+from blazar_core.common import errors
 from blazar_core.common import logs
 from blazar_core.common import model
 from blazar_core.common import states
 from blazar_core.db import api
 from blazar_core.db import clock_skew
 from blazar_core.db import models
+from blazar_core.lifecycle import lease_conditions
 from blazar_core.lifecycle import retries
 
 LOG = logging.getLogger(__name__)
@@ -357,7 +360,10 @@ class EventQueue:
 
         Returns when that is committed.
         """
-        self._done.do(claim.event_id)
+        if self._changes_lease(claim, None):
+            self.write(claim, None, status=states.Event.DONE)
+        else:
+            self._done.do(claim.event_id)
 
     @api.retried
     def _finish(self, event_ids: list[str]) -> None:
@@ -366,14 +372,34 @@ class EventQueue:
                 'events': event_ids, 'worker': self._name,
                 'now': self._clock.now()})
 
-    def write(self, claim: Claim, **values: ty.Any) -> None:
-        """Record the outcome of an event, if this worker still owns it."""
-        with self._database.writer() as session:
-            self.update(claim, session, **values)
+    def write(self, claim: Claim, outcome: retries.Result, **values: ty.Any,
+              ) -> None:
+        """Record the outcome of an event, if this worker still owns it, and in
+        its lease whether it is deferred: both, or nothing.
+        """
+        changes_lease = self._changes_lease(claim, outcome)
+        # The lease may have been purged, and its events with it.
+        with (contextlib.suppress(errors.NotFound),
+              self._database.writer() as session):
+            if changes_lease:
+                api.locked(session, claim.lease_id)
+                self.update(claim, outcome, session, **values)
+            else:
+                self._settle(claim, session, **values)
 
-    def update(self, claim: Claim, session: orm.Session, **values: ty.Any,
-               ) -> bool:
-        """Do the same within a transaction; return whether it was done."""
+    def update(self, claim: Claim, outcome: retries.Result,
+               session: orm.Session, **values: ty.Any) -> bool:
+        """Do the same with the lease locked; return whether it was done."""
+        if not self._settle(claim, session, **values):
+            return False
+        lease = api.found(session, claim.lease_id)
+        if lease.status != states.Lease.TERMINATED:
+            conditions.update(lease, self._clock.now(),
+                              *_changes(claim, outcome, lease))
+        return True
+
+    def _settle(self, claim: Claim, session: orm.Session, **values: ty.Any,
+                ) -> bool:
         states.EVENT.check(states.Event.IN_PROGRESS, values['status'])
         settled = session.execute(
             sa.update(models.Event)
@@ -383,6 +409,29 @@ class EventQueue:
             .values(claimed_by=None, claimed_until=0,
                     updated_at=self._clock.now(), **values))
         return ty.cast('sa.CursorResult[ty.Any]', settled).rowcount == 1
+
+    def _changes_lease(self, claim: Claim, outcome: retries.Result) -> bool:
+        """Return whether the conditions of a lease change with an outcome."""
+        if not claim.shown and not (
+                isinstance(outcome, retries.RetryAfter) and outcome.shown):
+            return False
+        with (contextlib.suppress(errors.NotFound),
+              self._database.reader() as session):
+            lease = api.found(session, claim.lease_id)
+            return lease.status != states.Lease.TERMINATED and (
+                not conditions.holds(
+                    lease.conditions, *_changes(claim, outcome, lease)))
+        return False
+
+
+def _changes(claim: Claim, outcome: retries.Result, lease: models.Lease,
+             ) -> list[conditions.Condition | conditions.Type]:
+    """Return the changes of the conditions of a lease by an outcome."""
+    if isinstance(outcome, retries.RetryAfter) and outcome.shown:
+        return [lease_conditions.deferred(claim.event_type, outcome.why)]
+    said = conditions.find(lease.conditions, conditions.Type.EVENT_DEFERRED)
+    return [conditions.Type.EVENT_DEFERRED] if said is not None and (
+        said['details']['event_type'] == claim.event_type) else []
 
 
 class _Together:

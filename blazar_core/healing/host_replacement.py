@@ -16,7 +16,6 @@ import typing as ty
 
 from oslo_log import log as logging
 import sqlalchemy as sa
-from sqlalchemy import orm
 
 from blazar_core.capacity import admissions
 from blazar_core.common import clocks
@@ -33,7 +32,6 @@ from blazar_core.leases import reassignment
 from blazar_core.leases import views
 from blazar_core.lifecycle import demands
 from blazar_core.lifecycle import fault_points
-from blazar_core.plugins import resource_types
 
 LOG = logging.getLogger(__name__)
 
@@ -219,21 +217,10 @@ def age(row: ty.Any) -> tuple[int, str]:
     return row.created_at, row.lease_id
 
 
-class _Case(ty.NamedTuple):
-    """A reservation of whole hosts with failed hosts.
-
-    :ivar missing: their number
-    """
-
-    reservation: models.Reservation
-    reserved: resource_types.ReservationContext
-    lease: models.Lease
-    missing: int
-
-
 class HostReplacement:
     """Adds hosts to leases of whole hosts of which some have failed.
 
+    :param others: reads these reservations
     :param wanted: determines the demands of reservations
     :param reshuffler: frees hosts by moving later leases
     :param notify: called with an event type and a lease
@@ -242,12 +229,14 @@ class HostReplacement:
     def __init__(self, database: api.Database, clock: clocks.Clock,
                  admission: admissions.Admission,
                  reassigner: reassignment.Reassignment,
-                 wanted: demands.Demands, reshuffler: reshuffle.Reshuffle,
+                 others: alternatives.Alternatives, wanted: demands.Demands,
+                 reshuffler: reshuffle.Reshuffle,
                  notify: views.Notify) -> None:
         self._database = database
         self._clock = clock
         self._admission = admission
         self._reassigner = reassigner
+        self._others = others
         self._wanted = wanted
         self._reshuffler = reshuffler
         self._notify = notify
@@ -276,9 +265,13 @@ class HostReplacement:
                         exc, exc_info=not isinstance(exc, errors.BlazarError))
 
     def _replace(self, reservation_id: str) -> None:
-        with self._database.reader() as session:
-            case = _case(session, reservation_id)
-        if case is None:
+        case = self._others.case(reservation_id)
+        if case is None or case.lease.status != states.Lease.ACTIVE or (
+                case.lease.deleted_at is not None):
+            return
+        missing = sum(row.host_failed_at is not None
+                      for row in case.reservation.bookings)
+        if not missing:
             return
         demand = self._wanted.of(case.reservation, case.reserved, None)
         if isinstance(demand, refusals.Refusal):
@@ -288,7 +281,7 @@ class HostReplacement:
         if window.end <= window.start:
             return
         more = dataclasses.replace(
-            demand, count=case.missing, least=1,
+            demand, count=missing, least=1,
             avoid=demand.avoid.union(case.reserved.hosts))
         try:
             hosts = self._admission.pick(more, window)
@@ -306,23 +299,9 @@ class HostReplacement:
             window, demand.among)
         if lease is not None:
             _announce(self._notify, lease)
-            if len(hosts) < case.missing:
+            if len(hosts) < missing:
                 # Reshuffling may free one more host for it.
                 self._replace(reservation_id)
-
-
-def _case(session: orm.Session, reservation_id: str) -> _Case | None:
-    reservation = session.get(models.Reservation, reservation_id)
-    if reservation is None or (
-            reservation.lease.status != states.Lease.ACTIVE or
-            reservation.lease.deleted_at is not None):
-        return None
-    missing = sum(row.host_failed_at is not None
-                  for row in reservation.bookings)
-    if not missing:
-        return None
-    reserved = resource_types.context_of(session, reservation)
-    return _Case(reservation, reserved, reservation.lease, missing)
 
 
 #: Reservations of whole hosts of active leases, with a failed host.

@@ -75,7 +75,8 @@ class OverbookingCheck:
         self._booking_reassignment = host_replacement.BookingReassignment(
             database, admission, reassigner, self._others, reshuffler, notify)
         self._host_replacement = host_replacement.HostReplacement(
-            database, clock, admission, reassigner, wanted, reshuffler, notify)
+            database, clock, admission, reassigner, self._others, wanted,
+            reshuffler, notify)
         self._notify = notify
         self._start_timeout = start_timeout
         #: By host, the generation for which nothing could be done, and the one

@@ -19,7 +19,6 @@ import typing as ty
 
 from oslo_log import log as logging
 import sqlalchemy as sa
-from sqlalchemy import orm
 
 from blazar_core.capacity import admissions
 from blazar_core.capacity import booking_index
@@ -42,6 +41,7 @@ from blazar_core.leases import waiting
 from blazar_core.lifecycle import demands
 from blazar_core.lifecycle import dispatch
 from blazar_core.lifecycle import fault_points
+from blazar_core.lifecycle import lease_conditions
 from blazar_core.lifecycle import lease_status
 from blazar_core.lifecycle import retries
 from blazar_core.plugins import resource_types
@@ -81,6 +81,24 @@ class DeferredAdmission:
         :raises ConcurrentUpdate: when too many others book at the same moment
         """
         return self._database.retried(self._admit, lease_id)
+
+    def attempt(self, lease_id: str) -> str | None:
+        """Do the same; an error of the lease itself is a reason, too.
+
+        :raises CloudUnavailable: as :meth:`admit`
+        :raises ConcurrentUpdate: as :meth:`admit`
+        """
+        try:
+            return self.admit(lease_id)
+        except (errors.CloudUnavailable, errors.ConcurrentUpdate,
+                errors.DatabaseUnavailable, errors.NotFound):
+            raise
+        except errors.DecryptionError as exc:
+            return str(exc)
+        except Exception:
+            LOG.exception('Lease %s: whether there is capacity for it could '
+                          'not be determined', lease_id)
+            return 'what it needs could not be determined.'
 
     def _admit(self, lease_id: str, not_before: int = 0) -> str | None:
         with self._database.reader() as session:
@@ -203,30 +221,44 @@ class DeferredAdmission:
             if lease.duration is not None:
                 events.move_own(lease, window.start - lease.start_date)
             events.redate(lease, window, now)
-            events.begin(lease, states.EventType.MAKE_ROOM if (
-                lease.lease_type == requests.LeaseType.BEST_EFFORT
-            ) else states.EventType.RETRY, now)
+            events.begin(lease, _event_of(lease), now)
             events.charge(session, lease, now)
             return views.refreshed(session, lease)
 
+    @api.retried
+    def give_up(self, lease_id: str, reason: str) -> bool:
+        """Fail a lease that has waited for capacity for too long.
 
-def fail(session: orm.Session, lease: models.Lease, reason: str,
-         over: states.EventType, now: int) -> None:
-    """Fail a lease that waited for capacity.
+        :returns: whether it still waited
+        """
+        with self._database.writer() as session:
+            lease = api.locked(session, lease_id)
+            now = self._clock.now()
+            if lease.status not in states.SEEKING:
+                return False
+            conditions.update(
+                lease, now, conditions.Type.WAITING, conditions.Condition(
+                    conditions.Type.FAILED, conditions.Reason.NO_CAPACITY,
+                    reason))
+            lease.updated_at = now
+            if lease.duration is not None:
+                # The end is computed as if it were admitted now.
+                start = max(lease.start_date, now)
+                events.redate(
+                    lease, model.Window(start, start + lease.duration), now)
+            lease_status.fail_waiting(session, lease, now)
+            events.begin(lease, _event_of(lease), now)
+            session.flush()
+            described = views.describe(lease)
+        self._notify('lease.update', described)
+        return True
 
-    :param over: the event that tried to admit it
-    """
-    conditions.update(
-        lease, now, conditions.Type.WAITING, conditions.Condition(
-            conditions.Type.FAILED, conditions.Reason.NO_CAPACITY, reason))
-    lease.updated_at = now
-    if lease.duration is not None:
-        # The end is computed as if it were admitted now.
-        start = max(lease.start_date, now)
-        events.redate(
-            lease, model.Window(start, start + lease.duration), now)
-    lease_status.fail_waiting(session, lease, now)
-    events.begin(lease, over, now)
+
+def _event_of(lease: models.Lease) -> states.EventType:
+    """Return the type of the event that tries to admit a lease."""
+    return states.EventType.MAKE_ROOM if (
+        lease.lease_type == requests.LeaseType.BEST_EFFORT
+    ) else states.EventType.RETRY
 
 
 def wanting(reservation: models.Reservation) -> list[models.Booking]:
@@ -244,17 +276,14 @@ _AGAIN = 30
 class AdmissionQueue:
     """Admits leases that wait for capacity, when hosts change or at their
     time.
-
-    :param notify: called with an event type and a lease
     """
 
     def __init__(self, database: api.Database, clock: clocks.Clock,
-                 index: booking_index.Index, notify: views.Notify,
-                 deferred: DeferredAdmission) -> None:
+                 index: booking_index.Index, deferred: DeferredAdmission,
+                 ) -> None:
         self._database = database
         self._clock = clock
         self._index = index
-        self._notify = notify
         self._deferred = deferred
         #: The state of the hosts when the leases in ``_tried`` were tried
         #: without success, and whether these were all of the queue.
@@ -336,32 +365,28 @@ class AdmissionQueue:
             return None
         left = (lease.retry_until or 0) - self._clock.now()
         try:
-            # The last attempt does not depend on the queue.
+            # The last attempt does not depend on the queue. A lease whose
+            # needs cannot be determined blocks others of its project until its
+            # last attempt at most.
             why = (self._behind(lease) if left > 0 else '') or (
-                self._deferred.admit(lease_id))
+                self._deferred.attempt(lease_id))
         except (errors.CloudUnavailable, errors.ConcurrentUpdate) as exc:
             # Temporary errors do not fail the lease, however long they last.
             return retries.wait(
                 str(exc), isinstance(exc, errors.CloudUnavailable))
-        except (errors.DatabaseUnavailable, errors.NotFound):
-            raise
-        except errors.DecryptionError as exc:
-            why = str(exc)
-        except Exception:
-            LOG.exception('Lease %s waits for capacity; the retry failed',
-                          lease_id)
-            # It blocks others of its project until its last attempt at most.
-            why = 'what it needs could not be determined.'
         fault_points.fault_point(fault_points.FaultPoint.RETRY_TRIED, lease_id)
         if why is None:
             return None
-        described = self._database.retried(
-            self._explain, lease_id, why, left <= 0)
         if left <= 0:
-            if described is not None:
+            if self._deferred.give_up(
+                    lease_id, 'No capacity became available until '
+                    f'{clocks.minute(self._clock.now())} UTC: {why}'):
                 LOG.warning('Lease %s is not admitted: %s', lease_id, why)
-                self._notify('lease.update', described)
             return None
+        reason = waiting.reason(why)
+        lease_conditions.explain(
+            self._database, self._clock, lease_id, lambda lease: [reason]
+            if lease.status == states.Lease.WAITING else [])
         return retries.RetryAfter(min(lease.retry_interval or left, left),
                                   why)
 
@@ -370,31 +395,6 @@ class AdmissionQueue:
         with self._database.reader() as session:
             return waiting.behind(
                 session.connection(), lease.project_id, lease.id)
-
-    def _explain(self, lease_id: str, why: str, last: bool,
-                 ) -> views.Lease | None:
-        """Record why a lease waits, or that it has failed.
-
-        :returns: the lease; None when it no longer waits or nothing changed
-        """
-        reason = waiting.reason(why)
-        with self._database.reader() as session:
-            if not last and conditions.holds(
-                    api.found(session, lease_id).conditions, reason):
-                return None
-        with self._database.writer() as session:
-            lease = api.locked(session, lease_id)
-            if lease.status != states.Lease.WAITING:
-                return None
-            now = self._clock.now()
-            conditions.update(lease, now, reason)
-            lease.updated_at = now
-            if last:
-                fail(session, lease, 'No capacity became available until '
-                                     f'{clocks.minute(now)} UTC: {why}',
-                     states.EventType.RETRY, now)
-            session.flush()
-            return views.describe(lease)
 
 
 #: The oldest one first.

@@ -480,7 +480,6 @@ class BestEffort:
         self._database = database
         self._clock = clock
         self._cloud = cloud
-        self._notify = notify
         self._deferred = deferred
         self._plans = plans
         self._server_moves = server_moves.ServerMoves(database, clock, notify)
@@ -502,7 +501,7 @@ class BestEffort:
             return None
         left = (lease.retry_until or 0) - self._clock.now()
         if left <= 0:
-            self._time_out(lease_id, why)
+            self._time_out(lease_id, why, moves)
             return None
         pause = retries.AGAIN
         if not any(move.status in states.OPEN_MOVES for move in moves):
@@ -582,43 +581,20 @@ class BestEffort:
     def _try(self, lease_id: str) -> str | None:
         """Admit a lease; return why it is not admitted, None: it is."""
         try:
-            return self._deferred.admit(lease_id)
-        except (errors.CloudUnavailable, errors.ConcurrentUpdate,
-                errors.DecryptionError) as exc:
+            return self._deferred.attempt(lease_id)
+        except (errors.CloudUnavailable, errors.ConcurrentUpdate) as exc:
             return str(exc)
-        except (errors.DatabaseUnavailable, errors.NotFound):
-            raise
-        except Exception:
-            LOG.exception('Lease %s: whether there is capacity for it could '
-                          'not be determined', lease_id)
-            return 'what it needs could not be determined.'
 
-    def _time_out(self, lease_id: str, why: str) -> None:
-        described, moved = self._database.retried(
-            self._write_end, lease_id, why)
-        if described is not None:
+    def _time_out(self, lease_id: str, why: str,
+                  moves: ty.Sequence[models.ServerMove]) -> None:
+        if self._deferred.give_up(
+                lease_id, 'No capacity could be freed until '
+                f'{clocks.minute(self._clock.now())} UTC: {why} '
+                f'{_summary(moves)}'):
             LOG.warning('Lease %s gets no capacity: %s Migrated for it: '
-                        '%s', lease_id,
-                        why, ', '.join(moved) or 'nobody')
-            self._notify('lease.update', described)
-
-    def _write_end(self, lease_id: str, why: str,
-                   ) -> tuple[views.Lease | None, list[str]]:
-        with self._database.writer() as session:
-            lease = api.locked(session, lease_id)
-            now = self._clock.now()
-            if lease.status != states.Lease.IN_PROGRESS:
-                return None, []
-            moves = server_moves.of_lease(session, lease_id)
-            admission_queue.fail(
-                session, lease, 'No capacity could be freed until '
-                                f'{clocks.minute(now)} UTC: {why} '
-                                f'{_summary(moves)}',
-                states.EventType.MAKE_ROOM, now)
-            session.flush()
-            return views.describe(lease), [
-                move.server_id for move in moves
-                if move.status == states.Move.MOVED]
+                        '%s', lease_id, why, ', '.join(
+                            move.server_id for move in moves
+                            if move.status == states.Move.MOVED) or 'nobody')
 
 
 def _summary(moves: ty.Iterable[models.ServerMove]) -> str:

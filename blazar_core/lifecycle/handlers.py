@@ -114,7 +114,7 @@ class Handlers:
             database, clock, admission, self.demands, types, notify,
             integration.bound)
         self.admission_queue = admission_queue.AdmissionQueue(
-            database, clock, admission.index, notify, self.deferred_admission)
+            database, clock, admission.index, self.deferred_admission)
         self.best_effort = best_effort.BestEffort(
             database, clock, cloud, notify, self.deferred_admission,
             best_effort.MovePlanning(

@@ -309,19 +309,17 @@ class LeaseEnd:
         self._start_timeout = start_timeout
         self._limit = limit
 
+    @api.retried
     def expire(self, lease_id: str) -> retries.Result:
         """End an offer that was not accepted in time."""
-        self._database.retried(self._expire, lease_id)
-        return None
-
-    def _expire(self, lease_id: str) -> None:
         with self._database.writer() as session:
             lease = api.locked(session, lease_id)
             if lease.status != states.Lease.OFFERED:
-                return
+                return None
             described = lease_status.finish(session, lease, self._clock.now())
         LOG.info('Lease %s: the offer was not accepted in time', lease_id)
         self._notify('lease.event.expire_offer', described)
+        return None
 
     def delete(self, lease_id: str, project_id: str | None = None) -> None:
         """End a lease at the request of its owner.

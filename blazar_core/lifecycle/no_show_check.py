@@ -197,14 +197,9 @@ class NoShows:
                 _LEASE.id.in_(lease_ids), _LEASE.no_show_at > now,
             ).values(no_show_at=None))
 
+    @api.retried
     def end(self, lease_id: str) -> None:
         """End an unused lease early, unless it is used by now."""
-        described = self._database.retried(self._end, lease_id)
-        if described is not None:
-            LOG.info('Lease %s ends because it is unused', lease_id)
-            self._notify('lease.update', described)
-
-    def _end(self, lease_id: str) -> views.Lease | None:
         with self._database.writer() as session:
             lease = api.locked(session, lease_id)
             now = self._clock.now()
@@ -212,7 +207,7 @@ class NoShows:
                     lease.end_date <= now or lease.no_show_at is None or
                     lease.no_show_at + self._notice > now or
                     self._is_used(session, lease)):
-                return None
+                return
             low = not self._is_no_show(lease)
             conditions.update(
                 lease, now, conditions.Type.UNUSED, conditions.Condition(
@@ -228,7 +223,9 @@ class NoShows:
                 row, window=lease.booked(window))) for row in lease.bookings])
             lease.enter(states.Lease.TERMINATING, now)
             events.redate(lease, window, now)
-            return views.refreshed(session, lease)
+            described = views.refreshed(session, lease)
+        LOG.info('Lease %s ends because it is unused', lease_id)
+        self._notify('lease.update', described)
 
 
 _LEASE, _EVENT = models.Lease.__table__.c, models.Event.__table__.c

@@ -124,7 +124,6 @@ class Cloud(ty.Protocol):
         :raises CloudUnavailable: if something that a build needs does not
             answer; ``gate()`` was not called
         """
-        ...
 
     def preflight(self, call: str, credential: str | None) -> list[str]:
         """Return why a deferred build could not be done now; read-only.
@@ -134,21 +133,17 @@ class Cloud(ty.Protocol):
         :returns: one sentence for each problem
         :raises CloudUnavailable: if the cloud does not answer
         """
-        ...
 
     def hold(self, server_ids: ty.Collection[str]) -> None:
         """Show servers as reserved whose build was deferred at the last
         moment.
         """
-        ...
 
     def revoke(self, credential: str) -> None:
         """Revoke a credential; does nothing if it does not exist."""
-        ...
 
     def credentials(self) -> set[str]:
         """Return all credentials that we were given and are not revoked."""
-        ...
 
     def traces(self, server_ids: ty.Collection[str]) -> dict[str, BuildTrace]:
         """Return the traces of builds that were sent and have not arrived.
@@ -159,7 +154,6 @@ class Cloud(ty.Protocol):
 
         :raises CloudUnavailable: if the cloud does not answer
         """
-        ...
 
     def mark_failed(self, server_id: str) -> None:
         """Set a server to failed whose build has stalled.
@@ -167,11 +161,9 @@ class Cloud(ty.Protocol):
         This frees its resources. Idempotent; does nothing if its build has
         continued after all.
         """
-        ...
 
     def look(self, server_id: str) -> ObservedServer:
         """Return the current state of a server."""
-        ...
 
     def delete(self, server_id: str, credential: str | None,
                check: Check = always) -> None:
@@ -184,7 +176,6 @@ class Cloud(ty.Protocol):
         :raises CloudRefusal: if the cloud has failed to delete it, and is
             asked again later; says why
         """
-        ...
 
     def set_resting_state(self, server_id: str, rest: RestingState,
                           credential: str | None, lease_id: str = '',
@@ -198,7 +189,6 @@ class Cloud(ty.Protocol):
         :raises CloudUnavailable: if it is not possible now; says why
         :raises CloudRefusal: if the cloud refuses it
         """
-        ...
 
     def requests(self, server_id: str, lease_id: str) -> ty.Mapping[str, int]:
         """Return how often each action was requested of a server for the end
@@ -207,7 +197,6 @@ class Cloud(ty.Protocol):
 
         :raises CloudUnavailable: if the cloud does not answer
         """
-        ...
 
     def unshelve(self, server_id: str, credential: str | None,
                  deadline: Deadline) -> None:
@@ -223,7 +212,6 @@ class Cloud(ty.Protocol):
         :raises Forbidden: if it is required to act for the owner of another
             project
         """
-        ...
 
     def create_image(self, server_id: str, lease_id: str, name: str,
                      credential: str | None, event: str = '', label: str = '',
@@ -239,7 +227,6 @@ class Cloud(ty.Protocol):
         :param check: see :meth:`delete`
         :raises CloudUnavailable: if it is not possible now; says why
         """
-        ...
 
     def has_image(self, server_id: str, lease_id: str,
                   credential: str | None, event: str = '') -> bool:
@@ -250,7 +237,6 @@ class Cloud(ty.Protocol):
 
         :raises CloudUnavailable: if the cloud does not answer
         """
-        ...
 
     def release(self, server_id: str) -> None:
         """Remove everything that binds a server to its lease.
@@ -259,7 +245,6 @@ class Cloud(ty.Protocol):
 
         :raises CloudUnavailable: if it is not possible now
         """
-        ...
 
     def movable(self, server_ids: ty.Collection[str]) -> dict[str, bool]:
         """Return those of the servers that can be live-migrated, regardless
@@ -272,7 +257,6 @@ class Cloud(ty.Protocol):
         :returns: by id, whether it may be migrated although it has a lease
         :raises CloudUnavailable: if the cloud does not answer
         """
-        ...
 
     def needs(self, server_id: str, lent: bool = False) -> model.Demand:
         """Return what a server needs of a target host, and the hosts
@@ -283,7 +267,6 @@ class Cloud(ty.Protocol):
             cloud lends these
         :raises CloudUnavailable: if the cloud does not answer
         """
-        ...
 
     def free(self, host: str) -> model.Resources:
         """Return the free capacity of a host by the cloud's accounting, which
@@ -292,7 +275,6 @@ class Cloud(ty.Protocol):
         :param host: its uuid
         :raises CloudUnavailable: if the cloud does not answer
         """
-        ...
 
     def move(self, server_id: str, host: str | None, lease_id: str,
              deadline: Deadline) -> str:
@@ -308,7 +290,6 @@ class Cloud(ty.Protocol):
         :raises CloudUnavailable: if it is unknown whether the cloud has
             accepted it
         """
-        ...
 
     def unblock(self, server_id: str, lease_id: str,
                 check: Check = always) -> None:
@@ -322,7 +303,6 @@ class Cloud(ty.Protocol):
         :param check: see :meth:`delete`
         :raises CloudUnavailable: if that is not possible now; says why
         """
-        ...
 
     def reset_lost_task(self, server_id: str, check: Check = always) -> None:
         """Reset the task of a busy server, so that it can be requested again,
@@ -347,14 +327,12 @@ class Cloud(ty.Protocol):
         :raises CloudUnavailable: if it is unknown whether the cloud has
             accepted it
         """
-        ...
 
     def forget(self, server_id: str) -> None:
         """Remove the records of a deleted server whose build was never sent.
 
         Idempotent.
         """
-        ...
 
 
 class MissingOwners(ty.NamedTuple):
@@ -384,7 +362,6 @@ class Identity(ty.Protocol):
         :param go_on: called before each of these; what it raises is raised
         :raises CloudUnavailable: if several requests in a row fail; says why
         """
-        ...
 
 
 class CountedServer(ty.NamedTuple):
@@ -420,7 +397,6 @@ class Quota(ty.Protocol):
     def amounts(self, servers: int, resources: model.Resources,
                 ) -> ty.Mapping[str, int]:
         """Return the total quota usage of servers, by the cloud's names."""
-        ...
 
     def headroom(
             self, project_id: str, user_id: str | None,
@@ -436,4 +412,3 @@ class Quota(ty.Protocol):
         :returns: by name; without those that are unlimited
         :raises CloudUnavailable: if the cloud does not answer
         """
-        ...

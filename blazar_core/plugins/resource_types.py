@@ -123,19 +123,16 @@ class Owners(ty.Protocol):
         :raises TrustUnavailable: if the owner can no longer be acted for
         :raises CloudUnavailable: if keystone does not answer
         """
-        ...
 
     def encrypt(self, text: str) -> str:
         """Encrypt a text that is stored in a reservation, under the key
         :data:`SECRET` of its parameters.
         """
-        ...
 
     def decrypt(self, encrypted: str) -> str:
         """
         :raises DecryptionError: if no key of this process fits
         """
-        ...
 
 
 #: The parameter of a reservation that is an encrypted text, and not shown.

@@ -42,6 +42,7 @@ from blazar_core.db import api
 from blazar_core.db import models
 from blazar_core.leases import hosted_servers
 from blazar_core.lifecycle import lease_status
+from blazar_core.lifecycle import retries
 from blazar_core.lifecycle import server_moves
 from blazar_core.lifecycle.server_moves import Obstacle
 from blazar_core.plugins import cloud_api
@@ -218,6 +219,9 @@ PAUSE, _WORK, _SEND = 3, 10, 20
 #: after which Nova is asked again for servers without a booking.
 _SOON = 30
 
+#: The log line on a failure, which does not keep other servers from leaving.
+_STAYS = '%s stays on an unavailable host for now: %s'
+
 #: Called with the uuids of failed hosts, each with whether it may be fenced;
 #: returns those that are certain to run no server.
 Certain: ty.TypeAlias = ty.Callable[
@@ -290,30 +294,18 @@ class Evacuation:
                 new[one.lease_id, one.uuid].append(one)
         for (lease_id, _uuid), rows in new.items():
             if self._clock.elapsed() <= late:
-                with logs.about(lease_id):
-                    self._try(f'Lease {lease_id}', self._plan, rows)
+                with (logs.about(lease_id),
+                      retries.tried_later(LOG, _STAYS, f'Lease {lease_id}')):
+                    self._plan(rows)
         for one in self._due() if new else moves:
             move = one.move
             if self._clock.elapsed() <= late and (
                     not one.failed or one.uuid in sure):
-                with logs.about(move.lease_id, move.project_id,
-                                move.server_id):
-                    self._try(f'Server {move.server_id}', self._go_on, one)
-
-    def _try(self, name: str, work: ty.Callable[[ty.Any], None], what: ty.Any,
-             ) -> None:
-        """Work on a server, or on the servers of a lease. A failure does not
-        keep other servers from leaving.
-        """
-        try:
-            work(what)
-        except errors.DatabaseUnavailable:
-            raise
-        except Exception as exc:
-            known = isinstance(
-                exc, errors.CloudUnavailable | errors.ConcurrentUpdate)
-            LOG.warning('%s stays on an unavailable host for now: %s',
-                        name, exc, exc_info=not known)
+                with (logs.about(
+                        move.lease_id, move.project_id, move.server_id),
+                      retries.tried_later(
+                          LOG, _STAYS, f'Server {move.server_id}')):
+                    self._go_on(one)
 
     def _now(self) -> dict[str, int]:
         now = self._clock.now()

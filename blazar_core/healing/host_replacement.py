@@ -11,6 +11,7 @@ Idempotent; safe to run concurrently.
 """
 
 import collections
+import contextlib
 import dataclasses
 import typing as ty
 
@@ -32,6 +33,7 @@ from blazar_core.leases import reassignment
 from blazar_core.leases import views
 from blazar_core.lifecycle import demands
 from blazar_core.lifecycle import fault_points
+from blazar_core.lifecycle import retries
 
 LOG = logging.getLogger(__name__)
 
@@ -249,20 +251,13 @@ class HostReplacement:
         with self._database.connection() as connection:
             found = connection.execute(_FAILED).all()
         for row in sorted(found, key=age):
-            with logs.about(row.lease_id, row.project_id):
-                self._look_for(row.reservation_id)
-
-    def _look_for(self, reservation_id: str) -> None:
-        """Find hosts for a reservation; a failure affects no other lease."""
-        try:
-            self._database.retried(self._replace, reservation_id)
-        except errors.Refused:
-            # No host is free yet.
-            pass
-        except Exception as exc:
-            LOG.warning('Reservation %s has lost hosts, and the search for '
-                        'other hosts is not complete: %s', reservation_id,
-                        exc, exc_info=not isinstance(exc, errors.BlazarError))
+            with (logs.about(row.lease_id, row.project_id),
+                  retries.tried_later(
+                      LOG, 'Reservation %s has lost hosts, and the search for '
+                      'other hosts is not complete: %s', row.reservation_id),
+                  # No host is free yet.
+                  contextlib.suppress(errors.Refused)):
+                self._database.retried(self._replace, row.reservation_id)
 
     def _replace(self, reservation_id: str) -> None:
         case = self._others.case(reservation_id)

@@ -33,6 +33,7 @@ from blazar_core.db import api
 from blazar_core.db import models
 from blazar_core.leases import views
 from blazar_core.lifecycle import resumption
+from blazar_core.lifecycle import retries
 from blazar_core.lifecycle import server_moves
 from blazar_core.plugins import cloud_api
 
@@ -144,13 +145,10 @@ class Evictions:
                     models.InterruptibleServer.server_id.in_(
                         [one.id for host in hosts for one in host.servers])))}
         for host in hosts:
-            try:
+            with retries.tried_later(
+                    LOG, 'Host %s: planning the eviction of interruptible '
+                    'servers failed: %s', host.name):
                 self._plan(host, rows, leaving, now)
-            except errors.DatabaseUnavailable:
-                raise
-            except Exception:
-                LOG.exception('Host %s: planning the eviction of '
-                              'interruptible servers failed', host.name)
 
     def _is_wanted(self, row: ty.Any, now: int) -> bool:
         """Return whether a host has changed, or servers have to leave it soon.
@@ -273,18 +271,12 @@ class Evictions:
         server has to leave depends on which of the others are cancelled.
         """
         for move, row in some:
-            try:
+            with retries.tried_later(
+                    LOG, 'Server %s: its eviction is tried again: %s',
+                    move.server_id):
                 # The clock may have been wrong for a moment.
                 if self._is_due(move, row):
                     self._carry_out(move, row)
-            except errors.DatabaseUnavailable:
-                raise
-            except errors.CloudUnavailable as exc:
-                LOG.warning('Server %s: its eviction is tried again: %s',
-                            move.server_id, exc)
-            except Exception:
-                LOG.exception('Server %s: its eviction failed and is tried '
-                              'again', move.server_id)
 
     def _carry_out(self, move: models.ServerMove,
                    row: models.InterruptibleServer | None) -> None:

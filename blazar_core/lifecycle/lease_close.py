@@ -357,16 +357,10 @@ class LeaseClose:
         """
         left = []
         for name, of in self._types.named.items():
-            try:
+            with retries.tried_later(
+                    LOG, 'Reservations of %s that can still be used are not '
+                    'known: %s', name):
                 left += self.left_open([of])
-            except errors.DatabaseUnavailable:
-                raise
-            except errors.CloudUnavailable as exc:
-                LOG.warning('Reservations of %s that can still be used are '
-                            'not known: %s', name, exc)
-            except Exception:
-                LOG.exception('Reservations of %s that can still be used are '
-                              'not known', name)
         for kind, reserved in left:
             if reserved.lease_id:
                 with logs.apart(reserved.lease_id,

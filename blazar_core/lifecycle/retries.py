@@ -4,9 +4,13 @@
 retried.
 """
 
+import contextlib
 import dataclasses
 import typing as ty
 
+from oslo_log import log as logging
+
+from blazar_core.common import errors
 from blazar_core.db import models
 
 #: Seconds between two looks at servers that are being deleted, and at a host
@@ -67,3 +71,23 @@ def pause(lease: models.Lease, now: int) -> int:
     The pause grows with the time since the start.
     """
     return max(UNAVAILABLE, min(LONGEST_PAUSE, (now - lease.start_date) // 2))
+
+
+@contextlib.contextmanager
+def tried_later(log: logging.BaseLoggerAdapter, message: str,
+                *what: ty.Any) -> ty.Iterator[None]:
+    """Log a failure of work that is tried again later, so that it does not
+    keep other work from being done.
+
+    :param message: its last ``%s`` is the error
+    :param what: the other arguments of the message
+    :raises DatabaseUnavailable: as other work would fail, too
+    """
+    try:
+        yield
+    except errors.DatabaseUnavailable:
+        raise
+    except errors.BlazarError as exc:
+        log.warning(message, *what, exc)
+    except Exception as exc:
+        log.exception(message, *what, exc)

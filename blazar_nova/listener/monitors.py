@@ -20,6 +20,7 @@ from blazar_core.common import model
 from blazar_core.db import api
 from blazar_core.db import models
 from blazar_core.healing import host_status
+from blazar_core.lifecycle import retries
 from blazar_nova.compat import compute_hosts
 from blazar_nova.resource_types import extensions
 
@@ -159,19 +160,12 @@ class Monitors:
         """
         report: dict[str, host_status.Down | None] = {}
         for name, monitor in self._monitors.items():
-            try:
-                seen = monitor.look(self._database)
-            except errors.DatabaseUnavailable:
-                raise
-            except Exception as exc:
-                LOG.warning('Monitor %s: the check failed: %s', name, exc,
-                            exc_info=not isinstance(
-                                exc, errors.CloudUnavailable))
-                continue
-            for uuid, down in seen.items():
-                known = report.get(uuid)
-                if known is None or down is not None and down.certain:
-                    report[uuid] = down
+            with retries.tried_later(
+                    LOG, 'Monitor %s: the check failed: %s', name):
+                for uuid, down in monitor.look(self._database).items():
+                    known = report.get(uuid)
+                    if known is None or down is not None and down.certain:
+                        report[uuid] = down
         self._status.update(report)
 
     def certain(self, failed: ty.Mapping[str, bool]) -> frozenset[str]:

@@ -126,7 +126,7 @@ class Engine:
     def _hand_out(self, pool: futures.Executor) -> int:
         """Submit due events to the workers; return when to look again."""
         self._extend()
-        claims = self._claim_due(self._free_workers())
+        claims = self._claim_due(self._free()[0])
         read = self._read(claims)
         for claim in claims:
             # Not before: no other worker gets an event that is held here.
@@ -169,9 +169,16 @@ class Engine:
 
     # -- claims ------------------------------------------------------------
 
-    def _free_workers(self) -> int:
+    def _free(self) -> tuple[int, int, int]:
+        """Return how many workers are free, and how many of all may take a
+        slow event, or a deferred start, now.
+        """
         with self._lock:
-            return self._workers - len(self._running)
+            running = self._running.values()
+            return (self._workers - len(running),
+                    self._most_slow - sum(claim.slow for claim in running),
+                    max(1, self._workers // _PER_LATE_START) - sum(
+                        claim.is_late_start for claim in running))
 
     def _hold(self, claim: event_queue.Claim) -> None:
         with self._lock:
@@ -182,20 +189,8 @@ class Engine:
         with self._lock:
             busy = collections.Counter(
                 claim.project_id for claim in self._running.values())
-        return self._queue.claim_due(most, busy, self._free_for_slow(),
-                                     self._free_for_late_starts())
-
-    def _free_for_slow(self) -> int:
-        """Return how many workers may take a slow event now."""
-        with self._lock:
-            return self._most_slow - sum(
-                claim.slow for claim in self._running.values())
-
-    def _free_for_late_starts(self) -> int:
-        """Return how many workers may take a deferred start now."""
-        with self._lock:
-            return max(1, self._workers // _PER_LATE_START) - sum(
-                claim.is_late_start for claim in self._running.values())
+        _free, slow, starts = self._free()
+        return self._queue.claim_due(most, busy, slow, starts)
 
     def _extend(self) -> None:
         """Extend the claims of running events, at most twice in a beat."""
@@ -213,14 +208,12 @@ class Engine:
         """
         now = self._clock.now()
         latest = now + self._max_sleep
-        with self._lock:
-            running = len(self._running)
-        if running:
+        free, slow, starts = self._free()
+        if free < self._workers:
             latest = min(latest, now + self._beat)
-        if running >= self._workers:
+        if free <= 0:
             return latest
-        due = self._queue.next_due(self._free_for_slow() > 0,
-                                   self._free_for_late_starts() > 0)
+        due = self._queue.next_due(slow > 0, starts > 0)
         return latest if due is None else min(latest, due)
 
     # -- actions -----------------------------------------------------------

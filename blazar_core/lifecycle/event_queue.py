@@ -181,19 +181,18 @@ class EventQueue:
         self._done = _Together(self._finish)
 
     def claim_due(self, most: int, busy: collections.Counter[str], slow: int,
-                  starts: int | None = None) -> list[Claim]:
+                  starts: int) -> list[Claim]:
         """Claim up to ``most`` due events.
 
         :param busy: the number of running events by project; updated
         :param slow: how many of them may be slow
-        :param starts: how many of them may be deferred starts; None: all
+        :param starts: how many of them may be deferred starts
         """
         claims: list[Claim] = []
         self._quiet = None
         if most <= 0:
             return claims
         now = self._clock.now()
-        starts = most if starts is None else starts
         turns = _in_turn(self._due(now, most, busy, slow > 0, starts), busy)
         while len(claims) < most:
             wanted: list[Claim] = []
@@ -320,7 +319,7 @@ class EventQueue:
                 .values(claimed_until=self._clock.now() +
                         self._seconds))
 
-    def next_due(self, slow: bool, starts: bool = True) -> int | None:
+    def next_due(self, slow: bool, starts: bool) -> int | None:
         """Return when the next pending event is due; None: there is none.
 
         Costs no statement after a look that has found nothing.

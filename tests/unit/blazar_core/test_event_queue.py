@@ -371,7 +371,7 @@ class TestClaims(engine_base.EngineTestCase):
 
         worker._queue.claim = late
         busy = collections.Counter()
-        claims = worker._queue.claim_due(2, busy, 2)
+        claims = worker._queue.claim_due(2, busy, 2, 2)
         self.assertEqual(2, len(taken))
         self.assertEqual(set(events) - set(taken),
                          {one.event_id for one in claims})
@@ -413,7 +413,7 @@ class TestClaims(engine_base.EngineTestCase):
 
         worker._queue._due = put_right
         self.clock.step(2 * HOUR)
-        claims = worker._queue.claim_due(2, collections.Counter(), 0)
+        claims = worker._queue.claim_due(2, collections.Counter(), 0, 2)
         self.assertEqual([due], [one.event_id for one in claims])
         self.assertEqual(NOW + 60, self.row(due).claimed_until)
         self.assertEqual('UNDONE', self.row(ahead).status)

@@ -96,15 +96,6 @@ class Maintenance:
                 outage.began_at, self._clock.now()) else Planned(
                     model.Window(outage.began_at, until), outage.reason)
 
-    def left(self, name: str, window: model.Window) -> list[str]:
-        """Return the ids of the leases with bookings on a host in a window.
-
-        :raises NotFound: when the host does not exist
-        """
-        with self._database.reader() as session:
-            return sorted({row.reservation.lease_id for row in self._rows(
-                session, _named(session, name), window)})
-
     def name_of(self, name: str) -> str:
         """Return the name of a host, given that or the name of its
         nova-compute.

@@ -118,7 +118,8 @@ def _empty(hosts: maintenance.Maintenance, name: str,
     """Wait until leases have no bookings on a host in its maintenance."""
     said = ''
     while known := hosts.planned(name):
-        left = hosts.left(name, known.window)
+        left = sorted({one.lease_id for one in hosts.promised(
+            name, known.window, judged=False)})
         if not left:
             print(f'Host {name} has no bookings of leases in this window.')
             return 0

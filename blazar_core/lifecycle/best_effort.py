@@ -94,30 +94,6 @@ def recently_moved(session: orm.Session, interval: int, now: int,
     return found
 
 
-def said(per_hour: int, interval: int, left: Left, most: int,
-         resting: ty.Mapping[str, tuple[int, int]],
-         wanted: ty.Collection[int]) -> ty.Iterator[str]:
-    """Yield sentences on which migrations the limits prevent, and until when.
-
-    They do not say whose servers these are, which does not concern the owner
-    of the lease.
-
-    :param most: how many servers could be migrated without the limits
-    :param wanted: the ids of the hosts that servers would leave
-    """
-    if left.remaining < most:
-        more = '' if left.more_at is None else (
-            f', the next one at {clocks.minute(left.more_at)} UTC')
-        yield (f'At most {per_hour} servers are migrated within an hour for '
-               f'all leases of a project: {left.remaining} more for '
-               f'now{more}.')
-    until = [when for when, host_id in resting.values() if host_id in wanted]
-    if until:
-        yield (f'Servers that were migrated in the last {interval} seconds '
-               'are not migrated again, the first of them until '
-               f'{clocks.minute(min(until))} UTC.')
-
-
 _MOVE = models.ServerMove
 _BEST_EFFORT = _MOVE.reason == states.MoveReason.BEST_EFFORT
 _RECENT = sa.select(
@@ -245,7 +221,8 @@ class MovePlanning:
             made = self._best(inputs, self._movable(inputs), min(
                 most, left.remaining) - len(plan.moves), known, own)
             if made is None:
-                return self._no_plan(inputs, left, most, resting)
+                return ' '.join(self._no_plan(
+                    inputs, left, most, resting))
             plan.picked.update(zip(alike, made.picked, strict=True))
             plan.kinds.update(zip(alike, made.kinds, strict=True))
             plan.moves.extend(made.moves)
@@ -262,17 +239,31 @@ class MovePlanning:
         return ''
 
     def _no_plan(self, inputs: consolidation.PlannerInput, left: Left,
-                 most: int, resting: ty.Mapping[str, tuple[int, int]]) -> str:
-        """Return why there is no plan.
+                 most: int, resting: ty.Mapping[str, tuple[int, int]],
+                 ) -> ty.Iterator[str]:
+        """Yield sentences on why there is no plan: which migrations the limits
+        prevent, and until when.
+
+        They do not say whose servers these are, which does not concern the
+        owner of the lease.
 
         :param most: the number of servers that may still be migrated
         """
-        return ' '.join([
-            'No servers can be migrated to free the capacity, or more than '
-            f'{self._limits.per_lease} would have to be.',
-            *said(self._limits.hourly, self._limits.interval, left, most,
-                  resting, {host_id for wish in inputs.wishes
-                            for host_id in wish.hosts})])
+        yield ('No servers can be migrated to free the capacity, or more than '
+               f'{self._limits.per_lease} would have to be.')
+        if left.remaining < most:
+            more = '' if left.more_at is None else (
+                f', the next one at {clocks.minute(left.more_at)} UTC')
+            yield (f'At most {self._limits.hourly} servers are migrated '
+                   'within an hour for all leases of a project: '
+                   f'{left.remaining} more for now{more}.')
+        wanted = {host_id for wish in inputs.wishes for host_id in wish.hosts}
+        until = [when for when, host_id in resting.values()
+                 if host_id in wanted]
+        if until:
+            yield ('Servers that were migrated in the last '
+                   f'{self._limits.interval} seconds are not migrated again, '
+                   f'the first of them until {clocks.minute(min(until))} UTC.')
 
     def _left(self, session: orm.Session, lease: models.Lease, now: int,
               ) -> Left:

@@ -22,6 +22,7 @@ import typing as ty
 
 from oslo_log import log as logging
 import sqlalchemy as sa
+from sqlalchemy import orm
 
 from blazar_core.capacity import interruptible
 from blazar_core.capacity import inventory
@@ -140,10 +141,8 @@ class Evictions:
         with self._database.reader() as session:
             leaving = {(move.server_id, move.source)
                        for move in session.scalars(_OPEN)}
-            rows = {row.server_id: row for row in session.scalars(sa.select(
-                models.InterruptibleServer).where(
-                    models.InterruptibleServer.server_id.in_(
-                        [one.id for host in hosts for one in host.servers])))}
+            rows = _rows(session, [
+                one.id for host in hosts for one in host.servers])
         for host in hosts:
             with retries.tried_later(
                     LOG, 'Host %s: planning the eviction of interruptible '
@@ -244,10 +243,7 @@ class Evictions:
         """Request evictions that are due, and record the results of others."""
         with self._database.reader() as session:
             moves = session.scalars(_OPEN).all()
-            rows = {row.server_id: row for row in session.scalars(sa.select(
-                models.InterruptibleServer).where(
-                    models.InterruptibleServer.server_id.in_(
-                        [move.server_id for move in moves])))}
+            rows = _rows(session, [move.server_id for move in moves])
         due = collections.defaultdict[int, list[tuple[
             models.ServerMove, models.InterruptibleServer | None]]](list)
         for move in moves:
@@ -568,6 +564,14 @@ def actions_of(first: str, known: ty.Sequence[str]) -> list[str]:
     start = known.index(first) if first in known else 0
     return [one for number, one in enumerate(known)
             if one == MIGRATE or number >= start]
+
+
+def _rows(session: orm.Session, server_ids: ty.Collection[str],
+          ) -> dict[str, models.InterruptibleServer]:
+    """Return interruptible servers by their ids."""
+    return {row.server_id: row for row in session.scalars(
+        sa.select(models.InterruptibleServer).where(
+            models.InterruptibleServer.server_id.in_(server_ids)))}
 
 
 def _time_of(row: models.InterruptibleServer) -> int:

@@ -40,6 +40,11 @@ _SENT = sa.select(
     models.Lease.status.in_((*states.BEGUN, states.Lease.ERROR)),
     models.Booking.server_id.is_not(None), models.Booking.running.is_(False))
 
+#: The trace of a build, when it was sent, and since when the trace is the
+#: same: by the monotonic clock, as the time of the dispatch may be of a wrong
+#: clock.
+_Seen: ty.TypeAlias = tuple[cloud_api.BuildTrace, int | None, float]
+
 
 class LostBuilds:
     """Handles lost builds.
@@ -58,12 +63,9 @@ class LostBuilds:
         self._lost_after = lost_after
         self._dispatcher = dispatcher
         self._reconciler = reconciler
-        #: By server, the trace of its build at the last look, when it was
-        #: sent, and since when the trace is the same; and the time of that
-        #: look. By the monotonic clock, as the time of the dispatch may be of
-        #: a wrong clock.
-        self._unseen: dict[str, tuple[cloud_api.BuildTrace, int | None,
-                                      float]] = {}
+        #: What was seen of the builds at the last look, by server, and the
+        #: time of that look.
+        self._unseen: dict[str, _Seen] = {}
         self._looked = 0.0
 
     def send(self) -> None:
@@ -76,7 +78,7 @@ class LostBuilds:
         running server that is not recorded.
         """
         now = self._clock.elapsed()
-        unseen: dict[str, tuple[cloud_api.BuildTrace, int | None, float]] = {}
+        unseen: dict[str, _Seen] = {}
         silent = 0
         for (lease_id, project_id), sent in self._sent().items():
             with logs.about(lease_id, project_id):
@@ -91,8 +93,7 @@ class LostBuilds:
         self._unseen, self._looked = unseen, now
 
     def _look_for(self, lease_id: str, sent: ty.Mapping[str, int | None],
-                  now: float) -> dict[str, tuple[cloud_api.BuildTrace,
-                                                 int | None, float]] | None:
+                  now: float) -> dict[str, _Seen] | None:
         """Handle the builds of a lease that were sent; return the traces of
         those that have not arrived.
 

@@ -9,10 +9,11 @@ A failed host, in this order:
    that the host has failed, books an outage there and notifies.
 2. ``overbooking.OverbookingCheck.look()`` finds the bookings that the outage
    leaves without capacity.
-3. ``host_replacement.BookingReassignment`` reassigns those of leases that have
-   not started to hosts that ``alternatives.Alternatives.plan()`` finds.
-   ``host_replacement.HostReplacement.look()`` gives started leases of whole
-   hosts one more host. ``reshuffle.Reshuffle.free()`` frees a host for either.
+3. ``host_replacement.HostReplacement.reassign_all()`` reassigns those of
+   leases that have not started to hosts that
+   ``alternatives.Alternatives.plan()`` finds; ``replace_failed()`` gives
+   started leases of whole hosts one more host. ``reshuffle.Reshuffle.free()``
+   frees a host for either.
    A lease that gets none is marked, and tried again when a host has changed.
 4. ``evacuation.Evacuation.look()`` moves the servers of leases, once it is
    certain that none runs on the host. Their bookings follow them

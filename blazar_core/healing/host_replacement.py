@@ -41,25 +41,27 @@ LOG = logging.getLogger(__name__)
 _TOGETHER = 16
 
 
-class BookingReassignment:
-    """Reassigns bookings to other hosts.
+class HostReplacement:
+    """Reassigns bookings to other hosts, and adds hosts to leases of whole
+    hosts of which some have failed.
 
-    :param others: finds these hosts
-    :param reshuffler: frees hosts by moving later leases
+    :param wanted: determines the demands of reservations
     :param notify: called with an event type and a lease
     """
 
-    def __init__(
-            self, database: api.Database, admission: admissions.Admission,
-            reassigner: reassignment.Reassignment,
-            others: alternatives.Alternatives, reshuffler: reshuffle.Reshuffle,
-            notify: views.Notify) -> None:
+    def __init__(self, database: api.Database, clock: clocks.Clock,
+                 admission: admissions.Admission,
+                 reassigner: reassignment.Reassignment,
+                 wanted: demands.Demands, notify: views.Notify) -> None:
         self._database = database
+        self._clock = clock
         self._admission = admission
         self._reassigner = reassigner
-        self._others = others
-        self._reshuffler = reshuffler
+        self._wanted = wanted
         self._notify = notify
+        self._others = alternatives.Alternatives(database, admission, wanted)
+        self._reshuffler = reshuffle.Reshuffle(
+            database, clock, admission, reassigner, wanted, notify)
 
     def reassign_all(self, found: ty.Iterable[ty.Any]) -> bool:
         """Reassign bookings, the oldest lease first. A failure affects no
@@ -202,48 +204,11 @@ class BookingReassignment:
         fault_points.fault_point(fault_points.FaultPoint.HEAL_BOUND,
                                  moves[0].lease_id)
         for lease in leases:
-            _announce(self._notify, lease)
+            self._announce(lease)
 
+    # -- failed hosts of leases in use ---------------------------------------
 
-def _announce(notify: views.Notify, lease: views.Lease) -> None:
-    """Send the notifications of a lease that has other hosts, or lacks some.
-    """
-    notify('lease.update', lease)
-    notify('lease.degraded' if any(
-        one['missing_resources'] for one in lease['reservations'])
-        else 'lease.healed', lease)
-
-
-def age(row: ty.Any) -> tuple[int, str]:
-    """Return the sort key of leases: the oldest one comes first."""
-    return row.created_at, row.lease_id
-
-
-class HostReplacement:
-    """Adds hosts to leases of whole hosts of which some have failed.
-
-    :param others: reads these reservations
-    :param wanted: determines the demands of reservations
-    :param reshuffler: frees hosts by moving later leases
-    :param notify: called with an event type and a lease
-    """
-
-    def __init__(self, database: api.Database, clock: clocks.Clock,
-                 admission: admissions.Admission,
-                 reassigner: reassignment.Reassignment,
-                 others: alternatives.Alternatives, wanted: demands.Demands,
-                 reshuffler: reshuffle.Reshuffle,
-                 notify: views.Notify) -> None:
-        self._database = database
-        self._clock = clock
-        self._admission = admission
-        self._reassigner = reassigner
-        self._others = others
-        self._wanted = wanted
-        self._reshuffler = reshuffler
-        self._notify = notify
-
-    def look(self) -> None:
+    def replace_failed(self) -> None:
         """Find a host for each failed one, for the oldest lease first.
 
         Costs one SELECT of a table without rows if no host has failed.
@@ -293,10 +258,24 @@ class HostReplacement:
             case.lease.id, case.lease.generation, reservation_id, hosts,
             window, demand.among)
         if lease is not None:
-            _announce(self._notify, lease)
+            self._announce(lease)
             if len(hosts) < missing:
                 # Reshuffling may free one more host for it.
                 self._replace(reservation_id)
+
+    def _announce(self, lease: views.Lease) -> None:
+        """Send the notifications of a lease that has other hosts, or lacks
+        some.
+        """
+        self._notify('lease.update', lease)
+        self._notify('lease.degraded' if any(
+            one['missing_resources'] for one in lease['reservations'])
+            else 'lease.healed', lease)
+
+
+def age(row: ty.Any) -> tuple[int, str]:
+    """Return the sort key of leases: the oldest one comes first."""
+    return row.created_at, row.lease_id
 
 
 #: Reservations of whole hosts of active leases, with a failed host.

@@ -32,10 +32,8 @@ from blazar_core.common import model
 from blazar_core.common import states
 from blazar_core.db import api
 from blazar_core.db import models
-from blazar_core.healing import alternatives
 from blazar_core.healing import host_replacement
 from blazar_core.healing import maintenance
-from blazar_core.healing import reshuffle
 from blazar_core.leases import hosted_servers
 from blazar_core.leases import reassignment
 from blazar_core.leases import views
@@ -68,15 +66,8 @@ class OverbookingCheck:
         self._clock = clock
         self._admission = admission
         self._reassigner = reassigner
-        self._others = alternatives.Alternatives(
-            database, admission, wanted)
-        reshuffler = reshuffle.Reshuffle(
+        self._replacement = host_replacement.HostReplacement(
             database, clock, admission, reassigner, wanted, notify)
-        self._booking_reassignment = host_replacement.BookingReassignment(
-            database, admission, reassigner, self._others, reshuffler, notify)
-        self._host_replacement = host_replacement.HostReplacement(
-            database, clock, admission, reassigner, self._others, wanted,
-            reshuffler, notify)
         self._notify = notify
         self._start_timeout = start_timeout
         #: By host, the generation for which nothing could be done, and the one
@@ -121,7 +112,7 @@ class OverbookingCheck:
             if again or self._left.get(host.id) != host.generation
             for row in self._too_many(host, now)])
         if not tried_all:
-            self._host_replacement.look()
+            self._replacement.replace_failed()
         if not tried_all or self._tried is not None:
             # A server within a lease of hosts follows the hosts of that lease.
             self._try_again(self._homeless(now))
@@ -156,7 +147,7 @@ class OverbookingCheck:
         self._tried = None
 
     def _reassign_all(self, found: ty.Iterable[ty.Any]) -> None:
-        if not self._booking_reassignment.reassign_all(found):
+        if not self._replacement.reassign_all(found):
             # Have the next look search again.
             self._news = -1
 

@@ -237,8 +237,7 @@ GUARDS: dict[str, tuple[str, ty.Any]] = {
               lambda self: None),
     'twice': ('tests.simulation.owners.GRACE', 0),
     'healed': (
-        'blazar_core.healing.host_replacement.BookingReassignment.'
-        'reassign_all',
+        'blazar_core.healing.host_replacement.HostReplacement.reassign_all',
         lambda self, found: True),
     'slots': ('blazar_core.lifecycle.lost_builds.UnsentSlotBuilds.send',
               lambda self: None),

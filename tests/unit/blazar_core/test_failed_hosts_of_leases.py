@@ -223,14 +223,14 @@ class TestFailedHosts(whole_hosts_base.WholeHostsTestCase):
             row.host_id, deleted = None, session.get(models.Lease, lease['id'])
             deleted.deleted_at = NOW
             lost = row.reservation_id, {row.id: None}
-        bookings = self.overbooking._booking_reassignment
+        bookings = self.overbooking._replacement
         with mock.patch.object(bookings._reshuffler, 'free') as free:
             self.assertTrue(bookings._find(*lost))
         free.assert_not_called()
 
     def test_hopeless_reservation_does_not_starve_others(self):
         """The oldest reservation is always first, and always fails."""
-        reshuffler = self.overbooking._booking_reassignment._reshuffler
+        reshuffler = self.overbooking._replacement._reshuffler
         tried = []
         demand, window = self.machines.so_many({'min': 1, 'max': 1}), (
             model.Window(NOW, NOW + 100))
@@ -251,7 +251,7 @@ class TestFailedHosts(whole_hosts_base.WholeHostsTestCase):
         self.assertEqual(2 * ['old', 'young', 'last'], tried)
 
     def test_vanished_reservation_does_not_block_others(self):
-        reshuffler = self.overbooking._booking_reassignment._reshuffler
+        reshuffler = self.overbooking._replacement._reshuffler
         demand, window = self.machines.so_many({'min': 1, 'max': 1}), (
             model.Window(NOW, NOW + 100))
         reshuffler._free = lambda *_what: self.clock.advance(2) and False
@@ -263,7 +263,7 @@ class TestFailedHosts(whole_hosts_base.WholeHostsTestCase):
         self.assertTrue(reshuffler.is_next('one'))
 
     def test_reshuffling_error_does_not_block_others(self):
-        reshuffler = self.overbooking._booking_reassignment._reshuffler
+        reshuffler = self.overbooking._replacement._reshuffler
         demand, window = self.machines.so_many({'min': 1, 'max': 1}), (
             model.Window(NOW, NOW + 100))
 
@@ -280,7 +280,7 @@ class TestFailedHosts(whole_hosts_base.WholeHostsTestCase):
         self.assertTrue(reshuffler.is_next('other'))
 
     def test_lost_race_is_retried_soon(self):
-        reshuffler = self.overbooking._booking_reassignment._reshuffler
+        reshuffler = self.overbooking._replacement._reshuffler
 
         def free(*_what):
             self.clock.advance(2)
@@ -296,7 +296,7 @@ class TestFailedHosts(whole_hosts_base.WholeHostsTestCase):
     def test_slot_reservations_do_not_wait_for_whole_hosts(self):
         """Reservations of slots never wait for a whole host."""
         asked, self.uuids['three'] = [], self.host('three', VCPU=2)
-        reshuffler = self.overbooking._booking_reassignment._reshuffler
+        reshuffler = self.overbooking._replacement._reshuffler
         reshuffler.is_next = lambda one: bool(asked.append(one))
         its = dataclasses.replace(self.places(), demand=dataclasses.replace(
             self.places().demand, hosts=frozenset([self.uuids['three']])))
@@ -343,7 +343,7 @@ class TestFailedHosts(whole_hosts_base.WholeHostsTestCase):
         self.assertNotIn(other['id'], dict(self.notified).values())
 
     def test_unsuccessful_reshuffling_is_repeated_after_pause(self):
-        reshuffler = self.overbooking._booking_reassignment._reshuffler
+        reshuffler = self.overbooking._replacement._reshuffler
         looks = []
         reshuffler._free = lambda *_what: looks.append(
             self.clock.advance(2))

@@ -198,7 +198,7 @@ class TestReassignment(OverbookingTestCase):
 
     def test_lease_changed_during_reassignment_is_still_reassigned(self):
         first, second = self.when_it_is_gone(2)
-        notify = self.overbooking._booking_reassignment._notify
+        notify = self.overbooking._replacement._notify
 
         def change(event, lease):
             notify(event, lease)
@@ -206,7 +206,7 @@ class TestReassignment(OverbookingTestCase):
                 with self.database.writer() as session:
                     api.locked(session, second['id']).name = 'another'
 
-        self.overbooking._booking_reassignment._notify = change
+        self.overbooking._replacement._notify = change
         self.overbooking.look()
         self.assertEqual(['two'], self.hosts_of(first))
         self.assertEqual(['two'], self.hosts_of(second))
@@ -214,14 +214,14 @@ class TestReassignment(OverbookingTestCase):
 
     def test_lease_withdrawn_during_reassignment_blocks_no_other(self):
         first, second, third = self.when_it_is_gone(3)
-        notify = self.overbooking._booking_reassignment._notify
+        notify = self.overbooking._replacement._notify
 
         def change(event, lease):
             notify(event, lease)
             if event == 'lease.healed' and lease['id'] == first['id']:
                 driven.withdraw(self.leases, second['id'])
 
-        self.overbooking._booking_reassignment._notify = change
+        self.overbooking._replacement._notify = change
         self.overbooking.look()
         self.assertEqual(['two'], self.hosts_of(third))
 
@@ -229,14 +229,14 @@ class TestReassignment(OverbookingTestCase):
         """An unreadable lease does not block others, and is tried again."""
         leases = self.when_it_is_gone(3)
         bad = leases[1]['reservations'][0]['id']
-        cases, broken = self.overbooking._others.cases, [True]
+        cases, broken = self.overbooking._replacement._others.cases, [True]
 
         def fail(reservation_ids):
             if bad in reservation_ids and broken:
                 raise ZeroDivisionError
             return cases(reservation_ids)
 
-        self.overbooking._others.cases = fail
+        self.overbooking._replacement._others.cases = fail
         self.overbooking.look()
         self.assertEqual([['two'], ['one'], ['two']],
                          [self.hosts_of(one) for one in leases])

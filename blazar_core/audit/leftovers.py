@@ -66,9 +66,9 @@ class Remains:
                 ('dead', lease_id, *has),
                 f'{named(lease_id, name)} is TERMINATED, but still has '
                 f'{" and ".join(has)}.', '--fix removes them',
-                functools.partial(
-                    self._database.retried, self._delete_leftovers, lease_id))
+                functools.partial(self._delete_leftovers, lease_id))
 
+    @api.retried
     def _delete_leftovers(self, lease_id: str) -> None:
         with contextlib.suppress(errors.NotFound), (
                 self._database.writer()) as session:

@@ -165,14 +165,14 @@ class Unfinished:
                 remedy = '--fix ends it'
             else:
                 mend = functools.partial(
-                    self._database.retried, self._reopen, lease.row.id,
-                    event_type)
+                    self._reopen, lease.row.id, event_type)
                 remedy = '--fix writes the event again'
             yield Difference(
                 ('no event', lease.row.id, event_type),
                 f'{lease.title} is {lease.row.status}, but has no event '
                 f'{event_type}.', remedy, mend)
 
+    @api.retried
     def _reopen(self, lease_id: str, event_type: str) -> None:
         """Create the missing event of a lease again."""
         with contextlib.suppress(errors.NotFound), (

@@ -187,7 +187,8 @@ class LeaseClose:
         """
         closed = Closed([*kind.hosted_servers(reserved)], [], [], [])
         if closed.hosted_servers:
-            self._cleaning.mark_dirty(kind, reserved)
+            if kind.has_hosts:
+                self._cleaning.mark_dirty(reserved.id)
         elif (again := self._cleaning.clean(kind, reserved)) is not None:
             closed.again.append(again)
         if closed.done:
@@ -590,13 +591,9 @@ class Cleaning:
                 f'its hosts stay unassigned for {held.left} s')
         return None
 
-    def mark_dirty(self, kind: resource_types.BaseResourceType,
-                   reserved: resource_types.ReservationContext) -> None:
+    @api.retried
+    def mark_dirty(self, reservation_id: str) -> None:
         """Mark the hosts as not clean, as they have a server (again)."""
-        if kind.has_hosts:
-            self._database.retried(self._mark_dirty, reserved.id)
-
-    def _mark_dirty(self, reservation_id: str) -> None:
         with self._database.writer() as session:
             session.execute(
                 sa.update(models.Host)

@@ -105,20 +105,18 @@ class ServerMoves:
                 next_at=next_at, updated_at=self._clock.now())
                 for server_id in server_ids if server_id not in known)
 
+    @api.retried
     def put_off(self, move: models.ServerMove, seconds: int) -> bool:
         """Postpone a move; return whether no other process has taken it
         meanwhile.
         """
         next_at = self._clock.now() + seconds
-        if not self._database.retried(self._put_off, {
-                'move': move.id, 'seen': move.next_at, 'next': next_at}):
-            return False
+        values = {'move': move.id, 'seen': move.next_at, 'next': next_at}
+        with self._database.begin() as connection:
+            if connection.execute(_PUT_OFF, values).rowcount != 1:
+                return False
         move.next_at = next_at
         return True
-
-    def _put_off(self, values: dict[str, ty.Any]) -> bool:
-        with self._database.begin() as connection:
-            return connection.execute(_PUT_OFF, values).rowcount == 1
 
     def next_status(self, move: models.ServerMove,
                     seen: cloud_api.ObservedServer,

@@ -18,8 +18,8 @@ import sqlalchemy as sa
 
 from blazar_core.capacity import usage_records
 from blazar_core.common import errors
+from blazar_core.common import local_times
 from blazar_core.common import model
-from blazar_core.common import recurrences
 from blazar_core.db import models
 from blazar_core.leases import views
 
@@ -279,8 +279,8 @@ def _next(start: int, query: Query) -> int:
     """Return the start of the next day or month after an instant."""
     if query.unit is None:
         return query.window.end
-    date = recurrences.wall(start, query.zone).replace(
+    date = local_times.wall(start, query.zone).replace(
         hour=0, minute=0, second=0, microsecond=0, fold=0)
     following = date + datetime.timedelta(days=1) if query.unit == 'day' else (
         date.replace(day=1) + datetime.timedelta(days=32)).replace(day=1)
-    return recurrences.instant(following, query.zone)
+    return local_times.instant(following, query.zone)

@@ -6,8 +6,8 @@ import dataclasses
 import enum
 import typing as ty
 
+from blazar_core.common import local_times
 from blazar_core.common import model
-from blazar_core.common import recurrences
 from blazar_core.common import states
 from blazar_core.plugins import end_policies
 
@@ -68,7 +68,7 @@ class Recurrence:
     between: str
     some: bool
     windows: tuple[model.Window, ...]
-    shifted: ty.Mapping[model.Window, recurrences.Dates] = dataclasses.field(
+    shifted: ty.Mapping[model.Window, local_times.Dates] = dataclasses.field(
         default_factory=dict)
 
     @property

@@ -22,8 +22,8 @@ from blazar_core.capacity import admissions
 from blazar_core.capacity import selection
 from blazar_core.common import clocks
 from blazar_core.common import errors
+from blazar_core.common import local_times
 from blazar_core.common import model
-from blazar_core.common import recurrences
 from blazar_core.common import states
 from blazar_core.db import api
 from blazar_core.db import models
@@ -35,7 +35,7 @@ from blazar_core.leases import views
 
 LOG = logging.getLogger(__name__)
 
-_Shifted: ty.TypeAlias = ty.Mapping[model.Window, recurrences.Dates]
+_Shifted: ty.TypeAlias = ty.Mapping[model.Window, local_times.Dates]
 
 
 class Series:
@@ -193,13 +193,13 @@ class Series:
             return [views.describe(found[one]) for one in ids]
 
     def nominal(self, recurrence_id: str,
-                ) -> dict[model.Window, recurrences.Dates]:
+                ) -> dict[model.Window, local_times.Dates]:
         """Return the local times of occurrences of which one does not exist,
         by window.
         """
         with self._database.reader() as session:
             row = session.get_one(models.Recurrence, recurrence_id)
-            return {_window(one): recurrences.Dates(*(
+            return {_window(one): local_times.Dates(*(
                 datetime.datetime.fromisoformat(date)
                 for date in one['dates'])) for one in row.shifted or ()}
 
@@ -258,7 +258,7 @@ def check_apart(booked: ty.Sequence[model.Window]) -> None:
                 'rule with more time between them.')
 
 
-def absence(timezone: str, dates: recurrences.Dates) -> str:
+def absence(timezone: str, dates: local_times.Dates) -> str:
     """Return the reason of an occurrence with a local time that does not
     exist.
     """
@@ -282,7 +282,7 @@ def _reason(recurrence: models.Recurrence | None, row: ty.Any) -> str:
     """Return the reason of an occurrence that was not changed, or ''."""
     if recurrence is None:
         return ''
-    return next((absence(recurrence.timezone, recurrences.Dates(*(
+    return next((absence(recurrence.timezone, local_times.Dates(*(
         datetime.datetime.fromisoformat(date) for date in one['dates'])))
         for one in recurrence.shifted or () if _window(one) == model.Window(
             row.start_date, row.end_date)), '')

@@ -14,12 +14,13 @@ import zoneinfo
 
 from blazar_core.common import errors
 from blazar_core.common import inputs
+from blazar_core.common import local_times
 from blazar_core.common import model
-from blazar_core.common import recurrences
 from blazar_core.leases import requests
 from blazar_core.plugins import end_policies
 from blazar_nova.schemas import dates
 from blazar_nova.schemas import event_schema
+from blazar_nova.schemas import recurrence_rules
 
 _KEYS = {
     'rule': '"FREQ=WEEKLY;BYDAY=MO;COUNT=10"',
@@ -43,7 +44,7 @@ class Local(ty.NamedTuple):
     """
 
     zone: zoneinfo.ZoneInfo
-    first: recurrences.Dates | None
+    first: local_times.Dates | None
 
 
 def localized(values: _Object, now: int, start: str,
@@ -56,7 +57,7 @@ def localized(values: _Object, now: int, start: str,
     """
     if values.get('recurrence') is None:
         return values, None
-    zone = recurrences.zone_of(_text(_read(values), 'timezone', 'UTC'))
+    zone = recurrence_rules.zone_of(_text(_read(values), 'timezone', 'UTC'))
     found = {key: _dated(value, zone) if key in _DATES else value
              for key, value in values.items()}
     events = found.get('events')
@@ -69,13 +70,14 @@ def localized(values: _Object, now: int, start: str,
     begins, until = (f'{key}_date' if f'{key}_date' in values else key
                      for key in ('start', 'end'))
     try:
-        first = recurrences.Dates(*(_wall(
+        first = local_times.Dates(*(_wall(
             said[key], zone, now) for key in (
                 begins, until if until in said else begins)))
-        if recurrences.seconds(first) > 0 and dates.wall(str(said[until])):
+        if recurrence_rules.seconds(first) > 0 and dates.wall(
+                str(said[until])):
             found[until] = _written(
                 values[until], first.end,
-                recurrences.window(first, zone).end, zone)
+                recurrence_rules.window(first, zone).end, zone)
     except (errors.InvalidLeaseParams, ValueError, OverflowError):
         # The parser that reads these dates next reports what is invalid.
         return found, Local(zone, None)
@@ -90,7 +92,7 @@ def _wall(said: object, zone: zoneinfo.ZoneInfo, now: int,
     """
     if not isinstance(said, str):
         raise errors.InvalidLeaseParams('It is no date.')
-    return dates.wall(said) or recurrences.wall(
+    return dates.wall(said) or local_times.wall(
         dates.start_of(said, now), zone)
 
 
@@ -99,7 +101,7 @@ def _dated(value: object, zone: zoneinfo.ZoneInfo) -> object:
     try:
         date = dates.wall(value) if isinstance(value, str) else None
         return value if date is None else _written(
-            value, date, recurrences.instant(date, zone), zone)
+            value, date, local_times.instant(date, zone), zone)
     except (ValueError, OverflowError):
         return value
 
@@ -111,11 +113,11 @@ def _written(said: object, date: datetime.datetime, time: int,
     :param date: the local time that was written
     :param time: the instant of that date
     """
-    shown = recurrences.wall(time, zone)
+    shown = local_times.wall(time, zone)
     text = str(said).strip() if shown.replace(fold=0) == date else (
         shown.isoformat(sep=' ', timespec='minutes' if dates.is_whole_minute(
             str(said)) and not shown.second else 'seconds'))
-    return dates.with_time(text) + recurrences.offset(shown, zone)
+    return dates.with_time(text) + recurrence_rules.offset(shown, zone)
 
 
 def recurrence_of(values: _Object, window: model.Window, most: int,
@@ -140,7 +142,7 @@ def recurrence_of(values: _Object, window: model.Window, most: int,
                 f'its dates. Leave "{key}" out, or "recurrence".')
     asked = _read(values)
     rule = _text(asked, 'rule')
-    found = recurrences.expand(
+    found = recurrence_rules.expand(
         rule, local.zone, window, 'duration' not in values, most, local.first)
     between = _between(_text(asked, 'between', end_policies.DELETE), known)
     fits = _text(asked, 'fits', 'all')

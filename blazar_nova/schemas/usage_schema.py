@@ -11,12 +11,13 @@ import sqlalchemy as sa
 from blazar_core.common import clocks
 from blazar_core.common import errors
 from blazar_core.common import inputs
+from blazar_core.common import local_times
 from blazar_core.common import model
-from blazar_core.common import recurrences
 from blazar_core.db import models
 from blazar_core.leases import accounting
 from blazar_nova.schemas import dates
 from blazar_nova.schemas import hint_params
+from blazar_nova.schemas import recurrence_rules
 
 #: Keys by which totals may be grouped, with the names of the API.
 GROUPS = {'project': 'project_id', 'lease': 'lease_id',
@@ -45,7 +46,7 @@ def query(values: dict[str, ty.Any], now: int) -> tuple[accounting.Query, int]:
     :raises InvalidLeaseParams: with the message for the user
     """
     inputs.check_keys(values, _KEYS, 'the query')
-    zone = recurrences.zone_of(values.get('timezone', 'UTC'))
+    zone = recurrence_rules.zone_of(values.get('timezone', 'UTC'))
 
     def instant(key: str, default: int) -> int:
         text = values.get(key)
@@ -53,7 +54,7 @@ def query(values: dict[str, ty.Any], now: int) -> tuple[accounting.Query, int]:
             return default
         found, wall = dates.parse_date(text, now), dates.wall(text)
         # Without an offset, the date is local to the time zone.
-        return found if wall is None else recurrences.instant(wall, zone)
+        return found if wall is None else local_times.instant(wall, zone)
 
     end = instant('end_date', now)
     start = instant('start_date', end - DEFAULT_DAYS * 86400)

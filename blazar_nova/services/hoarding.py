@@ -18,8 +18,8 @@ import sqlalchemy as sa
 from blazar_core.common import clocks
 from blazar_core.common import conditions
 from blazar_core.common import errors
+from blazar_core.common import local_times
 from blazar_core.common import model
-from blazar_core.common import recurrences
 from blazar_core.common import words
 from blazar_core.leases import accounting
 from blazar_core.leases import limits
@@ -272,7 +272,7 @@ def is_near(event_type: str, lease: ty.Mapping[str, ty.Any]) -> bool:
 def _month(instant: int) -> int:
     """Return the start of the month of an instant, in UTC."""
     utc = datetime.timezone.utc
-    return recurrences.instant(recurrences.wall(instant, utc).replace(
+    return local_times.instant(local_times.wall(instant, utc).replace(
         day=1, hour=0, minute=0, second=0, microsecond=0), utc)
 
 

@@ -18,8 +18,8 @@ from oslo_utils import uuidutils
 from blazar_core.common import clocks
 from blazar_core.common import errors
 from blazar_core.common import inputs
+from blazar_core.common import local_times
 from blazar_core.common import model
-from blazar_core.common import recurrences
 from blazar_core.common import refusals
 from blazar_core.leases import exclusive
 from blazar_core.leases import new_leases
@@ -32,6 +32,7 @@ from blazar_nova.compat import bound_servers
 from blazar_nova.compat import build_calls
 from blazar_nova.resource_types import booted_servers
 from blazar_nova.schemas import lease_schema
+from blazar_nova.schemas import recurrence_rules
 from blazar_nova.services import lease_changes
 from blazar_nova.services import lease_trusts
 from blazar_nova.services import limit_requests
@@ -252,22 +253,23 @@ class LeaseSeries:
         """
         rule, timezone = (lease['recurrence'][key] for key in (
             'rule', 'timezone'))
-        clock = recurrences.clock_of(rule, recurrences.zone_of(timezone))
+        clock = recurrence_rules.clock_of(
+            rule, recurrence_rules.zone_of(timezone))
         nominal = self._all.nominal(lease['id'])
 
         windows = [_window(one) for one in unfinished]
 
-        def dates_of(window: model.Window) -> recurrences.Dates:
-            return nominal.get(window) or recurrences.Dates(
-                *(recurrences.wall(time, clock)
+        def dates_of(window: model.Window) -> local_times.Dates:
+            return nominal.get(window) or local_times.Dates(
+                *(local_times.wall(time, clock)
                   for time in (window.start, window.end)))
 
-        by = [datetime.timedelta() if time is None else recurrences.wall(
+        by = [datetime.timedelta() if time is None else local_times.wall(
             time, clock).replace(fold=0) - date.replace(fold=0)
             for time, date in zip(
                 (change.start, change.end), dates_of(_window(lease)),
                 strict=True)]
-        moved = [recurrences.moved(dates_of(one), by, clock, one)
+        moved = [recurrence_rules.moved(dates_of(one), by, clock, one)
                  for one in windows]
         _check_apart(unfinished, moved)
         name = {} if change.name is None else {'name': change.name}
@@ -303,7 +305,7 @@ def _window(lease: views.Lease) -> model.Window:
 
 
 def _check_apart(leases: ty.Iterable[views.Lease],
-                 moved: ty.Iterable[recurrences.Occurrence]) -> None:
+                 moved: ty.Iterable[recurrence_rules.Occurrence]) -> None:
     """Check that occurrences do not overlap after they are moved."""
     series.check_apart([model.Window(
         to.window.start,

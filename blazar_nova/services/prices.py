@@ -23,10 +23,11 @@ import sqlalchemy as sa
 
 from blazar_core.capacity import usage_records
 from blazar_core.common import errors
+from blazar_core.common import local_times
 from blazar_core.common import model
-from blazar_core.common import recurrences
 from blazar_core.db import models
 from blazar_core.leases import accounting
+from blazar_nova.schemas import recurrence_rules
 
 #: Key of the flat fee among the costs by resource class.
 FLAT = 'flat'
@@ -149,7 +150,7 @@ def _rates(values: dict[str, ty.Any]) -> Rates:
         raise ValueError('early_release_discount is from 0 to 1')
     return Rates(
         str(values['version']), str(values.get('currency', '')),
-        recurrences.zone_of(values.get('timezone', 'UTC')), by_type,
+        recurrence_rules.zone_of(values.get('timezone', 'UTC')), by_type,
         _days([_premium(one) for one in values.get('premium', ())]),
         1 - discount)
 
@@ -199,13 +200,13 @@ class _Clockwork:
         self._sums = [decimal.Decimal(0)]
         if not rates.days:
             return
-        midnight = recurrences.wall(window.start, rates.zone).replace(
+        midnight = local_times.wall(window.start, rates.zone).replace(
             hour=0, minute=0, second=0, microsecond=0, fold=0)
-        start = recurrences.instant(midnight, rates.zone)
+        start = local_times.instant(midnight, rates.zone)
         while start < window.end:
             day = rates.days[midnight.weekday()]
             midnight += datetime.timedelta(days=1)
-            end = recurrences.instant(midnight, rates.zone)
+            end = local_times.instant(midnight, rates.zone)
             if end - start != 86400:
                 day = _changing(day, start, end, rates.zone)
             self._starts.append(start)
@@ -224,7 +225,7 @@ class _Clockwork:
 
 def _changing(day: _Day, start: int, end: int, zone: datetime.tzinfo) -> _Day:
     """Return the factors of a day on which clocks change."""
-    walls = ((time - start, recurrences.wall(time, zone))
+    walls = ((time - start, local_times.wall(time, zone))
              for time in range(start, end, 60))
     return _Day((seconds, day.at(wall.hour * 3600 + wall.minute * 60))
                 for seconds, wall in walls)

@@ -13,7 +13,7 @@ import fixtures
 
 from blazar_core.common import clocks
 from blazar_core.common import errors
-from blazar_core.common import recurrences
+from blazar_core.common import local_times
 from blazar_core.leases import credentials
 from tests.functional import api_base
 from tests.functional import base
@@ -229,7 +229,7 @@ class TestBoots(RecurringTestCase):
         return next(
             day for day in (datetime.datetime.fromtimestamp(
                 self.began + 12 * HOUR * hour, zone).date()
-                for hour in hours) if recurrences.wall(recurrences.instant(
+                for hour in hours) if local_times.wall(local_times.instant(
                     datetime.datetime.combine(day, datetime.time(2, 30)),
                     zone), zone).hour == 3)
 

@@ -9,8 +9,8 @@ from oslo_utils import uuidutils
 import sqlalchemy as sa
 
 from blazar_core.common import errors
+from blazar_core.common import local_times
 from blazar_core.common import model
-from blazar_core.common import recurrences
 from blazar_core.common import states
 from blazar_core.db import models
 from blazar_core.leases import new_leases
@@ -164,7 +164,7 @@ class TestMovedSeries(RecurringTestCase):
     def test_nominal_dates_change_only_if_move_succeeds(self):
         lease = self.make(100, 200)
         recurring = self.leases.series
-        dates = recurrences.Dates(
+        dates = local_times.Dates(
             datetime.datetime(2027, 3, 28, 2, 15),
             datetime.datetime(2027, 3, 28, 2, 45))
         window = model.Window(NOW + 110, NOW + 160)

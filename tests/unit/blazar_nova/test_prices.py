@@ -16,9 +16,9 @@ import sqlalchemy as sa
 
 from blazar_core.capacity import usage_records
 from blazar_core.common import errors
+from blazar_core.common import local_times
 from blazar_core.common import model
 from blazar_core.common import opts
-from blazar_core.common import recurrences
 from blazar_core.db import models
 from blazar_core.leases import accounting
 from blazar_nova.schemas import usage_schema
@@ -300,8 +300,8 @@ class TestCosts(PricesTestCase):
             for minute in range(0, 1440, 3))
         rates = self.rates(RATES + lines)
         self.record('reserved', 0, HOUR, 1)
-        local = mock.Mock(side_effect=recurrences.instant)
-        with mock.patch.object(recurrences, 'instant', local):
+        local = mock.Mock(side_effect=local_times.instant)
+        with mock.patch.object(local_times, 'instant', local):
             self.costs(0, 3650 * 24 * HOUR, rates)
         self.assertGreater(3660, local.call_count)
 

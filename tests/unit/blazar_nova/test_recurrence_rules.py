@@ -13,11 +13,12 @@ from hypothesis import strategies
 from oslotest import base
 
 from blazar_core.common import errors
+from blazar_core.common import local_times
 from blazar_core.common import model
-from blazar_core.common import recurrences
+from blazar_nova.schemas import recurrence_rules
 from tests import examples
 
-BERLIN = recurrences.zone_of('Europe/Berlin')
+BERLIN = recurrence_rules.zone_of('Europe/Berlin')
 HOUR = 3600
 
 
@@ -28,8 +29,9 @@ def at(text, zone=BERLIN):
 
 def expand(rule, start='2026-12-07 09:00', end='2026-12-07 12:00', zone=BERLIN,
            by_wall=True, most=100):
-    return [one.window for one in recurrences.expand(rule, zone, model.Window(
-        at(start, zone), at(end, zone)), by_wall, most, None)]
+    return [one.window for one in recurrence_rules.expand(
+        rule, zone, model.Window(at(start, zone), at(end, zone)), by_wall,
+        most, None)]
 
 
 def with_offset(text):
@@ -38,10 +40,10 @@ def with_offset(text):
 
 def written(rule, start, end, zone=BERLIN, by_wall=True):
     """Return the occurrences of dates as a user writes them."""
-    dates = recurrences.Dates(*map(
+    dates = local_times.Dates(*map(
         datetime.datetime.fromisoformat, (start, end)))
-    first = recurrences.window(dates, zone)
-    return recurrences.expand(rule, zone, first, by_wall, 100, dates)
+    first = recurrence_rules.window(dates, zone)
+    return recurrence_rules.expand(rule, zone, first, by_wall, 100, dates)
 
 
 def shown(windows, zone=BERLIN):
@@ -148,7 +150,7 @@ class TestDaylightSaving(base.BaseTestCase):
 
     def test_half_hour_clock_change(self):
         """The clocks go forward from 02:00 to 02:30 on 2027-10-03."""
-        zone = recurrences.zone_of('Australia/Lord_Howe')
+        zone = recurrence_rules.zone_of('Australia/Lord_Howe')
         for start, end, found in (
                 ('02:00', '03:00', '03 02:30-03 03:30'),
                 ('02:15', '02:45', '03 02:30-03 03:00'),
@@ -164,7 +166,7 @@ class TestDaylightSaving(base.BaseTestCase):
 
     def test_skipped_day(self):
         """Samoa had no 2011-12-30."""
-        zone = recurrences.zone_of('Pacific/Apia')
+        zone = recurrence_rules.zone_of('Pacific/Apia')
         self.assertEqual(
             ['29 09:00-29 17:00', '31 00:00-31 08:00', '31 09:00-31 17:00'],
             shown((one.window for one in written(
@@ -175,9 +177,9 @@ class TestDaylightSaving(base.BaseTestCase):
         """On 2027-10-31 there are two 02:30, and the rule refers to both."""
         first = model.Window(with_offset('2027-10-31T02:30+02:00'),
                              with_offset('2027-10-31T02:30+01:00'))
-        dates = recurrences.Dates(*(recurrences.wall(one, BERLIN) for one in (
+        dates = local_times.Dates(*(local_times.wall(one, BERLIN) for one in (
             first.start, first.end)))
-        found = recurrences.expand(
+        found = recurrence_rules.expand(
             'FREQ=DAILY;COUNT=2', BERLIN, first, True, 9, dates)
         self.assertEqual(['31 02:30-31 02:30', '01 02:30-01 03:30'],
                          shown(one.window for one in found))
@@ -188,10 +190,10 @@ class TestDaylightSaving(base.BaseTestCase):
             first = model.Window(
                 with_offset(f'2027-10-31T02:15+{text}'),
                 with_offset(f'2027-10-31T02:45+{text}'))
-            for dates in (None, recurrences.Dates(*(
-                    recurrences.wall(one, BERLIN) for one in (
+            for dates in (None, local_times.Dates(*(
+                    local_times.wall(one, BERLIN) for one in (
                         first.start, first.end)))):
-                found = recurrences.expand(
+                found = recurrence_rules.expand(
                     'FREQ=YEARLY;INTERVAL=5;COUNT=2', BERLIN, first, True, 9,
                     dates)
                 self.assertEqual(
@@ -208,7 +210,7 @@ class TestDaylightSaving(base.BaseTestCase):
 
     def test_clock_change_at_midnight(self):
         """The clocks go forward in Santiago on 2026-09-06, at midnight."""
-        zone = recurrences.zone_of('America/Santiago')
+        zone = recurrence_rules.zone_of('America/Santiago')
         found = expand('FREQ=DAILY;COUNT=2', '2026-09-05 09:00',
                        '2026-09-05 10:00', zone)
         self.assertEqual(['2026-09-05 13:00', '2026-09-06 12:00'],
@@ -225,11 +227,11 @@ class TestDaylightSaving(base.BaseTestCase):
     def test_offset_depends_on_date(self):
         for text, offset in (('2026-07-01', '+02:00'),
                              ('2026-12-01', '+01:00')):
-            self.assertEqual(offset, recurrences.offset(
+            self.assertEqual(offset, recurrence_rules.offset(
                 datetime.datetime.fromisoformat(text), BERLIN))
-        self.assertEqual('-03:30', recurrences.offset(
+        self.assertEqual('-03:30', recurrence_rules.offset(
             datetime.datetime(2026, 12, 1),
-            recurrences.zone_of('America/St_Johns')))
+            recurrence_rules.zone_of('America/St_Johns')))
 
 
 class TestRefusals(base.BaseTestCase):
@@ -271,7 +273,7 @@ class TestRefusals(base.BaseTestCase):
                      'localtime', 'Factory', 'posixrules',
                      'right/Europe/Berlin', 'right/UTC', 'posix/UTC'):
             error = self.assertRaises(
-                errors.InvalidLeaseParams, recurrences.zone_of, name)
+                errors.InvalidLeaseParams, recurrence_rules.zone_of, name)
             self.assertIn('such as "Europe/Berlin"', str(error))
 
     def test_occurrences_beyond_year_9999_are_refused(self):
@@ -281,7 +283,7 @@ class TestRefusals(base.BaseTestCase):
             for name in ('UTC', 'Pacific/Kiritimati', 'Pacific/Pago_Pago',
                          'Europe/Berlin'):
                 for by_wall in (True, False):
-                    zone = recurrences.zone_of(name)
+                    zone = recurrence_rules.zone_of(name)
                     self.assertIn('would not end before 9999', str(
                         self.assertRaises(
                             errors.InvalidLeaseParams, expand, rule,
@@ -316,13 +318,13 @@ class TestAnyRule(base.BaseTestCase):
         ['Europe/Berlin', 'America/New_York', 'Asia/Kathmandu', 'UTC']),
         strategies.integers(0, 366 * 24))
     def test_any_rule_gives_ordered_dates_or_error(self, parts, name, hours):
-        zone = recurrences.zone_of(name)
+        zone = recurrence_rules.zone_of(name)
         first = model.Window(1767225600 + hours * HOUR,
                              1767225600 + hours * HOUR + 1800)
         rule = ';'.join(f'{key}={value}' for key, value in {
             'FREQ': 'MONTHLY', 'COUNT': '5', **parts}.items())
         try:
-            found = recurrences.expand(rule, zone, first, False, 20, None)
+            found = recurrence_rules.expand(rule, zone, first, False, 20, None)
         except errors.InvalidLeaseParams as exc:
             self.assertIn('rite', str(exc))
             return
@@ -338,8 +340,8 @@ def _changes(names):
 
     From 1990 to 2040, in seconds since the epoch.
     """
-    begin, end = at('1990-01-01', recurrences.zone_of('UTC')), at(
-        '2040-01-01', recurrences.zone_of('UTC'))
+    begin, end = at('1990-01-01', recurrence_rules.zone_of('UTC')), at(
+        '2040-01-01', recurrence_rules.zone_of('UTC'))
     day = 24 * HOUR
     for name in names:
         zone = zoneinfo.ZoneInfo(name)
@@ -369,31 +371,31 @@ class TestEachClockChange(base.BaseTestCase):
         start = datetime.datetime.fromtimestamp(
             change - 1, zone).replace(tzinfo=None, fold=0) + (
                 datetime.timedelta(seconds=1, minutes=begins))
-        dates = recurrences.Dates(
+        dates = local_times.Dates(
             start, start + datetime.timedelta(minutes=lasts))
         shows = [(one, datetime.datetime.fromtimestamp(
             one.replace(tzinfo=zone).timestamp(), zone).replace(
                 tzinfo=None, fold=0) == one) for one in dates]
-        found = recurrences.window(dates, zone)
+        found = recurrence_rules.window(dates, zone)
         if all(there for _one, there in shows):
             self.assertEqual(list(dates), [
-                recurrences.wall(time_, zone).replace(fold=0)
+                local_times.wall(time_, zone).replace(fold=0)
                 for time_ in (found.start, found.end)])
         else:
             self.assertEqual(60 * lasts, found.end - found.start)
         # No instant before the start has a local time as late as it.
         self.assertLessEqual(
-            dates.start, recurrences.wall(found.start, zone))
+            dates.start, local_times.wall(found.start, zone))
         if not shows[0][1]:
-            self.assertGreater(dates.start, recurrences.wall(
+            self.assertGreater(dates.start, local_times.wall(
                 found.start - 1, zone))
         before = start - datetime.timedelta(days=1)
         for by_wall in (True, False):
             try:
-                first = recurrences.Dates(before, before + (
+                first = local_times.Dates(before, before + (
                     dates.end - dates.start))
-                several = recurrences.expand(
-                    'FREQ=DAILY;COUNT=3', zone, recurrences.window(
+                several = recurrence_rules.expand(
+                    'FREQ=DAILY;COUNT=3', zone, recurrence_rules.window(
                         first, zone), by_wall, 3, first)
             except errors.InvalidLeaseParams as exc:
                 self.assertIn('rite', str(exc))
@@ -413,13 +415,13 @@ class TestEachClockChange(base.BaseTestCase):
         start = datetime.datetime.fromtimestamp(
             change - 1, zone).replace(tzinfo=None, fold=0) + (
                 datetime.timedelta(seconds=1, minutes=begins))
-        to = recurrences.Dates(
+        to = local_times.Dates(
             start, start + datetime.timedelta(minutes=lasts))
         much = datetime.timedelta(minutes=by)
-        dates = recurrences.Dates(*(one - much for one in to))
-        found = recurrences.moved(dates, [much, much], zone,
-                                  recurrences.window(dates, zone))
-        self.assertEqual(recurrences.window(to, zone), found.window)
+        dates = local_times.Dates(*(one - much for one in to))
+        found = recurrence_rules.moved(dates, [much, much], zone,
+                                       recurrence_rules.window(dates, zone))
+        self.assertEqual(recurrence_rules.window(to, zone), found.window)
         self.assertIn(found.absent, (None, to))
 
     def test_windows_around_each_clock_change(self):

@@ -16,7 +16,6 @@ Decisions:
   the second.
 """
 
-import bisect
 import collections.abc
 import datetime
 import itertools
@@ -29,6 +28,7 @@ from dateutil import rrule
 from blazar_core.common import clocks
 from blazar_core.common import errors
 from blazar_core.common import inputs
+from blazar_core.common import local_times
 from blazar_core.common import model
 
 _EXAMPLE = '"FREQ=WEEKLY;BYDAY=MO;COUNT=10"'
@@ -53,13 +53,6 @@ _PARTS: dict[str, dict[str, str]] = {
     'YEARLY': {}}
 
 
-class Dates(ty.NamedTuple):
-    """Local times without an offset; ``fold`` tells first from second."""
-
-    start: datetime.datetime
-    end: datetime.datetime
-
-
 class Occurrence(ty.NamedTuple):
     """One window of a recurrence.
 
@@ -68,7 +61,7 @@ class Occurrence(ty.NamedTuple):
     """
 
     window: model.Window
-    absent: Dates | None = None
+    absent: local_times.Dates | None = None
 
 
 def zone_of(name: str) -> zoneinfo.ZoneInfo:
@@ -101,44 +94,22 @@ def offset(date: datetime.datetime, zone: datetime.tzinfo) -> str:
     return date.replace(tzinfo=zone).isoformat()[-len('+01:00'):]
 
 
-def wall(time: int, zone: datetime.tzinfo) -> datetime.datetime:
-    """Return the local time of an instant."""
-    return datetime.datetime.fromtimestamp(time, zone).replace(tzinfo=None)
-
-
-def instant(date: datetime.datetime, zone: datetime.tzinfo) -> int:
-    """Return the instant of a local time, or of the first existing one after
-    it.
-    """
-    late = _timestamp(date, zone)
-    if _exists(date, zone):
-        return late
-    # With the offset after the change it is before the change.
-    early = _timestamp(date.replace(fold=1), zone)
-    before = wall(early, zone).replace(fold=0) - datetime.timedelta(
-        seconds=early)
-    middle = range(early + 1, late)
-    return middle.start + bisect.bisect(middle, False, key=lambda one: (
-        wall(one, zone).replace(fold=0) - datetime.timedelta(seconds=one)
-    ) != before)
-
-
-def window(dates: Dates, zone: datetime.tzinfo) -> model.Window:
+def window(dates: local_times.Dates, zone: datetime.tzinfo) -> model.Window:
     """Return the window between two local times, the end later than the start.
 
     If one of them does not exist, the window has their nominal length.
     """
-    begin = instant(dates.start, zone)
-    if all(_exists(one, zone) for one in dates):
+    begin = local_times.instant(dates.start, zone)
+    if all(local_times.exists(one, zone) for one in dates):
         for fold in (dates.end.fold, 1):
-            end = _timestamp(dates.end.replace(fold=fold), zone)
+            end = local_times.timestamp(dates.end.replace(fold=fold), zone)
             if end > begin:
                 return model.Window(begin, end)
     return model.Window(begin, begin + seconds(dates))
 
 
 def expand(rule: str, zone: zoneinfo.ZoneInfo, first: model.Window,
-           by_wall: bool, most: int, dates: Dates | None,
+           by_wall: bool, most: int, dates: local_times.Dates | None,
            ) -> list[Occurrence]:
     """Return the occurrences of a recurrence.
 
@@ -154,11 +125,12 @@ def expand(rule: str, zone: zoneinfo.ZoneInfo, first: model.Window,
     parts = _parse(rule)
     clock = clock_of(rule, zone)
     if dates is None or clock is _UTC:
-        dates = Dates(wall(first.start, clock), wall(first.end, clock))
+        dates = local_times.Dates(local_times.wall(first.start, clock),
+                                  local_times.wall(first.end, clock))
     # The first 02:30 of a night and the second are the same local time.
     if not (by_wall and clock is not _UTC and seconds(dates) > 0):
         by_wall = False
-        dates = Dates(dates.start, dates.start + datetime.timedelta(
+        dates = dates._replace(end=dates.start + datetime.timedelta(
             seconds=first.end - first.start))
     until = _until(parts.pop('UNTIL', None), zone)
     count = int(parts.pop('COUNT', 0))
@@ -188,7 +160,7 @@ def expand(rule: str, zone: zoneinfo.ZoneInfo, first: model.Window,
     return found
 
 
-def _occurrence(start: datetime.datetime, first: Dates,
+def _occurrence(start: datetime.datetime, first: local_times.Dates,
                 clock: datetime.tzinfo, lasts: model.Window | None,
                 ) -> Occurrence:
     """
@@ -197,7 +169,7 @@ def _occurrence(start: datetime.datetime, first: Dates,
     :raises InvalidLeaseParams: if it ends after the last possible date
     """
     try:
-        dates = Dates(start.replace(fold=first.start.fold), (
+        dates = local_times.Dates(start.replace(fold=first.start.fold), (
             start + (first.end.replace(fold=0) - first.start.replace(fold=0))
         ).replace(fold=first.end.fold))
         return _at(dates, clock, lasts)
@@ -208,7 +180,7 @@ def _occurrence(start: datetime.datetime, first: Dates,
             f'smaller COUNT.') from exc
 
 
-def moved(dates: Dates, by: ty.Sequence[datetime.timedelta],
+def moved(dates: local_times.Dates, by: ty.Sequence[datetime.timedelta],
           clock: datetime.tzinfo, before: model.Window) -> Occurrence:
     """Return an occurrence, postponed in local time.
 
@@ -218,8 +190,9 @@ def moved(dates: Dates, by: ty.Sequence[datetime.timedelta],
         last possible date
     """
     try:
-        to = Dates(*((one + much).replace(fold=one.fold)
-                     for one, much in zip(dates, by, strict=True)))
+        to = local_times.Dates(*(
+            (one + much).replace(fold=one.fold)
+            for one, much in zip(dates, by, strict=True)))
         lasts = None if seconds(to) > 0 else before
         if lasts and by[0] != by[1]:
             raise errors.InvalidLeaseParams(
@@ -234,29 +207,22 @@ def moved(dates: Dates, by: ty.Sequence[datetime.timedelta],
             f'date.') from exc
 
 
-def _at(dates: Dates, clock: datetime.tzinfo, lasts: model.Window | None,
-        ) -> Occurrence:
+def _at(dates: local_times.Dates, clock: datetime.tzinfo,
+        lasts: model.Window | None) -> Occurrence:
     """
     :raises ValueError: if it ends after the last possible date
     """
-    begin = instant(dates.start, clock)
+    begin = local_times.instant(dates.start, clock)
     found = window(dates, clock) if lasts is None else model.Window(
         begin, begin + lasts.end - lasts.start)
     if found.end >= model.LATEST:
         raise ValueError('It ends too late.')
-    absent = not all(_exists(one, clock) for one in (
+    absent = not all(local_times.exists(one, clock) for one in (
         dates if lasts is None else dates[:1]))
     return Occurrence(found, dates if absent else None)
 
 
-def _exists(date: datetime.datetime, zone: datetime.tzinfo) -> bool:
-    """Return whether a local time exists, once or twice."""
-    before, after = (date.replace(tzinfo=zone, fold=fold).utcoffset()
-                     for fold in (0, 1))
-    return before is None or after is None or before >= after
-
-
-def seconds(dates: Dates) -> int:
+def seconds(dates: local_times.Dates) -> int:
     """Return the seconds between two local times, by their digits."""
     start, end = (one.replace(fold=0) for one in dates)
     return int((end - start).total_seconds())
@@ -349,15 +315,11 @@ def _until(text: str | None, zone: zoneinfo.ZoneInfo) -> int | None:
         return None
     try:
         if text.endswith('Z'):
-            return instant(datetime.datetime.strptime(
+            return local_times.instant(datetime.datetime.strptime(
                 text, '%Y%m%dT%H%M%SZ'), _UTC)
-        return instant(datetime.datetime.strptime(
+        return local_times.instant(datetime.datetime.strptime(
             text if 'T' in text else f'{text}T235959', '%Y%m%dT%H%M%S'), zone)
     except (ValueError, OverflowError) as exc:
         raise errors.InvalidLeaseParams(
             f'"UNTIL={text}" is no date. Write one such as 20261231 or '
             f'20261231T170000Z.') from exc
-
-
-def _timestamp(date: datetime.datetime, zone: datetime.tzinfo) -> int:
-    return int(date.replace(tzinfo=zone).timestamp())

@@ -23,6 +23,7 @@ from blazar_core.common import states
 from blazar_core.plugins import resource_types
 from blazar_nova.compat import network_api
 from blazar_nova.resource_types import neutron_objects
+from blazar_nova.resource_types import property_expressions
 
 Values: ty.TypeAlias = resource_types.Values
 
@@ -169,4 +170,4 @@ def _demand_of(params: ty.Mapping[str, ty.Any]) -> model.Demand:
 
 @functools.lru_cache(1000)
 def _in_network(network_id: str) -> host_properties.Expression | None:
-    return host_properties.parse(['==', f'${NETWORK}', network_id])
+    return property_expressions.parse(['==', f'${NETWORK}', network_id])

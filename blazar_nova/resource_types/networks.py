@@ -23,6 +23,7 @@ from blazar_core.plugins import resource_types
 from blazar_nova.compat import network_api
 from blazar_nova.compat import server_ports
 from blazar_nova.resource_types import neutron_objects
+from blazar_nova.resource_types import property_expressions
 
 LOG = logging.getLogger(__name__)
 
@@ -192,8 +193,8 @@ def _demand_of(params: ty.Mapping[str, ty.Any]) -> model.Demand:
 @functools.lru_cache(1000)
 def _like(network_type: str | None, physical: str | None,
           ) -> host_properties.Expression | None:
-    return host_properties.both(*(
+    return property_expressions.both(*(
         None if value is None
-        else host_properties.parse(['==', f'${name}', value])
+        else property_expressions.parse(['==', f'${name}', value])
         for name, value in (('network_type', network_type),
                             ('physical_network', physical))))

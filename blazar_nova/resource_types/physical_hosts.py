@@ -7,7 +7,6 @@ import re
 import typing as ty
 
 from blazar_core.common import errors
-from blazar_core.common import host_properties
 from blazar_core.common import inputs
 from blazar_core.common import model
 from blazar_core.plugins import cloud_api
@@ -23,6 +22,7 @@ from blazar_nova.compat import process
 from blazar_nova.compat import server_demand
 from blazar_nova.resource_types import host_cleaning
 from blazar_nova.resource_types import operator_commands
+from blazar_nova.resource_types import property_expressions
 from blazar_nova.resource_types import server_slots
 
 Values: ty.TypeAlias = resource_types.Values
@@ -70,7 +70,7 @@ class PhysicalHosts(resource_types.ResourceType):
             asked['before_end'] = values['before_end']
         for key in ('hypervisor_properties', 'resource_properties'):
             asked[key] = values.get(key, '')
-            host_properties.parse(asked[key])
+            property_expressions.parse(asked[key])
         for key in _PLACES:
             if key in values:
                 asked[key] = inputs.text(values[key], key)
@@ -108,8 +108,9 @@ class PhysicalHosts(resource_types.ResourceType):
                 avoid=frozenset() if later
                 else server_demand.disabled(placement),
                 cleaning_time=60 * process.CONF.blazar.cleaning_time,
-                properties=host_properties.both(*(
-                    host_properties.parse(params.get(name, '')) for name in (
+                properties=property_expressions.both(*(
+                    property_expressions.parse(params.get(name, ''))
+                    for name in (
                         'hypervisor_properties', 'resource_properties'))))
 
     def start(self, reserved: resource_types.ReservationContext) -> None:

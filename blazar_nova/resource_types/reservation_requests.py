@@ -9,12 +9,12 @@ import typing as ty
 
 from blazar_core.capacity import enrollment
 from blazar_core.common import errors
-from blazar_core.common import host_properties
 from blazar_core.common import inputs
 from blazar_core.db import api
 from blazar_core.leases import new_leases
 from blazar_core.plugins import resource_types
 from blazar_nova.compat import server_demand
+from blazar_nova.resource_types import property_expressions
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,9 +93,9 @@ class ReservationRequest:
             if key.endswith('_properties') and (
                     given.get(key) != before.get(key)) and (
                     not self.context.is_admin):
-                asked = host_properties.parse(given.get(key))
+                asked = property_expressions.parse(given.get(key))
                 if asked is not None:
-                    host_properties.check(asked, self.public())
+                    property_expressions.check(asked, self.public())
         new = {*params.get('projects', ())} - {
             *before.get('projects', ()), *self.projects}
         self.check_projects(new)

@@ -10,7 +10,6 @@ import typing as ty
 from oslo_serialization import jsonutils
 
 from blazar_core.common import errors
-from blazar_core.common import host_properties
 from blazar_core.common import inputs
 from blazar_core.common import model
 from blazar_core.common import states
@@ -18,6 +17,7 @@ from blazar_core.plugins import resource_types
 from blazar_nova.compat import blazar_freepool
 from blazar_nova.compat import flavors
 from blazar_nova.compat import server_demand
+from blazar_nova.resource_types import property_expressions
 
 Values: ty.TypeAlias = resource_types.Values
 
@@ -58,8 +58,9 @@ class ServerSlots(resource_types.ResourceType):
         demand = flavors.demand_of(
             context, flavor, params.get('amount', 1), params.get('affinity'),
             placement, later)
-        return dataclasses.replace(demand, properties=host_properties.parse(
-            params.get('resource_properties', '')))
+        return dataclasses.replace(
+            demand, properties=property_expressions.parse(
+                params.get('resource_properties', '')))
 
     def start(self, reserved: resource_types.ReservationContext) -> None:
         blazar_freepool.ensured()
@@ -93,7 +94,7 @@ class ServerSlots(resource_types.ResourceType):
         """Return the requirements of hosts' properties as they were written.
         """
         wanted = values.get('resource_properties', '')
-        host_properties.parse(wanted)
+        property_expressions.parse(wanted)
         return {'resource_properties': wanted}
 
     def _of_flavor(self, asking: ty.Any, flavor: Values, params: Values,

@@ -26,6 +26,7 @@ from blazar_core.plugins import resource_types
 from blazar_nova.compat import volume_api
 from blazar_nova.compat import volume_detachment
 from blazar_nova.resource_types import extensions
+from blazar_nova.resource_types import property_expressions
 
 LOG = logging.getLogger(__name__)
 
@@ -378,5 +379,5 @@ def _demand_of(params: ty.Mapping[str, ty.Any]) -> model.Demand:
 
 @functools.lru_cache(1000)
 def _like(volume_type: str | None) -> host_properties.Expression | None:
-    return None if volume_type is None else host_properties.parse(
+    return None if volume_type is None else property_expressions.parse(
         ['==', '$volume_type', volume_type])

@@ -239,8 +239,8 @@ class TestPick(admissions_base.AdmissionTestCase):
         uuid = self.host('one', VCPU=4)
         for limits in ({'hosts': frozenset()}, {'avoid': frozenset(
             [uuid])}, {'hosts': frozenset(
-                ['unheard of'])}, {'properties': host_properties.parse(
-                    '["=", "$a", "b"]')}):
+                ['unheard of'])}, {'properties': host_properties.Comparison(
+                    '=', 'a', ('b',))}):
             self.assertEqual(
                 refusals.Refusal(refusals.Reason.NO_HOST, 1, 0, None),
                 self.refusal(0, 10, **limits))

@@ -200,8 +200,9 @@ class TestEnrollment(whole_hosts_base.WholeHostsTestCase):
                    None)
         with self.admission.index.fresh():
             found = host_properties.matching(
-                host_properties.parse(
-                    '["and", ["=", "$gpu", "A100"], ' '[">=", "$nvme", "2"]]'),
+                host_properties.Combination('and', (
+                    host_properties.Comparison('=', 'gpu', ('A100',)),
+                    host_properties.Comparison('>=', 'nvme', ('2',)))),
                 {host.uuid: host.properties for host in
                  self.admission.index.hosts.values()})
         self.assertEqual({self.uuid_of('one')}, set(found))
@@ -213,7 +214,7 @@ class TestEnrollment(whole_hosts_base.WholeHostsTestCase):
         window = model.Window(NOW + 50, NOW + 100)
         wanted = model.Demand(
             model.WHOLE, 1, among=model.HostPool.ENROLLED,
-            properties=host_properties.parse('["=", "$gpu", 1]'))
+            properties=host_properties.Comparison('=', 'gpu', (1,)))
         for said, found in (('1', True), ('2', False), ('1', True)):
             self.write(enrollment.change, host_id, {'gpu': said}, None)
             for _again in range(2):
@@ -221,7 +222,8 @@ class TestEnrollment(whole_hosts_base.WholeHostsTestCase):
                     [wanted], window) is None, said)
         # Two expressions that are equivalent, but not identical.
         self.assertIsNotNone(self.admission.quote([dataclasses.replace(
-            wanted, properties=host_properties.parse('["=", "$gpu", true]'))],
+            wanted, properties=host_properties.Comparison(
+                '=', 'gpu', ('True',)))],
             window))
 
     def test_periodic_sync_keeps_extra_capabilities(self):

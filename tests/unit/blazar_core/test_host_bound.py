@@ -68,8 +68,8 @@ class HostSpreadTestCase(base.LeaseTestCase):
                 process=None, **demand):
         """Return a new lease that has passed the limits."""
         _made, allowed = process or (self.made, self.limits)
-        wanted = None if name is None else host_properties.parse(
-            ['==', '$hypervisor_hostname', name])
+        wanted = None if name is None else host_properties.Comparison(
+            '==', 'hypervisor_hostname', (name,))
         demand = model.Demand(**{
             'resources': {'VCPU': 1}, 'count': 1, 'properties': wanted,
             **demand})

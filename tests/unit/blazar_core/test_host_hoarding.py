@@ -51,7 +51,8 @@ class HoardingTestCase(test_host_bound.HostSpreadTestCase):
         """Return a reservation of servers, on the named host if any."""
         return new_leases.NewReservation(model.Demand(
             {'VCPU': vcpus}, amount, properties=None if name is None else
-            host_properties.parse(['==', '$hypervisor_hostname', name])),
+            host_properties.Comparison(
+                '==', 'hypervisor_hostname', (name,))),
             params={'amount': amount, 'vcpus': vcpus, 'host': name}, spec={})
 
     def daily(self, start, count=3, name=None, amount=1, length=50):

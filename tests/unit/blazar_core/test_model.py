@@ -45,7 +45,8 @@ class TestDemand(base.BaseTestCase):
         for other in ({'resources': {'VCPU': 1}}, {'hosts': None},
                       {'affinity': model.Affinity.SAME}, {'per_host': 2},
                       {'avoid': frozenset('c')}, {'members': {}},
-                      {'properties': host_properties.parse('["=", "$a", 1]')}):
+                      {'properties': host_properties.Comparison(
+                          '=', 'a', (1,))}):
             self.assertNotEqual(one.kind(), dataclasses.replace(
                 one, **other).kind(), other)
 

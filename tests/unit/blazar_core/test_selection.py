@@ -34,33 +34,37 @@ class TestProperties(admissions_base.AdmissionTestCase):
                 inventory.record_host(session, NOW, model.HostFacts(
                     name, name, name, {'VCPU': 4}, found), {})
 
-    def with_properties(self, text):
-        return {'properties': host_properties.parse(text)}
+    def with_property(self, operator, name, *values):
+        return {'properties': host_properties.Comparison(
+            operator, name, values)}
 
     def test_only_hosts_that_match_are_picked(self):
-        for text, names in (
-                ('["=", "$gpu", "v100"]', ['old']),
-                ('["in", "$gpu", "v100", "a100"]', ['new', 'old']),
-                ('["and", ["!=", "$gpu", "v100"], [">", "$rack", "6"]]',
+        for wanted, names in (
+                (self.with_property('=', 'gpu', 'v100'), ['old']),
+                (self.with_property('in', 'gpu', 'v100', 'a100'),
+                 ['new', 'old']),
+                ({'properties': host_properties.Combination('and', (
+                    host_properties.Comparison('!=', 'gpu', ('v100',)),
+                    host_properties.Comparison('>', 'rack', ('6',))))},
                  ['new']),
-                ('', ['new', 'old', 'plain'])):
+                ({}, ['new', 'old', 'plain'])):
             self.assertEqual(names, sorted(self.pick(
                 0, 10, len(names), affinity=model.Affinity.DIFFERENT,
-                **self.with_properties(text))), text)
+                **wanted)), wanted)
 
     def test_refusal_considers_only_matching_hosts(self):
         self.book('old', 0, 50, VCPU=3)
         self.assertEqual(
             refusals.Refusal(refusals.Reason.NO_ROOM, 3, 1, NOW + 50),
-            self.refusal(0, 10, 3, **self.with_properties(
-                '["=", "$gpu", "v100"]')))
+            self.refusal(0, 10, 3, **self.with_property(
+                '=', 'gpu', 'v100')))
         self.assertEqual(
             refusals.Refusal(refusals.Reason.TOO_BIG, 5, 1, None),
-            self.refusal(0, 10, 5, **self.with_properties(
-                '["=", "$gpu", "v100"]')))
+            self.refusal(0, 10, 5, **self.with_property(
+                '=', 'gpu', 'v100')))
 
     def test_properties_combine_with_hosts_and_avoid(self):
-        gpus = self.with_properties('["in", "$gpu", "v100", "a100"]')
+        gpus = self.with_property('in', 'gpu', 'v100', 'a100')
         self.assertEqual(['new'], self.pick(
             0, 10, avoid=frozenset(['old']), **gpus))
         self.assertEqual(['old'], self.pick(
@@ -69,7 +73,7 @@ class TestProperties(admissions_base.AdmissionTestCase):
             0, 10, hosts=frozenset(['plain']), **gpus).reason)
 
     def test_changed_property_is_followed(self):
-        rare = self.with_properties('["=", "$gpu", "h100"]')
+        rare = self.with_property('=', 'gpu', 'h100')
         self.refusal(0, 10, **rare)
         with self.database.writer() as session:
             inventory.record_host(session, NOW, model.HostFacts(

@@ -12,6 +12,7 @@ import testtools
 
 from blazar_core.common import errors
 from blazar_core.common import host_properties
+from blazar_nova.resource_types import property_expressions
 from tests import examples
 
 HOST = {'vcpus': 9, 'memory_mb': '16384', 'gpu': 'True', 'arch': 'x86_64',
@@ -28,14 +29,14 @@ def matches(expression: object, host: host_properties.Properties) -> bool:
 
 
 def says(expression: object) -> bool:
-    return matches(host_properties.parse(expression), HOST)
+    return matches(property_expressions.parse(expression), HOST)
 
 
 class ExtraSpecTest(testtools.TestCase):
     """Properties that are compared like extra specs of flavors."""
 
     def has(self, gpu, spec, operator='='):
-        return matches(host_properties.parse(
+        return matches(property_expressions.parse(
             [operator, '$capabilities:gpu', spec]), {'gpu': gpu})
 
     def test_each_operator_is_evaluated(self):
@@ -57,7 +58,7 @@ class ExtraSpecTest(testtools.TestCase):
         for gpu, spec in (('A100', '>= 8'), ('aes', '<all-in> aes'),
                           ('x', '<range-in> [ 1 4 ]')):
             self.assertFalse(self.has(gpu, spec), spec)
-        self.assertFalse(matches(host_properties.parse(
+        self.assertFalse(matches(property_expressions.parse(
             ['=', '$capabilities:rack', '7']), {'gpu': '7'}))
 
     def test_invalid_spec_is_refused_with_example(self):
@@ -69,11 +70,12 @@ class ExtraSpecTest(testtools.TestCase):
             errors.InvalidLeaseParams, self.has, '8', '8', '>=')))
 
     def test_prefixed_property_must_be_public(self):
-        expression = host_properties.parse(['in', '$capabilities:gpu', 'a',
-                                            'b'])
-        host_properties.check(expression, ['gpu'])
-        self.assertRaises(errors.InvalidLeaseParams, host_properties.check,
-                          expression, ['rack'])
+        expression = property_expressions.parse(
+            ['in', '$capabilities:gpu', 'a', 'b'])
+        property_expressions.check(expression, ['gpu'])
+        self.assertRaises(
+            errors.InvalidLeaseParams, property_expressions.check,
+            expression, ['rack'])
 
 
 class ExpressionTest(testtools.TestCase):
@@ -109,15 +111,17 @@ class ExpressionTest(testtools.TestCase):
 
     def test_non_finite_numbers_and_deep_nesting_are_refused(self):
         for value in (float('nan'), float('inf'), -float('inf')):
-            self.assertRaises(errors.InvalidLeaseParams, host_properties.parse,
-                              ['=', '$load', value])
+            self.assertRaises(
+                errors.InvalidLeaseParams, property_expressions.parse,
+                ['=', '$load', value])
         # As deep as a JSON parser may return it.
         deep: list[object] = []
         for _level in range(sys.getrecursionlimit()):
             deep = [deep]
         for expression in (deep, ['=', deep, 1], ['=', '$load', deep]):
-            self.assertRaises(errors.InvalidLeaseParams, host_properties.parse,
-                              expression)
+            self.assertRaises(
+                errors.InvalidLeaseParams, property_expressions.parse,
+                expression)
 
     def test_empty_expression_matches_every_host(self):
         for nothing in ('', ' ', '[]', [], None):
@@ -141,18 +145,18 @@ class ExpressionTest(testtools.TestCase):
                 ('["and", ' * 25 + '["=", "$a", "1"]' + ']' * 25, 'deeper'),
                 ('["=", "$a", "' + 'x' * 20000 + '"]', 'longer than')):
             error = self.assertRaises(
-                errors.InvalidLeaseParams, host_properties.parse, text)
+                errors.InvalidLeaseParams, property_expressions.parse, text)
             self.assertIn(part, str(error), text[:50])
 
     def test_hosts_are_matched_individually(self):
         hosts = {'a': {'n': 1}, 'b': {'n': '1'}, 'c': {'n': 2}, 'd': {},
                  'e': {'n': True}, 'f': {'n': 1, 'm': 2}}
         self.assertEqual(['a', 'b', 'f'], host_properties.matching(
-            host_properties.parse(['=', '$n', 1]), hosts))
+            property_expressions.parse(['=', '$n', 1]), hosts))
         self.assertEqual(['e'], host_properties.matching(
-            host_properties.parse(['=', '$n', 'True']), hosts))
+            property_expressions.parse(['=', '$n', 'True']), hosts))
         self.assertEqual(['c', 'f'], host_properties.matching(
-            host_properties.parse(['or', ['=', '$n', 2], ['>', '$m', 0]]),
+            property_expressions.parse(['or', ['=', '$n', 2], ['>', '$m', 0]]),
             hosts))
 
     def test_equal_hosts_are_evaluated_once(self):
@@ -169,46 +173,48 @@ class ExpressionTest(testtools.TestCase):
         self.assertEqual((500, 2), (len(found), len(asked)))
 
     def test_only_public_properties_may_be_asked_for(self):
-        asked = host_properties.parse(
+        asked = property_expressions.parse(
             ['and', ['=', '$a', 1], ['or', ['<', '$b', 2]]])
-        host_properties.check(asked, ['b', 'a'])
-        host_properties.check(None, [])
+        property_expressions.check(asked, ['b', 'a'])
+        property_expressions.check(None, [])
         for public, sentence in (
                 (['b', 'c'], '"$a" is not a host property that reservations '
                              'can ask for. Write one or more of "$b", "$c".'),
                 ([], '"$a" is not a host property that reservations can ask '
                      'for. There are none: leave the properties out.')):
             self.assertEqual(sentence, str(self.assertRaises(
-                errors.InvalidLeaseParams, host_properties.check, asked,
+                errors.InvalidLeaseParams, property_expressions.check, asked,
                 public)))
 
     def test_number_of_compared_values_is_limited(self):
-        least = ['in', '$a', *range(host_properties.MAX_VALUES - 1)]
-        host_properties.check(host_properties.parse(
+        least = ['in', '$a', *range(property_expressions.MAX_VALUES - 1)]
+        property_expressions.check(property_expressions.parse(
             ['or', least, ['=', '$a', 1]]), ['a'])
         error = self.assertRaises(
-            errors.InvalidLeaseParams, host_properties.check,
-            host_properties.parse(['or', least, ['in', '$a', 1, 2]]), ['a'])
+            errors.InvalidLeaseParams, property_expressions.check,
+            property_expressions.parse(
+                ['or', least, ['in', '$a', 1, 2]]), ['a'])
         self.assertIn('compares with 51 values. Write one with at most 50.',
                       str(error))
 
     def test_operators_with_one_operand_are_dropped(self):
         node = comparison = ['=', '$a', 1]
-        for number in range(host_properties.MAX_DEPTH - 1):
+        for number in range(property_expressions.MAX_DEPTH - 1):
             node = ['or' if number % 2 else 'and', node]
-        self.assertEqual(host_properties.parse(comparison),
-                         host_properties.parse(node))
+        self.assertEqual(property_expressions.parse(comparison),
+                         property_expressions.parse(node))
 
     def test_length_of_expression_is_limited(self):
-        long = ['or', *[['=', '$a', 1]] * host_properties.MAX_BYTES]
+        long = ['or', *[['=', '$a', 1]] * property_expressions.MAX_BYTES]
         for text in (long, json.dumps(long)):
             self.assertIn('is longer than 16384 bytes', str(self.assertRaises(
-                errors.InvalidLeaseParams, host_properties.parse, text)))
+                errors.InvalidLeaseParams, property_expressions.parse, text)))
 
     def test_in_needs_at_least_one_value(self):
         self.assertIn('one or more values to compare "$a"', str(
-            self.assertRaises(errors.InvalidLeaseParams, host_properties.parse,
-                              ['in', '$a', []])))
+            self.assertRaises(
+                errors.InvalidLeaseParams, property_expressions.parse,
+                ['in', '$a', []])))
 
     @examples.repeatable(100)
     @hypothesis.given(st.sampled_from(sorted(MEANING)),
@@ -218,7 +224,8 @@ class ExpressionTest(testtools.TestCase):
         for one in (left, str(left), float(left)):
             for other in (right, str(right), f'{right}.0'):
                 self.assertEqual(expected, matches(
-                    host_properties.parse([name, '$n', other]), {'n': one}))
+                    property_expressions.parse([name, '$n', other]),
+                    {'n': one}))
 
     @examples.repeatable(100)
     @hypothesis.given(st.recursive(
@@ -226,7 +233,7 @@ class ExpressionTest(testtools.TestCase):
         lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner)))
     def test_any_json_is_an_expression_or_an_error(self, anything):
         try:
-            parsed = host_properties.parse(anything)
+            parsed = property_expressions.parse(anything)
         except errors.InvalidLeaseParams as exc:
             self.assertTrue(str(exc).isprintable() or exc)
         else:

@@ -33,7 +33,6 @@ from blazar_core.capacity import selection
 from blazar_core.common import clocks
 from blazar_core.common import errors
 from blazar_core.common import host_properties
-from blazar_core.common import inputs
 from blazar_core.common import model
 from blazar_core.db import api
 from blazar_core.db import models
@@ -41,6 +40,7 @@ from blazar_core.leases import leases
 from blazar_core.leases import new_leases
 from blazar_core.leases import requests
 from blazar_core.leases import views
+from blazar_nova.resource_types import inputs
 from blazar_nova.schemas import hint_params
 from blazar_nova.schemas import lease_schema
 from tests import driven

@@ -19,3 +19,9 @@ def duration(seconds: int) -> str:
         if number:
             said.append(count(number, unit))
     return ' '.join(said) or count(0, 'second')
+
+
+def shown(text: str) -> str:
+    """Return the user's own text, short and printable, for a sentence."""
+    cut = text if len(text) <= 64 else text[:61] + '...'
+    return ''.join(char if char.isprintable() else '?' for char in cut)

@@ -7,9 +7,10 @@ import webob
 
 from blazar_core.common import clocks
 from blazar_core.common import errors
-from blazar_core.common import inputs
 from blazar_core.common import model
+from blazar_core.common import words
 from blazar_nova.api import assembly
+from blazar_nova.resource_types import inputs
 from blazar_nova.schemas import dates
 from blazar_nova.schemas import web_requests
 from blazar_nova.services import calendar
@@ -39,7 +40,7 @@ class CalendarController:
         rows = values.get('rows', 'lease')
         if rows not in _ROWS:
             raise errors.InvalidLeaseParams(
-                f'"{inputs.shown(rows)}" is none of the rows of a calendar. '
+                f'"{words.shown(rows)}" is none of the rows of a calendar. '
                 f'Write one of {", ".join(_ROWS)}.')
         project_id = values.get('project_id')
         if not self._policy.allows(context, 'blazar:calendar:get_all'):

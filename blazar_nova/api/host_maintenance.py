@@ -9,11 +9,11 @@ import webob
 from blazar_core.capacity import outages
 from blazar_core.common import clocks
 from blazar_core.common import errors
-from blazar_core.common import inputs
 from blazar_core.common import model
 from blazar_core.common import words
 from blazar_core.healing import maintenance
 from blazar_nova.api import assembly
+from blazar_nova.resource_types import inputs
 from blazar_nova.schemas import dates
 from blazar_nova.schemas import web_requests
 

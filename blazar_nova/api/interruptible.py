@@ -6,8 +6,8 @@ import typing as ty
 
 import webob
 
-from blazar_core.common import inputs
 from blazar_nova.api import assembly
+from blazar_nova.resource_types import inputs
 from blazar_nova.schemas import interruptible_params
 from blazar_nova.schemas import web_requests
 

@@ -9,7 +9,6 @@ import webob
 
 from blazar_core.common import clocks
 from blazar_core.common import errors
-from blazar_core.common import inputs
 from blazar_core.common import model
 from blazar_core.common import refusals
 from blazar_core.common import states
@@ -18,6 +17,7 @@ from blazar_core.leases import new_leases
 from blazar_core.leases import requests
 from blazar_core.leases import views
 from blazar_nova.api import assembly
+from blazar_nova.resource_types import inputs
 from blazar_nova.schemas import dates
 from blazar_nova.schemas import echoed_fields
 from blazar_nova.schemas import error_answers

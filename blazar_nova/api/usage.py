@@ -7,9 +7,9 @@ import webob
 
 from blazar_core.common import clocks
 from blazar_core.common import errors
-from blazar_core.common import inputs
 from blazar_core.leases import accounting
 from blazar_nova.api import assembly
+from blazar_nova.resource_types import inputs
 from blazar_nova.schemas import usage_schema
 from blazar_nova.schemas import web_requests
 from blazar_nova.services import prices

@@ -20,8 +20,8 @@ from oslo_utils import uuidutils
 from sqlalchemy.orm import exc as orm_exc
 
 from blazar_core.common import errors
-from blazar_core.common import inputs
 from blazar_core.common import model
+from blazar_core.common import words
 from blazar_core.plugins import resource_types
 from blazar_nova.compat import accelerators
 from blazar_nova.compat import bound_servers
@@ -98,7 +98,7 @@ def id_of(context: ty.Any, name: str) -> str:
             flavor = objects.Flavor.get_by_name(elevated, name)
     if flavor is None:
         raise errors.InvalidLeaseParams(
-            f'Flavor {inputs.shown(name)} could not be found. Use a '
+            f'Flavor {words.shown(name)} could not be found. Use a '
             'flavor that your project may use.')
     return ty.cast(str, flavor.flavorid)
 

@@ -17,11 +17,11 @@ import uuid
 
 from blazar_core.common import errors
 from blazar_core.common import host_properties
-from blazar_core.common import inputs
 from blazar_core.common import model
 from blazar_core.common import states
 from blazar_core.plugins import resource_types
 from blazar_nova.compat import network_api
+from blazar_nova.resource_types import inputs
 from blazar_nova.resource_types import neutron_objects
 from blazar_nova.resource_types import property_expressions
 

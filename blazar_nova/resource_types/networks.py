@@ -16,12 +16,12 @@ from oslo_utils import uuidutils
 
 from blazar_core.common import errors
 from blazar_core.common import host_properties
-from blazar_core.common import inputs
 from blazar_core.common import model
 from blazar_core.common import words
 from blazar_core.plugins import resource_types
 from blazar_nova.compat import network_api
 from blazar_nova.compat import server_ports
+from blazar_nova.resource_types import inputs
 from blazar_nova.resource_types import neutron_objects
 from blazar_nova.resource_types import property_expressions
 

@@ -7,8 +7,8 @@ import re
 import typing as ty
 
 from blazar_core.common import errors
-from blazar_core.common import inputs
 from blazar_core.common import model
+from blazar_core.common import words
 from blazar_core.plugins import cloud_api
 from blazar_core.plugins import resource_types
 from blazar_nova.compat import aggregates
@@ -21,6 +21,7 @@ from blazar_nova.compat import pool
 from blazar_nova.compat import process
 from blazar_nova.compat import server_demand
 from blazar_nova.resource_types import host_cleaning
+from blazar_nova.resource_types import inputs
 from blazar_nova.resource_types import operator_commands
 from blazar_nova.resource_types import property_expressions
 from blazar_nova.resource_types import server_slots
@@ -200,7 +201,7 @@ def _eligible(params: ty.Mapping[str, ty.Any],
     here = process.CONF.placement.region_name
     if region is not None and here is not None and region != here:
         raise errors.InvalidLeaseParams(
-            f'The hosts of region {inputs.shown(region)} are not here: it '
+            f'The hosts of region {words.shown(region)} are not here: it '
             f'is {here}. Leave "region" out, or ask there.')
     limits = [_in_zone(params['availability_zone'], placement)
               ] if 'availability_zone' in params else []
@@ -260,5 +261,5 @@ def _known(key: str, name: str, found: set[str]) -> set[str]:
 
 def _unknown(key: str, name: str) -> errors.InvalidLeaseParams:
     return errors.InvalidLeaseParams(
-        f'There is no {key} {inputs.shown(name)}. Write a name that '
+        f'There is no {key} {words.shown(name)}. Write a name that '
         f'exists, or leave it out.')

@@ -29,7 +29,7 @@ import pyparsing
 
 from blazar_core.common import errors
 from blazar_core.common import host_properties
-from blazar_core.common import inputs
+from blazar_nova.resource_types import inputs
 
 #: Limits of an expression: its nesting, its length in bytes, and the values
 #: that it compares with, as it is evaluated for every kind of host. Each

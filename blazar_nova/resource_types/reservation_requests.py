@@ -9,11 +9,12 @@ import typing as ty
 
 from blazar_core.capacity import enrollment
 from blazar_core.common import errors
-from blazar_core.common import inputs
+from blazar_core.common import words
 from blazar_core.db import api
 from blazar_core.leases import new_leases
 from blazar_core.plugins import resource_types
 from blazar_nova.compat import server_demand
+from blazar_nova.resource_types import inputs
 from blazar_nova.resource_types import property_expressions
 
 
@@ -124,7 +125,7 @@ class ReservationRequest:
         named = self.types.named
         kind = named.get(name) if isinstance(name, str) else None
         if kind is None:
-            given = inputs.shown(name) if isinstance(name, str) else (
+            given = words.shown(name) if isinstance(name, str) else (
                 inputs.kind_of(name) if name is not None else 'not given')
             raise errors.InvalidLeaseParams(
                 f'The resource type is {given}. Write "resource_type": one '

@@ -10,13 +10,13 @@ import typing as ty
 from oslo_serialization import jsonutils
 
 from blazar_core.common import errors
-from blazar_core.common import inputs
 from blazar_core.common import model
 from blazar_core.common import states
 from blazar_core.plugins import resource_types
 from blazar_nova.compat import blazar_freepool
 from blazar_nova.compat import flavors
 from blazar_nova.compat import server_demand
+from blazar_nova.resource_types import inputs
 from blazar_nova.resource_types import property_expressions
 
 Values: ty.TypeAlias = resource_types.Values

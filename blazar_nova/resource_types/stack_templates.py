@@ -16,7 +16,7 @@ import typing as ty
 import yaml
 
 from blazar_core.common import errors
-from blazar_core.common import inputs
+from blazar_core.common import words
 
 _Object: ty.TypeAlias = dict[str, ty.Any]
 
@@ -96,8 +96,8 @@ class Templates:
         for where, template in (('the template', self.root),
                                 *self.nested.items()):
             for name, resource in template['resources'].items():
-                self._check(f'"{inputs.shown(name)}" of '
-                            f'{inputs.shown(where)}', resource)
+                self._check(f'"{words.shown(name)}" of '
+                            f'{words.shown(where)}', resource)
 
     def _check(self, name: str, resource: ty.Any) -> None:
         if not isinstance(resource, dict):
@@ -128,15 +128,15 @@ class Templates:
         version = str(self.root['heat_template_version'])
         if version[:1].isdigit() and version < _EXISTING:
             raise errors.InvalidLeaseParams(
-                f'Floating IP {inputs.shown(name)} cannot be reserved with '
-                f'"heat_template_version" {inputs.shown(version)}. Write '
+                f'Floating IP {words.shown(name)} cannot be reserved with '
+                f'"heat_template_version" {words.shown(version)}. Write '
                 f'{_EXISTING} or later.')
         others = self.root['resources'][name].get(
             'properties', {}).keys() - {*_OF_NETWORK, *_OF_ASSOCIATION}
         if others:
             raise errors.InvalidLeaseParams(
-                f'Floating IP {inputs.shown(name)} cannot be reserved with '
-                f'"{inputs.shown(min(others))}", as it exists before the '
+                f'Floating IP {words.shown(name)} cannot be reserved with '
+                f'"{words.shown(min(others))}", as it exists before the '
                 'stack. Leave it out.')
 
     def filled(self, flavors: ty.Mapping[str, str], volume_type: str | None,
@@ -211,7 +211,7 @@ def check_type(name: str, kind: str) -> None:
     """
     if kind not in _KNOWN and not kind.startswith(_SERVICES):
         raise errors.InvalidLeaseParams(
-            f'Resource {name} is {inputs.shown(kind)}: what it needs cannot '
+            f'Resource {name} is {words.shown(kind)}: what it needs cannot '
             'be reserved. Leave it out; servers can be in OS::Nova::Server, '
             'OS::Heat::ResourceGroup and templates in "files".')
 
@@ -238,8 +238,8 @@ def read(template: ty.Any, files: ty.Any) -> Templates:
     while names:
         name = names.pop()
         seen.add(name)
-        found = _plain(_parsed(files[name], inputs.shown(name)),
-                       inputs.shown(name))
+        found = _plain(_parsed(files[name], words.shown(name)),
+                       words.shown(name))
         if _is_template(found):
             nested[name] = found
             names |= ({*_types_of(found)} & files.keys()) - seen
@@ -271,7 +271,7 @@ def _parsed(text: str, name: str) -> ty.Any:
             RecursionError, TypeError, ValueError) as exc:
         # Tags of scalars, such as "!!bool other", raise any of these.
         raise errors.InvalidLeaseParams(
-            f'{name} is not YAML: {inputs.shown(str(exc))}.') from exc
+            f'{name} is not YAML: {words.shown(str(exc))}.') from exc
 
 
 def _check_size(text: str, name: str) -> None:
@@ -324,7 +324,7 @@ def _plain(value: ty.Any, name: str) -> ty.Any:
         if large or isinstance(one, float) and not math.isfinite(one) or not (
                 isinstance(one, str | int | float | None)):
             given = 'a number of many digits' if large else (
-                inputs.shown(str(one)))
+                words.shown(str(one)))
             raise errors.InvalidLeaseParams(
                 f'{name} has a value that JSON does not have: {given}. Write '
                 f'it as a text.')

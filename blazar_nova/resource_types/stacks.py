@@ -20,7 +20,6 @@ import uuid
 from oslo_log import log as logging
 
 from blazar_core.common import errors
-from blazar_core.common import inputs
 from blazar_core.common import model
 from blazar_core.common import words
 from blazar_core.plugins import resource_types
@@ -28,6 +27,7 @@ from blazar_nova.compat import flavors
 from blazar_nova.compat import network_api
 from blazar_nova.compat import stack_api
 from blazar_nova.resource_types import extensions
+from blazar_nova.resource_types import inputs
 from blazar_nova.resource_types import stack_templates
 
 LOG = logging.getLogger(__name__)
@@ -358,7 +358,7 @@ def _size(name: str, volume: Values) -> int:
 def _warnings(names: ty.Iterable[str]) -> tuple[str, ...]:
     found = sorted(names)
     return (f'Not reserved are {words.count(len(found), "resource")} of the '
-            f'stack: {", ".join(map(inputs.shown, found[:5]))}.',
+            f'stack: {", ".join(map(words.shown, found[:5]))}.',
             ) if found else ()
 
 

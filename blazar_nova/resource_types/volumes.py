@@ -18,7 +18,6 @@ from oslo_log import log as logging
 
 from blazar_core.common import errors
 from blazar_core.common import host_properties
-from blazar_core.common import inputs
 from blazar_core.common import model
 from blazar_core.common import words
 from blazar_core.plugins import cloud_api
@@ -26,6 +25,7 @@ from blazar_core.plugins import resource_types
 from blazar_nova.compat import volume_api
 from blazar_nova.compat import volume_detachment
 from blazar_nova.resource_types import extensions
+from blazar_nova.resource_types import inputs
 from blazar_nova.resource_types import property_expressions
 
 LOG = logging.getLogger(__name__)

@@ -9,7 +9,8 @@ import typing as ty
 from oslo_utils import strutils
 
 from blazar_core.common import errors
-from blazar_core.common import inputs
+from blazar_core.common import words
+from blazar_nova.resource_types import inputs
 
 RESERVED = 'reserved'
 LEASE_PARAMS = 'lease_params'
@@ -48,7 +49,7 @@ def _refuse_service_hints(
     for name in hints:
         if name.lower().startswith(SERVICE_PREFIX):
             raise errors.InvalidLeaseParams(
-                f'Only the service may set the hint "{inputs.shown(name)}", '
+                f'Only the service may set the hint "{words.shown(name)}", '
                 'like all that begin with "blazar". Leave it out; to request '
                 'a lease, use --hint reserved=True.')
 
@@ -63,7 +64,7 @@ def _refuse_near_misses(hints: collections.abc.Mapping[str, object],
             name.lower().replace('-', '_'), HINTS, 1, _NEAR)
         if near and name not in HINTS and name not in others:
             raise errors.InvalidLeaseParams(
-                f'The hint "{inputs.shown(name)}" is nearly "{near[0]}", and '
+                f'The hint "{words.shown(name)}" is nearly "{near[0]}", and '
                 f'not the same. Write --hint {near[0]}={HINTS[near[0]]}, or '
                 f'leave it out for a server without a lease.')
 
@@ -79,7 +80,7 @@ def _refuse_unreadable_hints(
                 isinstance(one, str | int | float) for one in (
                 value if isinstance(value, list) else [value])):
             raise errors.InvalidLeaseParams(
-                f'The hint "{inputs.shown(name)}" is {inputs.kind_of(value)}. '
+                f'The hint "{words.shown(name)}" is {inputs.kind_of(value)}. '
                 f'Write a string, or leave it out.')
 
 
@@ -113,7 +114,7 @@ def boolean(value: object, name: str) -> bool:
             return bool(strutils.bool_from_string(value, strict=True))
     except ValueError:
         pass
-    given = (f'"{inputs.shown(value)}"' if isinstance(value, str)
+    given = (f'"{words.shown(value)}"' if isinstance(value, str)
              else inputs.kind_of(value))
     what = 'with a lease' if name == RESERVED else 'that may be evicted'
     raise errors.InvalidLeaseParams(

@@ -18,8 +18,9 @@ import re
 
 from blazar_core.common import clocks
 from blazar_core.common import errors
-from blazar_core.common import inputs
 from blazar_core.common import model
+from blazar_core.common import words
+from blazar_nova.resource_types import inputs
 
 #: Seconds for which a start in the past counts as now: a request takes time,
 #: and clocks differ.
@@ -48,7 +49,7 @@ def parse_date(text: str, now: int) -> int:
     seconds = None if match is None else _seconds(match)
     if match is None or seconds is None or not 0 <= seconds < model.LATEST:
         raise errors.InvalidLeaseParams(
-            f'{inputs.shown(text)} is an invalid date. Required format: '
+            f'{words.shown(text)} is an invalid date. Required format: '
             'YYYY-MM-DD HH:MM in UTC, such as '
             '"2026-12-01 16:07", with a year from 1970 to 9998; "now", '
             'seconds and ISO 8601 such as '
@@ -118,14 +119,14 @@ def parse_duration(text: str) -> int:
     match = _DURATION.fullmatch(text.strip())
     if match is None or not any(match.groups()):
         raise errors.InvalidLeaseParams(
-            f'"{inputs.shown(text)}" is an invalid duration. Write whole '
+            f'"{words.shown(text)}" is an invalid duration. Write whole '
             'numbers of at most 10 digits with the units w, d, h, m, s, the '
             'largest first, such as "2h", "90m" or "1d12h".')
     seconds = sum(int(number or 0) * unit for number, unit in
                   zip(match.groups(), _UNIT_SECONDS, strict=True))
     if seconds == 0:
         raise errors.InvalidLeaseParams(
-            f'The duration "{inputs.shown(text)}" is zero. Write a longer '
+            f'The duration "{words.shown(text)}" is zero. Write a longer '
             'one, such as "2h".')
     return seconds
 

@@ -12,11 +12,12 @@ import typing as ty
 
 from blazar_core.common import clocks
 from blazar_core.common import errors
-from blazar_core.common import inputs
 from blazar_core.common import model
 from blazar_core.common import states
+from blazar_core.common import words
 from blazar_core.leases import events
 from blazar_core.leases import requests
+from blazar_nova.resource_types import inputs
 from blazar_nova.schemas import dates
 
 EXAMPLE = '[{"event_type": "remind", "event_date": "2026-12-01 12:00"}]'
@@ -98,7 +99,7 @@ def _event_type(text: str) -> str:
             f'{_OWN_EVENTS[text.lower()]} instead.')
     if not _EVENT_TYPE.fullmatch(text):
         raise errors.InvalidLeaseParams(
-            f'The event_type "{inputs.shown(text)}" is not a name. Write 1 to '
+            f'The event_type "{words.shown(text)}" is not a name. Write 1 to '
             '64 letters (A to Z), digits, "_", "." and "-", such as "remind".')
     return text
 
@@ -111,7 +112,7 @@ def action_of(value: object, key: str, actions: _Actions) -> states.Action:
     text = string(value, key, {key: '"snapshot"'})
     if text not in actions:
         raise errors.InvalidLeaseParams(
-            f'"{key}": "{inputs.shown(text)}" is not available. What is '
+            f'"{key}": "{words.shown(text)}" is not available. What is '
             f'available at an event: {", ".join(actions)}. Write '
             f'"{key}": "{actions[0]}" or leave it out.')
     return states.Action(text)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Parsing of the JSON body that enrolls an address for floating IPs."""
 
-from blazar_core.common import inputs
+from blazar_nova.resource_types import inputs
 
 EXAMPLE = ('{"floating_network_id": "the ID of an external network", '
            '"floating_ip_address": "203.0.113.10"}')

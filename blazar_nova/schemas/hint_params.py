@@ -26,12 +26,13 @@ import unicodedata
 
 from blazar_core.common import clocks
 from blazar_core.common import errors
-from blazar_core.common import inputs
 from blazar_core.common import model
 from blazar_core.common import states
+from blazar_core.common import words
 from blazar_core.leases import requests
 from blazar_core.plugins import end_policies
 from blazar_nova.resource_types import extensions
+from blazar_nova.resource_types import inputs
 from blazar_nova.schemas import boot_hints
 from blazar_nova.schemas import dates
 from blazar_nova.schemas import event_schema
@@ -220,7 +221,7 @@ def _pairs(pairs: list[tuple[str, object]]) -> _Object:
     for key, value in pairs:
         if key in result:
             raise errors.InvalidLeaseParams(
-                f'The key "{inputs.shown(key)}" is given twice in '
+                f'The key "{words.shown(key)}" is given twice in '
                 'lease_params. Write it once.')
         result[key] = value
     return result
@@ -294,7 +295,7 @@ def _shows_build(params: _Object, defaults: Defaults) -> bool:
     status = _text(params, 'server_status', defaults.server_status)
     if status.upper() not in (_RESERVED, _BUILD):
         raise errors.InvalidLeaseParams(
-            f'"server_status" is "{inputs.shown(status)}". Write '
+            f'"server_status" is "{words.shown(status)}". Write '
             f'"{_RESERVED}" or "{_BUILD}": what is shown as the status of a '
             f'server until its lease starts.')
     return status.upper() == _BUILD
@@ -344,7 +345,7 @@ def name_of(text: str) -> str:
     # Checked before blanks are cut: line breaks are not accepted as blanks.
     if any(unicodedata.category(char) in ('Cc', 'Cs') for char in text):
         raise errors.InvalidLeaseParams(
-            f'The name "{inputs.shown(text)}" has control characters or '
+            f'The name "{words.shown(text)}" has control characters or '
             'halves of characters in it. Write one without them.')
     name = text.strip()
     if not 1 <= len(name) <= MAX_NAME:
@@ -390,7 +391,7 @@ def tags_of(values: _Object) -> tuple[str, ...] | None:
     for tag in found:
         if not _TAG.fullmatch(tag):
             raise errors.InvalidLeaseParams(
-                f'"{inputs.shown(tag)}" is no tag. Write 1 to 60 letters, '
+                f'"{words.shown(tag)}" is no tag. Write 1 to 60 letters, '
                 'digits, blanks and characters of _.:=+#@()-.')
     return tuple(sorted(set(found)))
 
@@ -422,7 +423,7 @@ def on_end_of(value: object, defaults: Defaults) -> str:
     for name in names:
         if name not in known:
             raise errors.InvalidLeaseParams(
-                f'"on_end": "{inputs.shown(name)}" is not available. What is '
+                f'"on_end": "{words.shown(name)}" is not available. What is '
                 'available at the end of a lease: '
                 f'{", ".join(known)}. Write "on_end": "{known[0]}" or leave '
                 f'it out.')

@@ -11,7 +11,8 @@ import math
 import typing as ty
 
 from blazar_core.common import errors
-from blazar_core.common import inputs
+from blazar_core.common import words
+from blazar_nova.resource_types import inputs
 
 #: Maximum length of an extra capability's key and value, in characters.
 MAX_KEY = 64
@@ -138,12 +139,12 @@ def _key(key: str) -> str:
             f'Leave it out, or write another key.')
     if len(key) > MAX_KEY:
         raise errors.InvalidLeaseParams(
-            f'Extra capability key too long: "{inputs.shown(key)}" has '
+            f'Extra capability key too long: "{words.shown(key)}" has '
             f'{len(key)} characters. Write at most {MAX_KEY}.')
     if not key or not key.isprintable() or any(
             char == '$' or char.isspace() for char in key):
         raise errors.InvalidLeaseParams(
-            f'"{inputs.shown(key)}" cannot be the key of an extra '
+            f'"{words.shown(key)}" cannot be the key of an extra '
             f'capability. Write printable characters without blanks and '
             f'without "$", such as "gpu".')
     return key

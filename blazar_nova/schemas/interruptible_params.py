@@ -6,8 +6,9 @@ import collections.abc
 import typing as ty
 
 from blazar_core.common import errors
-from blazar_core.common import inputs
+from blazar_core.common import words
 from blazar_core.lifecycle import eviction
+from blazar_nova.resource_types import inputs
 from blazar_nova.schemas import boot_hints
 from blazar_nova.schemas import dates
 
@@ -155,5 +156,5 @@ def _default(actions: ty.Sequence[str]) -> str:
 
 
 def _given(value: object) -> str:
-    return f'"{inputs.shown(value)}"' if isinstance(value, str) else (
+    return f'"{words.shown(value)}"' if isinstance(value, str) else (
         inputs.kind_of(value))

@@ -11,12 +11,13 @@ import dataclasses
 import typing as ty
 
 from blazar_core.common import errors
-from blazar_core.common import inputs
 from blazar_core.common import model
 from blazar_core.common import states
+from blazar_core.common import words
 from blazar_core.leases import requests
 from blazar_core.leases import updates
 from blazar_core.leases import views
+from blazar_nova.resource_types import inputs
 from blazar_nova.schemas import dates
 from blazar_nova.schemas import event_schema
 from blazar_nova.schemas import hint_params
@@ -238,7 +239,7 @@ def _status(text: str) -> str:
     known = [*states.Lease, views.DELETING]
     if text.upper() not in known:
         raise errors.InvalidLeaseParams(
-            f'"{inputs.shown(text)}" is no status of a lease. Write one of '
+            f'"{words.shown(text)}" is no status of a lease. Write one of '
             f'{", ".join(known)}.')
     return text.upper()
 
@@ -248,7 +249,7 @@ def _fields(text: str) -> list[str]:
     for name in names:
         if name not in lease_views.FIELDS:
             raise errors.InvalidLeaseParams(
-                f'"{inputs.shown(name)}" is no field of a lease. Write some '
+                f'"{words.shown(name)}" is no field of a lease. Write some '
                 f'of {", ".join(lease_views.FIELDS)}.')
     return names
 
@@ -259,7 +260,7 @@ def _sort(text: str) -> tuple[tuple[str, bool], ...]:
         key, _colon, direction = part.strip().partition(':')
         if key not in _SORT_KEYS or direction not in ('', 'asc', 'desc'):
             raise errors.InvalidLeaseParams(
-                f'"{inputs.shown(part)}" cannot be sorted by. Write one or '
+                f'"{words.shown(part)}" cannot be sorted by. Write one or '
                 f'more of {", ".join(_SORT_KEYS)}, each with ":asc" or '
                 f'":desc", such as "sort=created_at:desc,name".')
         keys.append((key, direction == 'desc'))

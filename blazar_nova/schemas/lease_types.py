@@ -7,13 +7,13 @@ timeout of best-effort leases, and automatic extension.
 import typing as ty
 
 from blazar_core.common import errors
-from blazar_core.common import inputs
 from blazar_core.common import model
 from blazar_core.common import states
 from blazar_core.common import words
 from blazar_core.leases import requests
 from blazar_core.plugins import end_policies
 from blazar_nova.resource_types import extensions
+from blazar_nova.resource_types import inputs
 from blazar_nova.schemas import dates
 
 #: Maximum seconds for which a lease may wait for capacity.
@@ -34,7 +34,7 @@ def retry_of(values: ty.Mapping[str, object], window: model.Window, now: int,
     asked = values.get('lease_type')
     known = ', '.join(f'"{one}"' for one in requests.LeaseType)
     if asked is not None and asked not in list(requests.LeaseType):
-        given = (f'"{inputs.shown(asked)}"' if isinstance(asked, str)
+        given = (f'"{words.shown(asked)}"' if isinstance(asked, str)
                  else inputs.kind_of(asked))
         raise errors.InvalidLeaseParams(
             f'"lease_type" is {given}. Write one of {known}, or leave it '

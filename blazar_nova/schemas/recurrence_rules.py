@@ -27,9 +27,9 @@ from dateutil import rrule
 
 from blazar_core.common import clocks
 from blazar_core.common import errors
-from blazar_core.common import inputs
 from blazar_core.common import local_times
 from blazar_core.common import model
+from blazar_core.common import words
 
 _EXAMPLE = '"FREQ=WEEKLY;BYDAY=MO;COUNT=10"'
 _LONGEST = 300
@@ -76,7 +76,7 @@ def zone_of(name: str) -> zoneinfo.ZoneInfo:
         except (zoneinfo.ZoneInfoNotFoundError, ValueError, OSError):
             pass
     raise errors.InvalidLeaseParams(
-        f'There is no time zone "{inputs.shown(name)}". Write one of the '
+        f'There is no time zone "{words.shown(name)}". Write one of the '
         f'IANA\'s, such as "Europe/Berlin", or "UTC".')
 
 
@@ -146,7 +146,7 @@ def expand(rule: str, zone: zoneinfo.ZoneInfo, first: model.Window,
         if not found and start != dates.start.replace(fold=0):
             raise errors.InvalidLeaseParams(
                 f'The start is not one of the dates of the rule '
-                f'"{inputs.shown(rule)}". The first of them from then on is '
+                f'"{words.shown(rule)}". The first of them from then on is '
                 f'{start:%Y-%m-%d %H:%M} ({zone.key}): write that as the '
                 f'start.')
         # A start that has just passed is now.
@@ -155,7 +155,7 @@ def expand(rule: str, zone: zoneinfo.ZoneInfo, first: model.Window,
         raise _too_many(most)
     if not found:
         raise errors.InvalidLeaseParams(
-            f'The rule "{inputs.shown(rule)}" has no date from the start on. '
+            f'The rule "{words.shown(rule)}" has no date from the start on. '
             f'Write a later UNTIL, or another start.')
     return found
 
@@ -246,7 +246,7 @@ def _parse(rule: str) -> dict[str, str]:
         name, equals, value = part.partition('=')
         if not equals or name in parts:
             raise errors.InvalidLeaseParams(
-                f'"{inputs.shown(part)}" cannot be read in the rule. Write '
+                f'"{words.shown(part)}" cannot be read in the rule. Write '
                 f'NAME=VALUE, each name once, such as {_EXAMPLE}.')
         parts[name] = value
     known = _PARTS.get(parts.get('FREQ', ''))
@@ -260,12 +260,12 @@ def _parse(rule: str) -> dict[str, str]:
             continue
         if name not in known:
             raise errors.InvalidLeaseParams(
-                f'"{inputs.shown(name)}" is not for a rule with FREQ='
+                f'"{words.shown(name)}" is not for a rule with FREQ='
                 f'{parts["FREQ"]} here. Write no others than '
                 f'{", ".join(known)}.')
         if not re.fullmatch(known[name], value):
             raise errors.InvalidLeaseParams(
-                f'"{inputs.shown(f"{name}={value}")}" cannot be read in a '
+                f'"{words.shown(f"{name}={value}")}" cannot be read in a '
                 f'rule with FREQ={parts["FREQ"]}. Write for example '
                 f'{_EXAMPLE}, with an UNTIL such as 20261231 or '
                 f'20261231T170000Z.')

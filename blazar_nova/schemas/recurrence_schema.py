@@ -13,11 +13,12 @@ import typing as ty
 import zoneinfo
 
 from blazar_core.common import errors
-from blazar_core.common import inputs
 from blazar_core.common import local_times
 from blazar_core.common import model
+from blazar_core.common import words
 from blazar_core.leases import requests
 from blazar_core.plugins import end_policies
+from blazar_nova.resource_types import inputs
 from blazar_nova.schemas import dates
 from blazar_nova.schemas import event_schema
 from blazar_nova.schemas import recurrence_rules
@@ -148,7 +149,7 @@ def recurrence_of(values: _Object, window: model.Window, most: int,
     fits = _text(asked, 'fits', 'all')
     if fits not in ('all', 'some'):
         raise errors.InvalidLeaseParams(
-            f'"fits" is "{inputs.shown(fits)}". Write all or some, or leave '
+            f'"fits" is "{words.shown(fits)}". Write all or some, or leave '
             f'it out.')
     return requests.Recurrence(
         rule, local.zone.key, between, fits == 'some',
@@ -171,7 +172,7 @@ def _between(wanted: str, known: ty.Collection[str]) -> str:
            'others may have between the occurrences. '
            if wanted == 'suspend' else '')
     raise errors.InvalidLeaseParams(
-        f'"between": "{inputs.shown(wanted)}" is not available: {why}Write '
+        f'"between": "{words.shown(wanted)}" is not available: {why}Write '
         f'"{end_policies.DELETE}" to have others each time' + (
             f', or "{end_policies.SHELVE}" to keep the servers from one '
             f'occurrence to the next.'

@@ -10,11 +10,12 @@ import sqlalchemy as sa
 
 from blazar_core.common import clocks
 from blazar_core.common import errors
-from blazar_core.common import inputs
 from blazar_core.common import local_times
 from blazar_core.common import model
+from blazar_core.common import words
 from blazar_core.db import models
 from blazar_core.leases import accounting
+from blazar_nova.resource_types import inputs
 from blazar_nova.schemas import dates
 from blazar_nova.schemas import hint_params
 from blazar_nova.schemas import recurrence_rules
@@ -84,7 +85,7 @@ def _groups(text: str) -> tuple[tuple[str, ...], str | None]:
     for name in names:
         if name not in known:
             raise errors.InvalidLeaseParams(
-                f'Usage cannot be grouped by "{inputs.shown(name)}". Write '
+                f'Usage cannot be grouped by "{words.shown(name)}". Write '
                 f'some of {", ".join(known)}, such as group_by=project,day.')
     units = [name for name in names if name in accounting.UNITS]
     if len(units) > 1:

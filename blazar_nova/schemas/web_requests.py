@@ -10,8 +10,9 @@ from oslo_serialization import jsonutils
 import webob
 
 from blazar_core.common import errors
-from blazar_core.common import inputs
+from blazar_core.common import words
 from blazar_core.leases import idempotency
+from blazar_nova.resource_types import inputs
 
 #: The status code, and the content of the body.
 Answer: ty.TypeAlias = tuple[int, dict[str, ty.Any] | None]
@@ -69,12 +70,12 @@ def query(request: webob.Request) -> dict[str, ty.Any]:
     for key, value in values.items():
         if not isinstance(value, str):
             raise errors.InvalidLeaseParams(
-                f'The parameter "{inputs.shown(key)}" is given twice. Write '
+                f'The parameter "{words.shown(key)}" is given twice. Write '
                 f'it once.')
         if '\0' in value:
             # PostgreSQL rejects text that contains NUL.
             raise errors.InvalidLeaseParams(
-                f'The parameter "{inputs.shown(key)}" has a NUL in it. Leave '
+                f'The parameter "{words.shown(key)}" has a NUL in it. Leave '
                 f'it out.')
     return ty.cast('dict[str, ty.Any]', values)
 

@@ -8,7 +8,7 @@ import typing as ty
 from oslo_log import log as logging
 
 from blazar_core.common import errors
-from blazar_core.common import inputs
+from blazar_core.common import words
 from blazar_core.plugins import cloud_api
 from blazar_nova.compat import rest_service
 from blazar_nova.services import user_credentials
@@ -97,7 +97,7 @@ class KeystoneIdentity:
                            ('user', absent.users)):
             for one in gone:
                 raise errors.InvalidLeaseParams(
-                    f'There is no {kind} {inputs.shown(one)}. Write the id of '
+                    f'There is no {kind} {words.shown(one)}. Write the id of '
                     f'a {kind} that exists, in "{key or kind + "_id"}".')
 
     def _exists(self, kind: str, its_id: str) -> bool | None:

@@ -11,9 +11,9 @@ from sqlalchemy import orm
 
 from blazar_core.common import clocks
 from blazar_core.common import errors
-from blazar_core.common import inputs
 from blazar_core.common import model
 from blazar_core.common import states
+from blazar_core.common import words
 from blazar_core.leases import leases
 from blazar_core.leases import new_leases
 from blazar_core.leases import updates
@@ -289,7 +289,7 @@ class LeaseChanges:
         unknown = sorted(names - of.keys())
         if unknown:
             raise errors.InvalidLeaseParams(
-                f'{inputs.shown(unknown[0])} is no host that lease '
+                f'{words.shown(unknown[0])} is no host that lease '
                 f'{lease["id"]} can return. Write names of "hosts" that its '
                 f'reservations show and that were not replaced.')
         left = {its_id: own[its_id]['amount'] - number for its_id, number in

@@ -17,7 +17,6 @@ from oslo_utils import uuidutils
 
 from blazar_core.common import clocks
 from blazar_core.common import errors
-from blazar_core.common import inputs
 from blazar_core.common import local_times
 from blazar_core.common import model
 from blazar_core.common import refusals
@@ -31,6 +30,7 @@ from blazar_core.lifecycle import fault_points
 from blazar_nova.compat import bound_servers
 from blazar_nova.compat import build_calls
 from blazar_nova.resource_types import booted_servers
+from blazar_nova.resource_types import inputs
 from blazar_nova.schemas import lease_schema
 from blazar_nova.schemas import recurrence_rules
 from blazar_nova.services import lease_changes

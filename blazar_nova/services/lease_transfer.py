@@ -10,13 +10,14 @@ from oslo_log import log as logging
 from oslo_utils import excutils
 
 from blazar_core.common import errors
-from blazar_core.common import inputs
 from blazar_core.common import states
+from blazar_core.common import words
 from blazar_core.leases import limits
 from blazar_core.leases import transfer
 from blazar_core.leases import updates
 from blazar_core.leases import views
 from blazar_core.lifecycle import orphans
+from blazar_nova.resource_types import inputs
 from blazar_nova.services import lease_changes
 from blazar_nova.services import lease_trusts
 from blazar_nova.services import limit_requests
@@ -70,7 +71,7 @@ class LeaseTransfer:
         if others:
             raise errors.InvalidLeaseParams(
                 f'A lease that is handed over is not changed besides. Leave '
-                f'"{inputs.shown(others[0])}" out, and write it in another '
+                f'"{words.shown(others[0])}" out, and write it in another '
                 f'request.')
         looked = self._transfer.look(lease_id)
         before = looked.owner

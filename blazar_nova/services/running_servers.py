@@ -9,7 +9,6 @@ from oslo_utils import uuidutils
 
 from blazar_core.common import clocks
 from blazar_core.common import errors
-from blazar_core.common import inputs
 from blazar_core.common import model
 from blazar_core.leases import idempotency
 from blazar_core.leases import leases
@@ -19,6 +18,7 @@ from blazar_core.leases import updates
 from blazar_core.leases import views
 from blazar_core.lifecycle import server_removal
 from blazar_nova.compat import join_checks
+from blazar_nova.resource_types import inputs
 from blazar_nova.schemas import hint_params
 from blazar_nova.schemas import lease_schema
 from blazar_nova.services import lease_trusts

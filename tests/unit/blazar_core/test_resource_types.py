@@ -15,7 +15,6 @@ from oslo_utils import uuidutils
 
 from blazar_core.capacity import inventory
 from blazar_core.common import errors
-from blazar_core.common import inputs
 from blazar_core.common import model
 from blazar_core.db import models
 from blazar_core.healing import overbooking
@@ -53,8 +52,7 @@ class ParkingLots(resource_types.ResourceType):
         self.stuck = False
 
     def read(self, values: resource_types.Values) -> resource_types.Values:
-        return {key: inputs.integer(inputs.needed(values, key), key, 1)
-                for key in self.parameters}
+        return {key: int(values[key]) for key in self.parameters}
 
     def requirements(self, asking: ty.Any, params: resource_types.Values,
                      ) -> resource_types.Requirements:

@@ -10,6 +10,7 @@ import typing as ty
 from oslo_utils import strutils
 
 from blazar_core.common import errors
+from blazar_core.common import words
 
 #: More than any host has, and small enough for a database column and for the
 #: sum of many.
@@ -49,7 +50,7 @@ def check_keys(
     for key in params:
         if key not in known:
             raise errors.InvalidLeaseParams(
-                f'The key "{shown(key)}" is not known in {where}.'
+                f'The key "{words.shown(key)}" is not known in {where}.'
                 f'{_nearest(key, known)} Known keys: {", ".join(known)}.')
 
 
@@ -61,12 +62,6 @@ def _nearest(key: str, known: dict[str, str]) -> str:
         key.startswith(f'{one}_'))] or (
             difflib.get_close_matches(key, known, n=1, cutoff=0.6))
     return f' Did you mean "{near[0]}"?' if near else ''
-
-
-def shown(text: str) -> str:
-    """Return the user's own text, short and printable, for a sentence."""
-    cut = text if len(text) <= 64 else text[:61] + '...'
-    return ''.join(char if char.isprintable() else '?' for char in cut)
 
 
 def kind_of(value: object) -> str:
@@ -112,7 +107,7 @@ def integer(value: object, key: str, least: int, most: int = _LARGEST) -> int:
     elif isinstance(value, str) and _INTEGER.fullmatch(value.strip()):
         number = int(value)
     if number is None or not least <= number <= most:
-        given = shown(value) if isinstance(value, str) else (
+        given = words.shown(value) if isinstance(value, str) else (
             number if number is not None else kind_of(value))
         if not str(given).strip():
             given = 'empty or missing'
@@ -133,7 +128,7 @@ def text(value: object, key: str, most: int = 255) -> str:
     if not isinstance(value, str) or not value.isprintable() or (
             not value.strip() or len(value) > most):
         raise errors.InvalidLeaseParams(
-            f'"{shown(key)}" must be a text of 1 to {most} characters.')
+            f'"{words.shown(key)}" must be a text of 1 to {most} characters.')
     return value
 
 
@@ -159,8 +154,8 @@ def address(value: object, key: str) -> str:
         return str(ipaddress.ip_address(text(value, key).strip()))
     except ValueError as exc:
         raise errors.InvalidLeaseParams(
-            f'"{key}" is {shown(str(value))}, which is not an IP address. '
-            'Write one such as "203.0.113.10".') from exc
+            f'"{key}" is {words.shown(str(value))}, which is not an IP '
+            'address. Write one such as "203.0.113.10".') from exc
 
 
 def affinity_of(value: object) -> bool | None:
@@ -191,5 +186,5 @@ def boolean(value: str, key: str) -> bool:
     """
     if value.lower() not in ('true', 'false', '1', '0'):
         raise errors.InvalidLeaseParams(
-            f'"{key}" is {shown(value)}. Write true or false.')
+            f'"{key}" is {words.shown(value)}. Write true or false.')
     return value.lower() in ('true', '1')

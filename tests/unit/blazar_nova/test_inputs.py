@@ -6,7 +6,7 @@ import hypothesis
 from hypothesis import strategies as st
 
 from blazar_core.common import errors
-from blazar_core.common import inputs
+from blazar_nova.resource_types import inputs
 from tests import examples
 from tests.unit import base
 

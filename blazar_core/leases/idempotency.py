@@ -9,10 +9,8 @@ the lease stores the key, and the database accepts each key only once.
 
 import contextlib
 import dataclasses
-import hashlib
 import typing as ty
 
-from oslo_serialization import jsonutils
 import sqlalchemy as sa
 
 from blazar_core.common import errors
@@ -23,9 +21,6 @@ from blazar_core.leases import views
 #: Seconds for which a key is stored.
 KEEP = 86400
 
-#: Maximum number of characters of a key.
-_LONGEST = 255
-
 _KEYS = models.RequestKey.__table__
 
 
@@ -35,30 +30,6 @@ class Key:
 
     digest: str
     asked: str
-
-
-def key_of(project_id: str, user_id: str, text: str, body: object) -> Key:
-    """Return the key of a user's request.
-
-    :param body: the parsed JSON body of the request
-    :raises InvalidLeaseParams: if the key or the body is invalid
-    """
-    if not 1 <= len(text) <= _LONGEST or not (
-            text.isascii() and text.isprintable()):
-        raise errors.InvalidLeaseParams(
-            f'The header Idempotency-Key must have 1 to {_LONGEST} printable '
-            f'ASCII characters. Write a UUID, a new one for each lease.')
-    try:
-        return Key(_digest([project_id, user_id, text]), _digest(body))
-    except RecursionError as exc:
-        raise errors.InvalidLeaseParams(
-            'The body of the request is nested too deeply. Send an object '
-            'as the documentation of the API has it.') from exc
-
-
-def _digest(value: object) -> str:
-    return hashlib.sha256(jsonutils.dump_as_bytes(
-        value, sort_keys=True)).hexdigest()
 
 
 def made_by(database: api.Database, key: Key) -> dict[str, ty.Any] | None:

@@ -3,6 +3,7 @@
 """
 
 import copy
+import hashlib
 import typing as ty
 from urllib import parse
 
@@ -20,6 +21,8 @@ Handler: ty.TypeAlias = ty.Callable[..., Answer]
 
 _LEASE = ('{"name": "lease1", "end_date": "2026-12-01 16:07", '
           '"reservations": []}')
+#: Maximum number of characters of an idempotency key.
+_LONGEST = 255
 
 
 def context(request: webob.Request) -> ty.Any:
@@ -51,10 +54,25 @@ def body(request: webob.Request, example: str = _LEASE) -> object:
 
 
 def key(request: webob.Request) -> idempotency.Key | None:
-    """Return the idempotency key of a request; None: it has none."""
+    """Return the idempotency key of a request; None: it has none.
+
+    :raises InvalidLeaseParams: if the key or the body is invalid
+    """
     text, asks = request.headers.get('Idempotency-Key'), context(request)
-    return None if text is None else idempotency.key_of(
-        asks.project_id, asks.user_id, text, body(request))
+    if text is None:
+        return None
+    if not 1 <= len(text) <= _LONGEST or not (
+            text.isascii() and text.isprintable()):
+        raise errors.InvalidLeaseParams(
+            f'The header Idempotency-Key must have 1 to {_LONGEST} printable '
+            f'ASCII characters. Write a UUID, a new one for each lease.')
+    return idempotency.Key(
+        _digest([asks.project_id, asks.user_id, text]), _digest(body(request)))
+
+
+def _digest(value: object) -> str:
+    return hashlib.sha256(jsonutils.dump_as_bytes(
+        value, sort_keys=True)).hexdigest()
 
 
 def query(request: webob.Request) -> dict[str, ty.Any]:

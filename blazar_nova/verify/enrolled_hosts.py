@@ -3,6 +3,7 @@
 """Check the hosts that serve leases only, in the database and in Nova."""
 
 import functools
+import itertools
 import typing as ty
 
 import sqlalchemy as sa
@@ -105,9 +106,10 @@ def _elsewhere(database: api.Database, reopen: ty.Callable[[str], object],
                       models.Lease.name, models.Lease.status)
             .join(models.Reservation,
                   models.Reservation.id == models.Host.assigned_to)
-            .join(models.Lease)).all()
-    for reservation_id in sorted({row.assigned_to for row in held}):
-        rows = [row for row in held if row.assigned_to == reservation_id]
+            .join(models.Lease).order_by(models.Host.assigned_to)).all()
+    for reservation_id, its in itertools.groupby(
+            held, key=lambda row: ty.cast(str, row.assigned_to)):
+        rows = list(its)
         yield from _strangers([pool.Member(row.uuid, row.service_host)
                                for row in rows], reservation_id)
         if rows[0].status != states.Lease.ACTIVE:

@@ -113,6 +113,8 @@ class KeptServers:
             self._reconciler.observe(server_id, seen)
             if seen.rest is cloud_api.RestingState.SHELVED or seen.busy:
                 waiting.append(server_id)
+            if seen.busy:
+                self._cloud.reset_lost_task(server_id)
             if seen.rest is cloud_api.RestingState.SHELVED and not seen.busy:
                 try:
                     self._cloud.unshelve(server_id, credential, deadline)

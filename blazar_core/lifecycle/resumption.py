@@ -92,6 +92,8 @@ class Resumption:
         seen = self._cloud.look(row.server_id)
         if seen.rest is not cloud_api.RestingState.SHELVED or seen.busy:
             # It is back, or will be, or does not exist any longer.
+            if seen.busy:
+                self._cloud.reset_lost_task(row.server_id)
             self._write(
                 row, interruptible.BACK if seen.host is not None
                 and not seen.busy else self._later())

@@ -24,6 +24,7 @@ from oslo_utils import uuidutils
 from blazar_core.common import errors
 from blazar_core.plugins import cloud_api
 from blazar_nova.compat import compute_hosts
+from blazar_nova.compat import gated_casts
 from blazar_nova.compat import request_context
 from blazar_nova.compat import server_deletion
 from blazar_nova.compat import timestamps
@@ -67,7 +68,8 @@ _OWN = 'req-end-'
 #: with the instance action of the request.
 _BY_CONDUCTOR = {
     task_states.MIGRATING: instance_actions.LIVE_MIGRATION,
-    task_states.REBUILDING: instance_actions.EVACUATE}
+    task_states.REBUILDING: instance_actions.EVACUATE,
+    task_states.UNSHELVING: instance_actions.UNSHELVE}
 #: These, and those that it sets for the requests of an end before it sends
 #: them to nova-compute.
 _PENDING = {
@@ -207,11 +209,16 @@ class EndActions(request_context.Acting):
                   deadline: cloud_api.Deadline) -> None:
         instance = self._compute_api.get(
             context, server_id, expected_attrs=['flavor', 'info_cache'])
-        if deadline.passed():
-            raise errors.CloudUnavailable(
-                f'Server {server_id} is not brought back yet: this '
-                f'process stood still.')
-        _unshelve(self._compute_api, context, instance)
+
+        def still() -> None:
+            if deadline.passed():
+                # Nova sets the task before it sends the request.
+                _reset(instance)
+                raise errors.CloudUnavailable(
+                    f'Server {server_id} is not brought back yet: this '
+                    f'process stood still.')
+
+        _unshelve(gated_casts.compute_api_of(still), context, instance)
 
     def create_image(self, server_id: str, lease_id: str, name: str,
                      credential: str | None, event: str = '', label: str = '',

@@ -4,6 +4,7 @@
 
 import typing as ty
 
+from nova.compute import api as compute_api
 from nova import conductor
 
 
@@ -28,8 +29,8 @@ class _Gated:
 
 
 def task_api(check: ty.Callable[[], None]) -> ty.Any:
-    """Return Nova's API of its conductors, for one build, live migration, or
-    evacuation (``rebuild_instance``).
+    """Return Nova's API of its conductors, for one build, live migration,
+    evacuation (``rebuild_instance``), or ``unshelve_instance``.
 
     :param check: raises an error, which the cast raises too, if nothing may be
         sent
@@ -42,4 +43,14 @@ def task_api(check: ty.Callable[[], None]) -> ty.Any:
     client = api.conductor_compute_rpcapi.client
     client.retry = 1
     client.transport = _Gated(client.transport, check)
+    return api
+
+
+def compute_api_of(check: ty.Callable[[], None]) -> ty.Any:
+    """Return Nova's API, for one request of a conductor.
+
+    :param check: raises an error if it can no longer be sent
+    """
+    api = compute_api.API()
+    api.compute_task_api = task_api(check)
     return api

@@ -15,7 +15,6 @@ import threading
 import time
 import typing as ty
 
-from nova.compute import api as compute_api
 from nova.compute import task_states
 from nova.compute import vm_states
 from nova import context as nova_context
@@ -198,7 +197,7 @@ class ServerMigration(request_context.Acting):
             still()
             LOG.info('Server %s: live-migrating it to %s, for lease %s',
                      server_id, name or 'another host', lease_id)
-            _gated_api(still).live_migrate(
+            gated_casts.compute_api_of(still).live_migrate(
                 context, instance, None, None, name, force=False, async_=True)
         except exception.NovaException as exc:
             return f'Nova refuses: {exc}'
@@ -258,7 +257,8 @@ class ServerMigration(request_context.Acting):
             still()
             LOG.info('Server %s: evacuating it from %s, for lease %s',
                      server_id, source, lease_id)
-            _gated_api(still).evacuate(context, instance, None, None)
+            gated_casts.compute_api_of(still).evacuate(
+                context, instance, None, None)
         except (_TooLate, exception.NovaException) as exc:
             instance.task_state = None
             instance.save(expected_task_state=[task_states.REBUILDING])
@@ -287,16 +287,6 @@ class ServerMigration(request_context.Acting):
 
 class _TooLate(Exception):
     """A request can no longer be sent; the message says why."""
-
-
-def _gated_api(check: ty.Callable[[], None]) -> ty.Any:
-    """Return Nova's API, for one request of a conductor.
-
-    :param check: raises an error if it can no longer be sent
-    """
-    api = compute_api.API()
-    api.compute_task_api = gated_casts.task_api(check)
-    return api
 
 
 def _instances(context: ty.Any, server_ids: list[str]) -> ty.Any:

@@ -8,6 +8,7 @@ from unittest import mock
 
 import fixtures
 import glanceclient.exc
+from nova.conductor import api as compute_task_api
 from nova import context as nova_context
 from nova import objects
 from nova.tests import fixtures as nova_fixtures
@@ -624,6 +625,44 @@ class TestLostRequests(EndsTestCase):
             self.begin(server)
             self.run_end()
             self.assertEqual('suspending', self.task_of(server))
+
+    def test_lost_unshelve_is_requested_again(self):
+        its = self.shelved()
+        with mock.patch.object(compute_task_api.ComputeTaskAPI,
+                               'unshelve_instance'):
+            self.unshelve(its)
+        self.assertEqual('unshelving', self.task_of({'id': its}))
+        with mock.patch.object(end_actions, '_LOST', 0):
+            self.listener.parts.cloud.reset_lost_task(its)
+        self.unshelve(its)
+        self.wait_for_status(its, 'ACTIVE')
+
+    def test_unshelve_is_not_requested_late(self):
+        """The lease may have ended while Nova prepared the request."""
+        its, records = self.shelved(), (
+            objects.RequestSpec.get_by_instance_uuid)
+
+        def slowly(*args):
+            self.clock.advance(60)
+            return records(*args)
+
+        with mock.patch.object(
+                objects.RequestSpec, 'get_by_instance_uuid', slowly):
+            self.assertRaises(errors.CloudUnavailable, self.unshelve, its)
+        self.assertIsNone(self.task_of({'id': its}))
+        self.unshelve(its)
+        self.wait_for_status(its, 'ACTIVE')
+
+    def shelved(self):
+        """Return the id of a server that is shelved, and has no lease."""
+        its = self.boot_active('vm1')['id']
+        self.admin.post_server_action(its, {'shelve': None})
+        self.wait_for_status(its, 'SHELVED_OFFLOADED')
+        return its
+
+    def unshelve(self, its):
+        self.listener.parts.cloud.unshelve(
+            its, None, cloud_api.Deadline(self.listener.parts.clock, 20))
 
     def lose(self, method):
         """Let a lease end while this message to nova-compute is lost."""

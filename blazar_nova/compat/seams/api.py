@@ -42,14 +42,19 @@ _BOOT = entry.subject(
             'evacuate only what is not too late'),
         entry.refers(
             'live_migrate_instance', 'conductor_compute_rpcapi',
-            'migrate only what is not too late')),
+            'migrate only what is not too late'),
+        entry.refers(
+            'unshelve_instance', 'conductor_compute_rpcapi',
+            'bring back only what is not too late')),
     entry.of(
         'nova.conductor.rpcapi.ComputeTaskAPI',
         entry.refers('__init__', 'client', 'a build is cast once'),
         entry.refers('rebuild_instance', 'client cast',
                      'evacuate only what is not too late'),
         entry.refers('live_migrate_instance', 'client cast',
-                     'migrate only what is not too late')),
+                     'migrate only what is not too late'),
+        entry.refers('unshelve_instance', 'client cast',
+                     'bring back only what is not too late')),
     entry.of(
         'oslo_messaging.rpc.client._BaseCallContext',
         entry.refers('cast', 'transport _send',

@@ -215,13 +215,14 @@ _SERVERS = entry.subject(
         entry.named('DETACH_VOLUME', 'how far a detachment is'),
         entry.named(
             'CREATE_IMAGE EVACUATE LIVE_MIGRATION SHELVE SHELVE_OFFLOAD STOP '
-            'SUSPEND UNRESCUE', 'what was begun at an end')),
+            'SUSPEND UNRESCUE UNSHELVE', 'what was begun at an end')),
     entry.of(
         'nova.compute.task_states',
         entry.named(
             'DELETING IMAGE_SNAPSHOT_PENDING MIGRATING POWERING_OFF '
             'REBUILDING RESIZE_PREP SCHEDULING SHELVING '
-            'SHELVING_OFFLOADING SOFT_DELETING SUSPENDING UNRESCUING',
+            'SHELVING_OFFLOADING SOFT_DELETING SUSPENDING UNRESCUING '
+            'UNSHELVING',
             'what is being done to a server')),
     entry.of(
         'nova.compute.vm_states',
@@ -300,7 +301,10 @@ _ACTIONS = entry.subject(
             'evacuate only what is not too late'),
         entry.refers(
             'live_migrate', 'compute_task_api live_migrate_instance',
-            'migrate only what is not too late')),
+            'migrate only what is not too late'),
+        entry.refers(
+            'unshelve', 'compute_task_api unshelve_instance',
+            'bring back only what is not too late')),
     entry.of(
         'nova.image.glance.API',
         entry.called('get_all(self, context, **kwargs)', 'images of a server'),

@@ -1207,6 +1207,15 @@ class TestResumption(InterruptibleTestCase):
         self.look_until(self.clock.now() + 120)
         self.assertIn(len(self.cloud.unshelved), (2, 3))
 
+    def test_lost_resumption_is_requested_again(self):
+        server_id, end = self.evicted(resume=True)
+        self.look_until_woken(server_id, end)
+        self.cloud.servers[server_id] = dataclasses.replace(
+            self.cloud.servers[server_id], busy=True)
+        self.cloud.lost.add(server_id)
+        self.look_until(self.clock.now() + 200)
+        self.assertIn(len(self.cloud.unshelved), (2, 3))
+
     def test_eviction_ends_only_when_unshelve_is_complete(self):
         server_id, end = self.evicted()
         self.look_until(end)

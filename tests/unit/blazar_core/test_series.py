@@ -3,6 +3,7 @@
 
 """Recurring leases: admission, notifications, and their servers."""
 
+import dataclasses
 import datetime
 
 from oslo_utils import uuidutils
@@ -353,6 +354,18 @@ class TestKeptServers(RecurringTestCase):
         self.assertEqual('STARTING', self.statuses(self.lease)[1])
         self.start(1)
         self.assertEqual([self.server], self.cloud.unshelved)
+
+    def test_lost_unshelve_is_requested_again(self):
+        self.start(0)
+        self.runs()
+        self.end(0)
+        self.start(1)
+        self.cloud.servers[self.server] = dataclasses.replace(
+            self.cloud.servers[self.server], busy=True)
+        self.cloud.lost.add(self.server)
+        self.start(1)
+        self.start(1)
+        self.assertEqual([self.server] * 2, self.cloud.unshelved)
 
     def test_failed_unshelve_is_reported_and_retried(self):
         self.start(0)

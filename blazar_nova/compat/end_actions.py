@@ -157,6 +157,15 @@ class EndActions(request_context.Acting):
         """
         self._in_cell(self._reset_lost_task, server_id, check)
 
+    def _has_old_task(self, server_id: str) -> bool:
+        """Return whether a server may have a task that was never begun.
+
+        :raises CloudUnavailable: if its cell does not answer
+        """
+        with contextlib.suppress(exception.InstanceNotFound):
+            return _is_old(self._in_cell(self._compute_get, server_id))
+        return False
+
     def _reset_lost_task(self, server_id: str, check: cloud_api.Check) -> None:
         context = nova_context.get_admin_context()
         with contextlib.suppress(exception.InstanceNotFound):
@@ -423,6 +432,12 @@ def _own_request(lease_id: str) -> str:
     return f'{_OWN}{lease_id}-{uuidutils.generate_uuid()[:8]}'
 
 
+def _is_old(instance: ty.Any) -> bool:
+    return instance.task_state in _PENDING and (
+        instance.updated_at is not None and
+        timestamps.is_older_than(instance.updated_at, _LOST))
+
+
 def _give_up(context: ty.Any, instance: ty.Any) -> None:
     """Reset a task that was requested but not begun: the requesting process
     has died, or the message was lost.
@@ -430,9 +445,7 @@ def _give_up(context: ty.Any, instance: ty.Any) -> None:
     :param context: the context with which the instance was read
     """
     task = instance.task_state
-    if task not in _PENDING or instance.updated_at is None or (
-            not timestamps.is_older_than(instance.updated_at, _LOST)) or (
-            _may_begin(context, instance, _PENDING[task])):
+    if not _is_old(instance) or _may_begin(context, instance, _PENDING[task]):
         return
     LOG.warning('Server %s: Nova has not begun with its task %s that was '
                 'requested %s s ago; the task is reset',

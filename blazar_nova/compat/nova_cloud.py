@@ -233,8 +233,9 @@ class NovaCloud(server_deletion.ServerDeletion, end_actions.EndActions,
         """See :meth:`.end_actions.EndActions.reset_lost_task`. If a conductor
         answers, everything that was sent before has been received, or is lost.
         """
-        self._ping(conductor_rpcapi.RPC_TOPIC)
-        super().reset_lost_task(server_id, check)
+        if self._has_old_task(server_id):
+            self._ping(conductor_rpcapi.RPC_TOPIC)
+            super().reset_lost_task(server_id, check)
 
     def _ping_first(self) -> None:
         """:raises NotSent: if no nova-conductor answers"""

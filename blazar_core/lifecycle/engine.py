@@ -366,4 +366,4 @@ def _action(life: handlers.Handlers, claim: event_queue.Claim,
         kinds.REFUND: life.budget_events.refund}
     return actions.get(claim.event_type, functools.partial(
         life.notices.happen, event_type=claim.event_type,
-        event_id=claim.event_id))
+        event_id=claim.event_id if claim.slow else None))

@@ -13,7 +13,6 @@ from blazar_core.common import conditions
 from blazar_core.common import errors
 from blazar_core.common import states
 from blazar_core.db import api
-from blazar_core.db import models
 from blazar_core.leases import views
 from blazar_core.lifecycle import event_snapshots
 from blazar_core.lifecycle import lease_close
@@ -41,15 +40,14 @@ class Notices:
         self._images = images
         self._types = types
 
-    def happen(self, lease_id: str, event_type: str, event_id: str,
+    def happen(self, lease_id: str, event_type: str, event_id: str | None,
                ) -> retries.Result:
         """Carry out an event that neither starts nor ends its lease: first its
         action, then its notification.
+
+        :param event_id: of an event with an action; None: it only notifies
         """
-        with self._database.reader() as session:
-            event = session.get(models.Event, event_id)
-            action = None if event is None else event.action
-        if action == states.Action.SNAPSHOT:
+        if event_id is not None:
             outcome = self._images.create_images(lease_id, event_id)
             if outcome is not None:
                 return outcome

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Enrollment: which hosts serve leases only, and their properties.
+"""Enrollment: which hosts serve leases only.
 
 A host is enrolled in two steps, as the cloud has to be queried in between:
 :func:`start` keeps out new servers without a lease, and :func:`complete`
@@ -85,16 +85,6 @@ def get(session: orm.Session, host_id: int) -> models.Host:
     if host is None or host.enrollment is None:
         raise errors.NotFound(f'Host {host_id} could not be found.')
     return host
-
-
-class Property(ty.NamedTuple):
-    """An extra capability of enrolled hosts, by its name.
-
-    :ivar values: the values that hosts have, sorted
-    """
-
-    private: bool
-    values: list[str]
 
 
 class PendingEnrollment(ty.NamedTuple):
@@ -414,39 +404,3 @@ def holders(session: orm.Session, now: int, pool: str) -> dict[str, set[str]]:
                     models.Host.pool == pool, _BOOKING.start_date <= now)):
         found.setdefault(uuid, set()).add(project_id)
     return found
-
-
-# -- properties ----------------------------------------------------------
-
-def public(database: api.Database, always: ty.Sequence[str]) -> list[str]:
-    """Return the properties by which every user may select hosts.
-
-    :param always: properties of the cloud that every user may use
-    """
-    with database.reader() as session:
-        known = properties(session)
-    return [*always, *(name for name, one in known.items()
-                       if not one.private and name not in always)]
-
-
-def properties(session: orm.Session) -> dict[str, Property]:
-    """Return the extra capabilities of enrolled hosts, by name, sorted."""
-    values: dict[str, set[str]] = {}
-    for extra in session.scalars(sa.select(models.Host.extra).where(
-            models.Host.enrollment.is_not(None))):
-        for name, value in (extra or {}).items():
-            values.setdefault(name, set()).add(value)
-    private = {row.name: row.private for row in session.execute(
-        sa.select(models.HostProperty.name, models.HostProperty.private))}
-    return {name: Property(private.get(name, False), sorted(values[name]))
-            for name in sorted(values)}
-
-
-def set_private(session: orm.Session, name: str, private: bool) -> None:
-    """Make a property of hosts public or private.
-
-    :raises NotFound: when no enrolled host has it
-    """
-    if name not in properties(session):
-        raise errors.NotFound(f'No host has the property {name}.')
-    session.merge(models.HostProperty(name=name, private=private))

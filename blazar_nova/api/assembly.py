@@ -4,7 +4,6 @@
 
 import functools
 
-from blazar_core.capacity import enrollment
 from blazar_core.leases import views
 from blazar_nova.compat import build_calls
 from blazar_nova.resource_types import booted_servers
@@ -19,6 +18,7 @@ from blazar_nova.services import lease_changes
 from blazar_nova.services import lease_series
 from blazar_nova.services import lease_transfer
 from blazar_nova.services import lease_trusts
+from blazar_nova.services import property_visibility
 from blazar_nova.services import running_servers
 from blazar_nova.services import wiring
 
@@ -44,7 +44,7 @@ class ApiServices:
         self.demands = booted_servers.BootDemands(
             stored.lookup, parts.expects_changes)
         self.reservation_requests = reservation_requests.ReservationRequests(
-            database, types, lambda: enrollment.public(
+            database, types, lambda: property_visibility.public(
                 database, parts.conf.blazar.public_properties),
             functools.partial(parts.identity.check_exist, key='projects'),
             parts.expects_changes)

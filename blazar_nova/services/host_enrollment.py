@@ -32,6 +32,7 @@ from blazar_nova.compat import host_servers
 from blazar_nova.compat import pool
 from blazar_nova.compat import process
 from blazar_nova.schemas import host_schema
+from blazar_nova.services import property_visibility
 
 LOG = logging.getLogger(__name__)
 
@@ -273,17 +274,17 @@ class HostEnrollment:
             return _allocated(host_id, enrollment.allocations(
                 session, models.Booking.host_id == host_id, *_where(of)))
 
-    def properties(self) -> dict[str, enrollment.Property]:
+    def properties(self) -> dict[str, property_visibility.Property]:
         """Return by name the properties that operators have set on hosts."""
         with self._database.reader() as session:
-            return enrollment.properties(session)
+            return property_visibility.properties(session)
 
     def set_private(self, name: str, private: bool) -> None:
         """Make a property of hosts public or private.
 
         :raises NotFound: if no enrolled host has it
         """
-        self._write(lambda session, _now: enrollment.set_private(
+        self._write(lambda session, _now: property_visibility.set_private(
             session, name, private))
 
     def _there(self, host_id: int, host: pool.Member) -> set[str]:

@@ -384,8 +384,8 @@ class TrustsTest(api_base.ApiTestCase, DeletionTestCase):
     def test_placement_is_queried_once_and_not_for_extension(self):
         with mock.patch('blazar_nova.compat.compute_hosts.ask_placement',
                         side_effect=compute_hosts.ask_placement) as ask:
-            with mock.patch(
-                    'blazar_core.capacity.enrollment.public') as public:
+            with mock.patch('blazar_nova.services.property_visibility.public',
+                            ) as public:
                 lease = self.make(3600, reservations=[
                     self.reservation(resource_properties='')])
             # Public properties matter only if some are requested.

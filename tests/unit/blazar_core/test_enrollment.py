@@ -279,32 +279,3 @@ class TestEnrollment(whole_hosts_base.WholeHostsTestCase):
                         NOW, host_id, extra, None)
         (extra,) = self.scalars(models.Host.extra)
         self.assertEqual({*most, 'more'} - {'k0'}, {*extra})
-
-    def test_properties_of_enrolled_hosts_are_listed_with_values(self):
-        for name in ('two', 'three'):
-            self.host(name, VCPU=4)
-        self.enrol('one', gpu='B', ssd='1')
-        self.enrol('two', gpu='A')
-        gone = self.enrol('three', fpga='1', gpu='C')
-        with self.database.writer() as session:
-            enrollment.remove(session, NOW, gone)
-            enrollment.retire(session, NOW, gone)
-            enrollment.set_private(session, 'gpu', True)
-        with self.database.reader() as session:
-            found = enrollment.properties(session)
-        self.assertEqual(
-            [('gpu', (True, ['A', 'B'])), ('ssd', (False, ['1']))],
-            [*found.items()])
-        self.assertEqual(['vcpus', 'ssd'],
-                         enrollment.public(self.database, ['vcpus']))
-        self.assertEqual(['ssd'], enrollment.public(self.database, ['ssd']))
-
-    def test_property_can_be_made_private_and_public(self):
-        self.enrol('one', gpu='A100')
-        with self.database.writer() as session:
-            for private in (True, False):
-                enrollment.set_private(session, 'gpu', private)
-                self.assertEqual({'gpu': (private, ['A100'])},
-                                 enrollment.properties(session))
-            self.assertRaises(errors.NotFound, enrollment.set_private,
-                              session, 'fpga', True)

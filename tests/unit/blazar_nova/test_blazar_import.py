@@ -17,6 +17,7 @@ from blazar_nova.importer import items
 from blazar_nova.importer import known_leases
 from blazar_nova.resource_types import physical_hosts
 from blazar_nova.resource_types import server_slots
+from blazar_nova.services import property_visibility
 from tests import blazar18
 from tests import databases
 from tests.unit import base
@@ -345,7 +346,7 @@ class ImportPlanTest(ImportPlanTestCase):
                 session, NOW, self.cloud.uuids['three'], {'gpu': 'x'}))
         for private in (True, False):
             with self.database.writer() as session:
-                enrollment.set_private(session, 'gpu', private)
+                property_visibility.set_private(session, 'gpu', private)
             self.assertEqual([items.Outcome.THERE], [
                 one.outcome for one in self.plan().properties])
 

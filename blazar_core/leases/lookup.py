@@ -19,10 +19,13 @@ from blazar_core.leases import requests
 from blazar_core.leases import views
 from blazar_core.plugins import end_policies
 
-#: The lease of a server, its project and its booking.
+#: The lease of a server, its project, its reservation and its booking, and
+#: whether that is a slot.
 BOOKED = sa.select(
     models.Reservation.lease_id, models.Booking.host_id,
     models.Booking.failed_at, models.Lease.project_id,
+    models.Booking.reservation_id,
+    models.Reservation.params.is_not(None).label('in_slot'),
 ).join(models.Reservation.bookings).join(models.Reservation.lease).where(
     models.Booking.server_id == sa.bindparam('server'))
 
@@ -174,21 +177,6 @@ class Lookup:
             self._database.check_clock()
         return Ended(row.lease_id, row.name, row.on_end if
                      row.deleted_at is None else end_policies.DELETE)
-
-    def place_of(self, server_id: str) -> dict[str, str] | None:
-        """Return the reservation in which a server uses a slot.
-
-        :returns: ``reservation_id`` and ``project_id``, or None
-        """
-        with self._database.reader() as session:
-            row = session.execute(
-                sa.select(models.Reservation.id, models.Lease.project_id)
-                .join(models.Reservation.lease)
-                .join(models.Reservation.bookings)
-                .where(models.Booking.server_id == server_id,
-                       models.Reservation.params.is_not(None))).first()
-        return None if row is None else {
-            'reservation_id': row.id, 'project_id': row.project_id}
 
     def reservation(self, reservation_id: str, project_id: str | None,
                     anyones: bool = False) -> str | None:

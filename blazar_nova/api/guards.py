@@ -210,11 +210,11 @@ class Guards:
             return None
         context, reservation_id = environ['nova.context'], None
         try:
-            place = self._lookup.place_of(server_id)
-            if place is not None:
+            booked = self._lookup.booked(server_id)
+            if booked is not None and booked.in_slot:
                 if context.is_admin or (
-                        place['project_id'] == context.project_id):
-                    reservation_id = place['reservation_id']
+                        booked.project_id == context.project_id):
+                    reservation_id = booked.reservation_id
             else:
                 reservation_id = flavors.reservation_named(context, wanted)
         except errors.DatabaseUnavailable:

@@ -86,7 +86,8 @@ class Resizers:
 
     def _resize(self, core: worlds.Core, server: clouds.Server,
                 takes: clouds.Amounts) -> None:
-        if core.leases.lookup.place_of(server.id) is not None:
+        booked = core.leases.lookup.booked(server.id)
+        if booked is not None and booked.in_slot:
             self._count('refused in a reservation')
             return
         self._check_limits(core, server, takes)

@@ -39,9 +39,10 @@ class TestTakeSlots(slots_base.PlacesTestCase):
         self.assert_conflict('All 3 slots of reservation', lease)
         self.assertEqual(sorted(('one', one) for one in (
             first, second, third)), self.booked(lease))
+        booked = self.leases.lookup.booked(first)
         self.assertEqual(
-            {'reservation_id': lease['reservations'][0]['id'],
-             'project_id': 'project'}, self.leases.lookup.place_of(first))
+            (lease['reservations'][0]['id'], 'project', True),
+            (booked.reservation_id, booked.project_id, booked.in_slot))
         # A server in a slot does not run yet.
         self.assertEqual({False}, set(self.scalars(models.Booking.running)))
 
@@ -85,14 +86,14 @@ class TestTakeSlots(slots_base.PlacesTestCase):
         kept, given = self.take_slots(lease, 2)
         self.leases.slots.free([given, 'unheard-of'])
         self.assertEqual([('one', ''), ('one', kept)], self.booked(lease))
-        self.assertIsNone(self.leases.lookup.place_of(given))
+        self.assertIsNone(self.leases.lookup.booked(given))
         another, = self.take_slots(lease)
         self.assertEqual(sorted([('one', another), ('one', kept)]),
                          self.booked(lease))
 
     def test_server_of_boot_lease_has_no_slot(self):
         server_id, = base.servers_of(self.running_lease())
-        self.assertIsNone(self.leases.lookup.place_of(server_id))
+        self.assertFalse(self.leases.lookup.booked(server_id).in_slot)
 
 
 class TestConcurrentTakeSlots(slots_base.PlacesTestCase):

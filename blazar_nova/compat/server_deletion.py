@@ -53,10 +53,8 @@ _DELETING = (task_states.DELETING, task_states.SOFT_DELETING)
 #: Tasks in which nova-compute may be about to create a guest, without the lock
 #: that a deletion takes. Nova would delete the server before its guest exists,
 #: and find the guest half an hour later.
-_CREATING = (task_states.RESIZE_MIGRATING, task_states.RESIZE_MIGRATED,
-             task_states.RESIZE_FINISH, task_states.RESIZE_REVERTING,
-             task_states.MIGRATING, task_states.REBUILD_BLOCK_DEVICE_MAPPING,
-             task_states.REBUILD_SPAWNING)
+_CREATING = (*task_states.resizing_states, *task_states.rebuild_states,
+             task_states.RESIZE_REVERTING, task_states.MIGRATING)
 
 #: States of servers with an image from which they can be unshelved.
 _SHELVED = (vm_states.SHELVED, vm_states.SHELVED_OFFLOADED)

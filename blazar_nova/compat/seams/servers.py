@@ -220,9 +220,9 @@ _SERVERS = entry.subject(
         'nova.compute.task_states',
         entry.named(
             'DELETING IMAGE_SNAPSHOT_PENDING MIGRATING POWERING_OFF '
-            'REBUILDING RESIZE_PREP SCHEDULING SHELVING '
+            'REBUILDING RESIZE_PREP RESIZE_REVERTING SCHEDULING SHELVING '
             'SHELVING_OFFLOADING SOFT_DELETING SUSPENDING UNRESCUING '
-            'UNSHELVING',
+            'UNSHELVING rebuild_states resizing_states',
             'what is being done to a server')),
     entry.of(
         'nova.compute.vm_states',

@@ -246,8 +246,9 @@ class TestCommands(whole_hosts_base.HostsTestCase):
             raise KeyboardInterrupt
 
         with fixtures.MonkeyPatch('blazar_nova.cmd.manage._pause', stop):
-            self.assertRaises(KeyboardInterrupt, self.manage, 'remove',
-                              host['id'], '--wait')
+            code, text = self.manage('remove', host['id'], '--wait')
+        self.assertEqual(130, code)
+        self.assertIn('it is safe to repeat it', text)
         answer = self.make(code=409, reservations=[self.hosts_wanted()])
         self.assertIn('fits_now: 0 of 1', answer['error_message'])
         self.listener.parts.host_enrollment.remove_left()

@@ -55,7 +55,7 @@ class HostLeases:
         servers, unknown = self._servers(kinds, {
             one: found for one, found in hosts.items() if one in used})
         return [self._completed(context, lease, {
-            one['id']: [_shown(host, servers)
+            one['id']: [_shown(host, servers if one['id'] in used else {})
                         for host in hosts.get(one['id'], ())]
             for one, _kind in self._of_hosts(lease)}, unknown)
             for lease in leases]

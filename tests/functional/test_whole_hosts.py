@@ -163,6 +163,26 @@ class TestLife(whole_hosts_base.HostsTestCase):
         self.ask('DELETE', f'/leases/{lease["id"]}', code=409)
         self.ask('DELETE', f'/leases/{lease["id"]}', code=204, force='true')
 
+    def test_lease_of_busy_host_for_later_shows_no_servers(self):
+        """They are of the lease that has the host now."""
+        self.enrol('host1')
+        lease, reservation_id = self.lease_hosts()
+        later = self.make(start_in=5 * HOUR, length=HOUR,
+                          reservations=[self.hosts_wanted()])
+        server = self.within('hosted', reservation_id)
+        self.wait_for_status(server['id'], 'ACTIVE')
+        for found in ([self.get(lease), self.get(later)],
+                      self.ask('GET', '/leases', code=200)['leases']):
+            self.assertEqual(
+                {lease['id']: [server['id']], later['id']: []}, {
+                    one['id']: one['reservations'][0]['servers']
+                    for one in found})
+            self.assertEqual(
+                {lease['id']: [[server['id']]], later['id']: [[]]}, {
+                    one['id']: [host['servers'] for host in
+                                one['reservations'][0]['hosts']]
+                    for one in found})
+
     def test_shelved_server_of_former_sharer_is_ordinary_after_lease(self):
         self.enrol('host1')
         lease, reservation_id = self.lease_hosts(projects=[uuids.other])

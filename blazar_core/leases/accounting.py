@@ -171,6 +171,17 @@ def _by_window(query: Query, windows: ty.Sequence[model.Window],
                         kinds[kind].items()) if amount} for kind in _Kind})
 
 
+def with_occurrences(connection: sa.Connection, query: Query) -> Query:
+    """Return a query in which a recurring lease means all its occurrences,
+    including those that were skipped.
+    """
+    if query.lease_ids is None:
+        return query
+    return dataclasses.replace(query, lease_ids={
+        *query.lease_ids, *connection.scalars(sa.select(models.Lease.id).where(
+            models.Lease.recurrence_id.in_(query.lease_ids)))})
+
+
 def visible(query: Query) -> list[sa.ColumnElement[bool]]:
     """Return the conditions of leases of which a query may show more than
     usage: a project has usage of leases that it has transferred.

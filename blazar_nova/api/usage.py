@@ -36,6 +36,7 @@ class UsageController:
             context, 'blazar:usage:get_all_projects', query,
             'The usage of other projects is for admins.')
         with self._database.connection() as connection:
+            query = accounting.with_occurrences(connection, query)
             found = accounting.totals(connection, query, now, limit + 1)
             rows = usage_schema.rows(connection, query, found[:limit])
             body: dict[str, ty.Any] = {'usage': rows}

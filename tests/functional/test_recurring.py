@@ -646,6 +646,25 @@ class TestHosts(whole_hosts_base.HostsTestCase):
         self.assertEqual('ACTIVE', self.get(lease)['status'])
 
 
+class TestUsage(RecurringTestCase):
+
+    def test_usage_of_recurring_lease_is_that_of_all_occurrences(self):
+        lease = self.ask('POST', '/leases', {
+            'name': 'class', 'start_date': self.at(HOUR),
+            'end_date': self.at(2 * HOUR), 'recurrence': self.recurrence(),
+            'reservations': [self.reservation(amount=2, vcpus=1)]},
+            code=201)['lease']
+        ids = [one['id'] for one in lease['occurrences']]
+        self.ask('DELETE', f'/leases/{ids[1]}', code=204)
+        for lease_id, planned, reserved in (
+                (lease['id'], 6, 4), (ids[0], 2, 2)):
+            row, = self.ask(
+                'GET', '/usage', code=200, lease_id=lease_id,
+                start_date=self.at(0), end_date=self.at(4 * DAY))['usage']
+            self.assertEqual((planned * HOUR, reserved * HOUR), tuple(
+                row[key]['VCPU'] for key in ('planned', 'reserved')))
+
+
 class TestAmounts(RecurringTestCase):
     """The sum over all occurrences is bounded."""
 

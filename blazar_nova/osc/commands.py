@@ -58,6 +58,10 @@ LEASE_TYPES = ['immediate', 'scheduled', 'retry', 'best_effort']
 #: The columns of "occurrences".
 _OF_OCCURRENCES = ('id', 'start_date', 'end_date', 'status', 'reason')
 
+#: The keys of the size of what is reserved.
+_SIZE = ('source_flavor_id', 'vcpus', 'memory_mb', 'disk_gb', 'affinity',
+         'network_id', 'volume_type', 'size')
+
 #: Seconds between two requests for a lease.
 PAUSE = 5
 
@@ -265,6 +269,52 @@ class Texts(format_columns.ListColumn):
             for one in self._value)
 
 
+class Lines(format_columns.ListColumn):
+    """A list, one value on each line."""
+
+    def human_readable(self) -> str:
+        return '\n'.join(map(self.line, self._value))
+
+    def line(self, value: ty.Any) -> str:
+        return str(value)
+
+
+class Reservations(Lines):
+    """Reservations: how many of what, and their IDs."""
+
+    def line(self, value: Json) -> str:
+        return ' '.join(filter(None, (
+            _count(value), value.get('resource_type', ''), *(
+                f'{key}={value[key]}' for key in _SIZE
+                if value.get(key) not in (None, '')),
+            f'({value["id"]})')))
+
+
+class Hosts(Lines):
+    """Hosts of reservations, and the servers on each."""
+
+    def line(self, value: Json) -> str:
+        # Users who may not see them get no names.
+        return f'{value["name"] or "?"}: ' + (
+            ', '.join(value['servers']) or 'no servers')
+
+
+class Events(Lines):
+    """Events: when, what, and whether they are over."""
+
+    def line(self, value: Json) -> str:
+        return (f'{lease_progress.when(value["time"])} {value["event_type"]} '
+                f'{value["status"]}')
+
+
+def _count(reservation: Json) -> str:
+    """Return how many a reservation has."""
+    least, most = (reservation.get(key) for key in ('min', 'max'))
+    if most is None:
+        return str(reservation.get('amount', ''))
+    return str(most) if least == most else f'{least} to {most}'
+
+
 def column(value: ty.Any) -> ty.Any:
     """Return a value of an answer as a column that formatters can print."""
     if isinstance(value, dict):
@@ -278,6 +328,17 @@ def column(value: ty.Any) -> ty.Any:
 def shown(body: Json) -> Shown:
     """Return the columns of an object of the API."""
     return tuple(body), tuple(map(column, body.values()))
+
+
+def shown_lease(lease: Json) -> Shown:
+    """Return the columns of a lease. A table has one line for each of its
+    reservations and events; the other formats have all of their keys.
+    """
+    names, values = shown(lease)
+    short = {'reservations': Reservations, 'events': Events}
+    return names, tuple(
+        short[name](lease[name]) if name in short else value
+        for name, value in zip(names, values, strict=True))
 
 
 class Lister(command.Lister):
@@ -297,11 +358,16 @@ class Lister(command.Lister):
 class LeaseCommand(command.ShowOne):
     """A command that shows a lease, if requested after waiting for it."""
 
+    def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
+        parser = super().get_parser(prog_name)
+        parser.set_defaults(fit_width=True)
+        return parser
+
     def shown(self, parsed_args: argparse.Namespace, lease: Json) -> Shown:
         """Return the columns of a lease, with --wait when it is ACTIVE."""
         if parsed_args.wait:
             lease = self.wait(lease['id'], 'ACTIVE', None)
-        return shown(lease)
+        return shown_lease(lease)
 
     def wait(self, lease_id: str, wanted: str, timeout: int | None) -> Json:
         """Wait for a status of a lease, and return the lease.
@@ -346,13 +412,14 @@ class LeaseChange(command.ShowOne):
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
         parser = super().get_parser(prog_name)
+        parser.set_defaults(fit_width=True)
         add_lease(parser, 'The lease')
         return parser
 
     def change(self, lease: str, change: Json) -> Shown:
         """Change a lease, by name or ID, and return its columns."""
         client = client_of(self.app)
-        return shown(client.ask(
+        return shown_lease(client.ask(
             'PUT', f'/leases/{client.find(lease)}', json=change)['lease'])
 
 
@@ -420,7 +487,7 @@ class Offer(LeaseCommand):
     def take_action(self, parsed_args: argparse.Namespace) -> Shown:
         body = demand(self.app, parsed_args, parsed_args.name)
         body['offer_seconds'] = parsed_args.expires
-        return shown(client_of(self.app).ask(
+        return shown_lease(client_of(self.app).ask(
             'POST', '/leases', json=body)['lease'])
 
 
@@ -433,8 +500,8 @@ class Request(LeaseCommand):
         parser.add_argument(
             '--lease-type', metavar='<type>', choices=LEASE_TYPES,
             help=f'One of {", ".join(LEASE_TYPES)}; "retry" waits for '
-                 'capacity if there is none, "best_effort" migrates servers '
-                 'of other projects (default: depends on the start)')
+                 'capacity if there is none, "best_effort" has servers '
+                 'migrated to free it (default: depends on the start)')
         parser.add_argument(
             '--retries', metavar='<number>', type=int,
             help='Maximum number of retries (default: set by the operator)')
@@ -505,8 +572,8 @@ class Wait(LeaseCommand):
 
     def take_action(self, parsed_args: argparse.Namespace) -> Shown:
         lease_id = client_of(self.app).find(parsed_args.lease)
-        return shown(self.wait(lease_id, parsed_args.status,
-                               parsed_args.timeout))
+        return shown_lease(self.wait(lease_id, parsed_args.status,
+                                     parsed_args.timeout))
 
     def run(self, parsed_args: argparse.Namespace) -> int:
         try:

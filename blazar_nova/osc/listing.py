@@ -9,7 +9,6 @@ import argparse
 import datetime
 import typing as ty
 
-from osc_lib.cli import format_columns
 from osc_lib.command import command
 from osc_lib import exceptions
 
@@ -23,10 +22,8 @@ _COLUMNS = ('id', 'name', 'status', 'start_date', 'end_date', 'left',
 _OF_ONE = ('id', 'name', 'description', 'tags', 'project_id', 'user_id',
            'status', 'status_reason', 'degraded', 'warnings', 'start_date',
            'end_date', 'left', 'lease_type', 'on_end', 'grace_period',
-           'auto_extend', 'reservations', 'flavor', 'servers', 'events')
-#: The keys of the size of what is reserved.
-_SIZE = ('source_flavor_id', 'vcpus', 'memory_mb', 'disk_gb', 'affinity',
-         'network_id', 'volume_type', 'size')
+           'auto_extend', 'recurrence', 'reservations', 'flavor', 'hosts',
+           'servers', 'events')
 #: The columns of a table, which should fit a terminal.
 _OF_TABLE = ('id', 'name', 'status', 'left', 'servers', 'status_reason',
              'warnings')
@@ -85,49 +82,14 @@ class Show(command.ShowOne):
         lease = client.lease(client.find(parsed_args.lease))
         values = _values(lease, datetime.datetime.now(datetime.UTC))
         return _OF_ONE, tuple({
-            **{name: commands.column(value) for name, value in lease.items()},
+            **dict(zip(*commands.shown_lease(lease), strict=True)),
             **values, 'flavor': '\n'.join(
                 one['flavor_id'] for one in lease['reservations']
                 if one.get('flavor_id')),
-            'reservations': _Reservations(lease['reservations']),
-            'events': _Events(lease['events'])}.get(name) for name in _OF_ONE)
-
-
-class _Lines(format_columns.ListColumn):
-    """A list, one value on each line."""
-
-    def human_readable(self) -> str:
-        return '\n'.join(map(str, self._value))
-
-
-class _Reservations(_Lines):
-    """Reservations: how many of what, and their IDs."""
-
-    def human_readable(self) -> str:
-        return '\n'.join(
-            ' '.join(filter(None, (
-                _count(one), one.get('resource_type', ''), *(
-                    f'{key}={one[key]}' for key in _SIZE
-                    if one.get(key) not in (None, '')),
-                f'({one["id"]})')))
-            for one in self._value)
-
-
-class _Events(_Lines):
-    """Events: when, what, and whether they are over."""
-
-    def human_readable(self) -> str:
-        return '\n'.join(
-            f'{lease_progress.when(one["time"])} {one["event_type"]} '
-            f'{one["status"]}' for one in self._value)
-
-
-def _count(reservation: commands.Json) -> str:
-    """Return how many a reservation has."""
-    least, most = (reservation.get(key) for key in ('min', 'max'))
-    if most is None:
-        return str(reservation.get('amount', ''))
-    return str(most) if least == most else f'{least} to {most}'
+            'hosts': commands.Hosts([
+                host for one in lease['reservations']
+                for host in one.get('hosts') or []])}.get(name)
+            for name in _OF_ONE)
 
 
 def _values(lease: commands.Json, now: datetime.datetime) -> commands.Json:

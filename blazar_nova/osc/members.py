@@ -61,7 +61,7 @@ class Adopt(command.ShowOne):
             'servers': _server_ids(self.app, parsed_args),
             **commands.given(
                 parsed_args, 'end_date', 'duration', 'name', 'on_end')}
-        return commands.shown(commands.client_of(self.app).ask(
+        return commands.shown_lease(commands.client_of(self.app).ask(
             'POST', '/leases', json=asked)['lease'])
 
 

@@ -251,7 +251,10 @@ class ShowTest(osc_base.OscTestCase):
             {'id': OTHER, 'resource_type': 'flavor:instance', 'amount': 3,
              'source_flavor_id': '42', 'flavor_id': OTHER, 'affinity': None,
              'servers': ['a', 'b']},
-            {'id': ID, 'resource_type': 'physical:host', 'min': 1, 'max': 2}],
+            {'id': ID, 'resource_type': 'physical:host', 'min': 1, 'max': 2,
+             'hosts': [{'name': 'host1', 'failed': False,
+                        'servers': ['c', 'd']},
+                       {'name': None, 'failed': False, 'servers': []}]}],
         events=[{'event_type': 'end_lease', 'status': 'UNDONE',
                  'time': '2026-12-01T16:00:00.000000'}])
 
@@ -261,6 +264,7 @@ class ShowTest(osc_base.OscTestCase):
                 'reservations': f'3 flavor:instance source_flavor_id=42 '
                                 f'({OTHER})\n1 to 2 physical:host ({ID})\n',
                 'flavor': f'{OTHER}\n', 'servers': 'a\nb\n',
+                'hosts': 'host1: c, d\n?: no servers\n',
                 'start_date': '2026-12-01 14:00:00\n',
                 'events': '2026-12-01 16:00:00 end_lease UNDONE\n'}.items():
             code, out, error = self.openstack(
@@ -268,6 +272,23 @@ class ShowTest(osc_base.OscTestCase):
             self.assertEqual(0, code, error)
             for line in expected.splitlines():
                 self.assertIn(line, out)
+
+    def test_changed_or_requested_lease_has_line_for_each_reservation(self):
+        for method, path, words in (
+                ('PUT', f'/leases/{ID}', ('set', ID, '--name', 'other')),
+                ('POST', '/leases', (
+                    'request', 'lease1', '--duration', '1h', '--reservation',
+                    'resource_type=physical:host,min=1,max=2')),
+                ('POST', '/leases', (
+                    'offer', 'lease1', '--duration', '1h', '--reservation',
+                    'resource_type=physical:host,min=1,max=2'))):
+            self.cloud.sees(f'{method} {path}', (200, {'lease': self.LEASE}))
+            code, out, error = self.openstack(
+                'reservation', *words, '-f', 'table', '-c', 'reservations',
+                '-c', 'events')
+            self.assertEqual(0, code, error)
+            self.assertIn(f'| 1 to 2 physical:host ({ID}) ', out)
+            self.assertIn('| 2026-12-01 16:00:00 end_lease UNDONE ', out)
 
     def test_lease_is_shown_for_programs(self):
         self.cloud.sees(f'GET /leases/{ID}', (200, {'lease': self.LEASE}))

@@ -295,7 +295,7 @@ class OfferTest(osc_base.OscTestCase):
         code, out, _error = self.openstack(
             'reservation', 'offer', 'l', *WINDOW, '--reservation', INSTANCE)
         self.assertEqual(0, code)
-        self.assertIn(f"amount='3', id='{OTHER}'", out)
+        self.assertIn(f'3 ({OTHER})', out)
 
 
 class RecurringTest(osc_base.OscTestCase):

@@ -189,6 +189,13 @@ def add_end(parser: argparse.ArgumentParser, option: str) -> None:
 def add_named(parser: argparse.ArgumentParser) -> None:
     """Add the arguments that offer and request share."""
     parser.add_argument('name', metavar='<name>', help='Name of the lease')
+    parser.add_argument(
+        '--description', metavar='<description>',
+        help='Description for people (default: none)')
+    parser.add_argument(
+        '--tags', metavar='<tags>',
+        help='Tags by which leases and usage can be filtered, separated by '
+             'commas (default: none)')
     add_demand(parser)
 
 
@@ -222,6 +229,12 @@ def demand(app: ty.Any, parsed_args: argparse.Namespace, name: str) -> Json:
             **recurrence(parsed_args),
             **given(parsed_args, 'end_date', 'duration', 'on_end',
                     'grace_period', 'auto_extend')}
+
+
+def named(app: ty.Any, parsed_args: argparse.Namespace) -> Json:
+    """Return the body of a request of offer or request."""
+    return {**demand(app, parsed_args, parsed_args.name),
+            **given(parsed_args, 'description', 'tags')}
 
 
 def flavor_id(app: ty.Any, name_or_id: str | int) -> str | int:
@@ -485,7 +498,7 @@ class Offer(LeaseCommand):
         return parser
 
     def take_action(self, parsed_args: argparse.Namespace) -> Shown:
-        body = demand(self.app, parsed_args, parsed_args.name)
+        body = named(self.app, parsed_args)
         body['offer_seconds'] = parsed_args.expires
         return shown_lease(client_of(self.app).ask(
             'POST', '/leases', json=body)['lease'])
@@ -519,7 +532,7 @@ class Request(LeaseCommand):
     def take_action(self, parsed_args: argparse.Namespace) -> Shown:
         return self.shown(parsed_args, client_of(self.app).ask(
             'POST', '/leases', json={
-                **demand(self.app, parsed_args, parsed_args.name),
+                **named(self.app, parsed_args),
                 **given(parsed_args, 'lease_type', 'retries',
                         'retry_interval', 'timeout')})['lease'])
 

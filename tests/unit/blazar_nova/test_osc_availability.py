@@ -242,6 +242,19 @@ class OfferTest(osc_base.OscTestCase):
         self.assertEqual(('lease1', 600),
                          (body['name'], body['offer_seconds']))
 
+    def test_description_and_tags_are_sent_by_offer_and_request(self):
+        self.cloud.sees('POST /leases', (201, {'lease': osc_base.a_lease()}))
+        for command in ('offer', 'request'):
+            for options, expected in (
+                    ((), {}), (('--description', 'two hosts', '--tags', 'a,b'),
+                               {'description': 'two hosts', 'tags': 'a,b'})):
+                self.reservation(command, 'lease1', *WINDOW, '--reservation',
+                                 INSTANCE, *options)
+                body = self.cloud.requests[-1].body
+                self.assertEqual(expected, {
+                    key: body[key] for key in ('description', 'tags')
+                    if key in body})
+
     def test_expires_option_sets_offer_seconds(self):
         self.cloud.sees('POST /leases', (201, {'lease': osc_base.a_lease()}))
         for text, seconds in (('90m', 5400), ('1h30m', 5400), ('60s', 60)):

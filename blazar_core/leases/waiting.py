@@ -26,7 +26,7 @@ def made(why: str) -> conditions.Condition:
     """
     return conditions.Condition(
         conditions.Type.WAITING, conditions.Reason.SERVERS_ARE_MOVED,
-        f'Servers of other projects are being migrated for the lease: {why}')
+        f'The lease waits until migrations free its capacity: {why}')
 
 
 def unready(lease: models.Lease, what: str) -> str:

@@ -193,8 +193,9 @@ class LeaseMiddleware:
                     f'The hint "reservation" is a lease. Write the id of its '
                     f'reservation of hosts: {" or ".join(hosts)}.')
             raise errors.InvalidLeaseParams(
-                'The hint "reservation" must be the id of a reservation of '
-                'your project whose lease has not ended; none was found.')
+                'The hint "reservation" must be the id of a reservation that '
+                'your project owns or that is shared with it, and whose lease '
+                'has not ended; none was found.')
         if self._types.of(kind, False).has_hosts:
             why = self._lookup.why_not_within(
                 wanted, project_id, asked)

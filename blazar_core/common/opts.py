@@ -18,6 +18,11 @@ DATABASE_GROUP = cfg.OptGroup(
     help='Database that stores leases and bookings. It is separate from '
          'Nova\'s databases. Only ``connection`` is required.')
 
+#: Raised when a configuration file is missing, or has a wrong line or value.
+FILE_ERRORS = (
+    cfg.ConfigFilesNotFoundError, cfg.ConfigFilesPermissionDeniedError,
+    cfg.ConfigFileParseError, cfg.ConfigFileValueError)
+
 #: Every process reads the same nova.conf. The comments say which of them use
 #: the options of a group; blazar-nova-manage uses those of nova-api and
 #: blazar-listener. The scheduler is nova-scheduler with our filter.

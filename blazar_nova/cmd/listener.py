@@ -17,15 +17,15 @@ if ty.TYPE_CHECKING:
 
 def main() -> int:
     """Run until a stop signal; return 1 if the configuration is wrong."""
+    stop = threading.Event()
     try:
         listener = _listener()
-    except errors.ConfigurationError as exc:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda *_args: stop.set())
+        listener.start()
+    except (errors.ConfigurationError, *opts.FILE_ERRORS) as exc:
         print(exc, file=sys.stderr)
         return 1
-    stop = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_args: stop.set())
-    listener.start()
     stop.wait()
     listener.stop()
     listener.wait()

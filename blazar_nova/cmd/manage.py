@@ -65,7 +65,7 @@ def main(argv: ty.Sequence[str] | None = None) -> int:
 def _run(parsed: argparse.Namespace) -> int:
     try:
         return parsed.action(parsed) or 0
-    except errors.BlazarError as exc:
+    except (errors.BlazarError, *opts.FILE_ERRORS) as exc:
         listings.tell(str(exc))
         return 1
     except db_exception.DBConnectionError as exc:

@@ -6,6 +6,7 @@ They are the checks of the services at their start, and say for each problem
 which line to write.
 """
 
+import sys
 import textwrap
 import typing as ty
 
@@ -198,4 +199,8 @@ class Checks(upgradecheck.UpgradeCommands):
 def main() -> int:
     """Check, print a table (or JSON), and return the worst code."""
     opts.register_opts(CONF)
-    return int(upgradecheck.main(CONF, 'nova', Checks()))
+    try:
+        return int(upgradecheck.main(CONF, 'nova', Checks()))
+    except opts.FILE_ERRORS as exc:
+        print(exc, file=sys.stderr)
+        return int(Code.FAILURE)

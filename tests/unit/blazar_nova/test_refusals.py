@@ -4,15 +4,20 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
+from unittest import mock
 
 import fixtures
 from nova.db.api import models as api_models
 from nova.db.main import models as main_models
+from oslo_config import cfg
 import sqlalchemy as sa
 
+from blazar_core.common import errors
 from blazar_core.db import encryption
+from blazar_nova.cmd import listener
 from blazar_nova.compat.seams import check
 from tests import imports as code
 from tests import samples
@@ -147,6 +152,47 @@ class RefusalTest(base.TestCase):
         self.assertEqual(1, found, said)
         self.assertIn('Run: blazar-nova-manage db sync', said)
         self.assertNotIn(unknown, said)
+
+    def check_file(self, wrong, code_, name, *words):
+        """Check that a wrong configuration file is named in one line."""
+        found, said = self.start(name, *words, '--config-file', wrong)
+        self.assertEqual(code_, found, said)
+        self.assertIn(wrong, said.splitlines()[-1])
+        self.assertNotIn('Traceback', said)
+
+    def test_missing_configuration_file_is_named(self):
+        missing = os.path.join(self.folder, 'missing.conf')
+        self.check_file(missing, 1, 'blazar-listener')
+        self.check_file(missing, 1, 'blazar-nova-manage', 'health')
+        self.check_file(missing, 1, 'blazar-nova-manage', 'db', 'version')
+        self.check_file(missing, 2, 'blazar-nova-status', 'upgrade', 'check')
+
+    def test_configuration_file_with_errors_is_named(self):
+        wrong = os.path.join(self.folder, 'wrong.conf')
+        with open(wrong, 'w') as file:
+            file.write('no option')
+        self.check_file(wrong, 1, 'blazar-listener')
+
+
+class TestListener(base.TestCase):
+
+    def test_start_without_its_port_is_refused(self):
+        self.check_refused(
+            errors.ConfigurationError('[blazar] metrics_port ...'))
+
+    def test_wrong_value_is_refused(self):
+        self.check_refused(cfg.ConfigFileValueError('sync_interval ...'))
+
+    def check_refused(self, wrong):
+        daemon = mock.Mock(**{'start.side_effect': wrong})
+        self.useFixture(fixtures.MockPatchObject(
+            listener, '_listener', return_value=daemon))
+        self.useFixture(fixtures.MockPatchObject(signal, 'signal'))
+        output = self.useFixture(fixtures.StringStream('stderr')).stream
+        self.useFixture(fixtures.MonkeyPatch('sys.stderr', output))
+        self.assertEqual(1, listener.main())
+        output.seek(0)
+        self.assertEqual(f'{wrong}\n', output.read())
 
 
 class TestImportOrder(base.TestCase):

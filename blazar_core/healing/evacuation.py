@@ -370,7 +370,8 @@ class Evacuation:
                 'Servers of leases on host %s, which has failed, are not '
                 'evacuated until it is certain that no server runs there: '
                 'power it off, and force its nova-compute down (openstack '
-                'compute service set --down)', failed[uuid])
+                'compute service set --down %s nova-compute)', failed[uuid],
+                failed[uuid])
         self._told = waiting
         return sure
 

@@ -426,8 +426,8 @@ def _lacks(reservation: ty.Any, bookings: ty.Sequence[ty.Any], status: str,
                'replacement is added when one is available.')
     elif failed:
         yield (f'The hosts of {words.count(failed, "server")} of {which} '
-               'failed. The servers are reassigned when other hosts are '
-               'available.')
+               'failed. Servers stay on a failed host until it is up again '
+               'or the operator evacuates them.')
     if _has_moved(reservation, status):
         yield (f'The hosts of {which} have changed. "openstack reservation '
                'acknowledge" removes this warning.')

@@ -9,6 +9,7 @@ from blazar_core.common import errors
 from blazar_core.common import model
 from blazar_core.db import models
 from blazar_core.healing import evacuation
+from blazar_core.leases import views
 from blazar_core.lifecycle import fault_points
 from blazar_core.lifecycle import lease_status
 from blazar_core.lifecycle import server_moves
@@ -203,11 +204,15 @@ class TestEvacuation(EvacuationTestCase):
         return server_id
 
     def test_no_evacuation_if_disabled(self):
-        self.runs()
+        lease, _server_id = self.runs()
         self.fail()
         self.evacuation.look()
         self.assertEqual([], self.cloud.evacuations)
         self.assertEqual([], self.due())
+        # Other hosts have capacity, and are not used.
+        (warning,) = views.get(self.database, lease['id'])['warnings']
+        self.assertIn('failed. Servers stay on a failed host until it is up '
+                      'again or the operator evacuates them.', warning)
 
     def test_no_evacuation_until_host_is_certainly_down(self):
         self.runs()
@@ -217,7 +222,9 @@ class TestEvacuation(EvacuationTestCase):
         self.look()
         self.assertEqual([], self.cloud.evacuations)
         # This is logged once.
-        self.assertEqual(1, self.log.output.count('force its nova-compute'))
+        self.assertEqual(1, self.log.output.count(
+            'force its nova-compute down (openstack compute service set '
+            '--down one nova-compute)'))
         self.says = True
         self.look()
         self.assertEqual(1, len(self.cloud.evacuations))

@@ -73,9 +73,10 @@ def run(parts: 'wiring.Parts', parsed: argparse.Namespace,
     obstacles = _show(hosts.promised(name, window))
     if parsed.dry_run or (obstacles and not parsed.force):
         print('Nothing was changed.' + (
-            '' if parsed.dry_run else ' Migrate these servers, or use '
-                                      '--force: bookings without another host '
-                                      'then wait for one.'))
+            '' if parsed.dry_run else
+            ' Migrate the servers that cannot be reassigned, or use --force: '
+            'what is in use then stays, and a booking without another host '
+            'waits for one.'))
         return 0 if parsed.dry_run else 1
     reason = known.reason if known and parsed.reason is None else (
         parsed.reason or '')
@@ -90,7 +91,7 @@ def _show(promised: ty.Sequence[maintenance.Promised]) -> int:
     """Print the bookings; return how many cannot be reassigned."""
     table = prettytable.PrettyTable(
         ['Lease', 'Name', 'Project', 'User', 'Start (UTC)', 'End (UTC)',
-         'Server', 'Goes'], align='l')
+         'Server', 'Result'], align='l')
     # Bookings that are reassigned have one row for each lease; the others have
     # one each, as their servers have to be migrated.
     rows: dict[ty.Any, list[maintenance.Promised]] = {}

@@ -440,7 +440,7 @@ def _tell(report: 'Report', sizes: ty.Mapping[str, int], form: str,
             'compared': sizes})
         return code
     for difference in report.mended:
-        print(f'Mended: {difference.text}')
+        print(f'Fixed: {difference.text}')
     for difference in report.left:
         print(f'{difference.text} [{difference.remedy}]')
     for sentence in (*report.problems, *report.failures):

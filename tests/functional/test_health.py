@@ -661,7 +661,7 @@ class MaintenanceTest(Failing, whole_hosts_base.HostsTestCase):
         self.assertEqual(1, code)
         for words in (server['id'], 'No. The server is not running or',
                       'reassigned to other hosts, 1 not.',
-                      'Nothing was changed. Migrate these servers'):
+                      'Nothing was changed. Migrate the servers that'):
             self.assertIn(words, text)
         self.assertEqual([], self.query('SELECT * FROM outages'))
         code, text = self.maintain(host, None, '--force')

@@ -834,7 +834,7 @@ class CommandTest(VerifyTestCase):
         self.assertEqual('', told)
         self.assertIn('Comparing servers\n', self.type('--verbose')[2])
         self.assertEqual((0, [
-            f'Mended: {line}',
+            f'Fixed: {line}',
             '1 difference, 1 fixed, 0 left; compared: 0 leases, 0 servers, 2 '
             'hosts.']), self.type('--fix')[:2])
         self.assertEqual(0, self.type('--fix')[0])

@@ -476,7 +476,9 @@ class Admission:
                 demand.count for demand in demands),
             short.fits, next_start, after, detail=self._too_much(demands)
             if reason is refusals.Reason.TOO_BIG else '', whole=all(
-                model.HOST in one.resources for one in demands))
+                model.HOST in one.resources for one in demands),
+            resource=refusals.resource_of(
+                short.demand.resources if short.demand else ()))
 
     def _too_much(self, demands: ty.Iterable[model.Demand]) -> str:
         """Return the amounts that no host gives one server, as text."""

@@ -126,10 +126,12 @@ class NoFit(ty.NamedTuple):
 
     :ivar fits: how many servers of all demands do fit
     :ivar anywhere: whether there are any hosts that the demand may use
+    :ivar demand: the demand; None: servers that stay where they are
     """
 
     fits: int
     anywhere: bool
+    demand: model.Demand | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -312,7 +314,8 @@ class Selection:
                 return NoFit(
                     fitting + most_of(demand, room) + sum(
                         map(len, picked.values())),
-                    bool(len(timeline) if hosts is None else hosts.any()))
+                    bool(len(timeline) if hosts is None else hosts.any()),
+                    demands[number])
             picked[number] = places
             _add(timeline, beside, places, demand)
         for number, demand in enumerate(demands):

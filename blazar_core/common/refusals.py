@@ -4,8 +4,10 @@
 
 import dataclasses
 import enum
+import typing as ty
 
 from blazar_core.common import clocks
+from blazar_core.common import model
 
 
 class Reason(enum.Enum):
@@ -31,6 +33,8 @@ class Refusal:
         cannot be extended, or the request was another one
     :ivar detail: a sentence that says what exactly is too big
     :ivar whole: whether the demand is for whole hosts
+    :ivar resource: the resource class of what does not fit, if it is not
+        for servers or hosts
     """
 
     reason: Reason
@@ -42,6 +46,7 @@ class Refusal:
     latest_end: int | None = None
     detail: str = ''
     whole: bool = dataclasses.field(default=False, compare=False)
+    resource: str | None = dataclasses.field(default=None, compare=False)
 
     def sentence(self, start: str = 'start', end: str = 'end') -> str:
         """Return the message for the user.
@@ -68,7 +73,9 @@ class Refusal:
         if self.whole and self.reason is Reason.NO_HOST:
             return (f'No host that is enrolled for leases of whole hosts has '
                     f'what is requested. {self.detail}'.rstrip())
-        return f'{_WHY[self.reason]} {self.detail}'.rstrip()
+        why = _WHY[self.reason] if self.resource not in _OF_RESOURCES else (
+            _OF_RESOURCES[self.resource][self.reason])
+        return f'{why} {self.detail}'.rstrip()
 
     def _when(self, start: str, end: str) -> str:
         latest = '' if self.latest_end is None else (
@@ -91,6 +98,14 @@ class Refusal:
                 f'"{clocks.minute(self.next_start)}"). {fits}')
 
 
+def resource_of(classes: ty.Iterable[str]) -> str | None:
+    """Return the resource class of a demand, if there is one that refusals
+    name; None: it is for servers or hosts, or for several.
+    """
+    found = [*classes]
+    return found[0] if len(found) == 1 and found[0] in _OF_RESOURCES else None
+
+
 _WHY = {
     Reason.NO_ROOM: 'There is no capacity for this lease in this window.',
     Reason.NO_HOST: 'There is no host that this lease may use.',
@@ -101,3 +116,26 @@ _WHY = {
     Reason.HOST_AWAY: 'The lease cannot be extended: one of its hosts has '
                       'failed or is in maintenance at its end.',
 }
+
+#: The same for what is not for servers, by its resource class.
+_OF_RESOURCES: dict[str | None, dict[Reason, str]] = {
+    resource: {
+        Reason.NO_ROOM: f'There {are} not enough {what} for this lease in '
+                        'this window.',
+        Reason.NO_HOST: no_host,
+        Reason.TOO_BIG: f'This lease needs more {what} than can be reserved.',
+        Reason.TOO_LONG: 'The lease cannot be extended to that date: its '
+                         f'{what} {are} reserved by other leases before then.',
+        Reason.HOST_AWAY: 'The lease cannot be extended: some of its '
+                          f'{what} {are} not available at its end.',
+    } for resource, are, what, no_host in (
+        (model.FLOATING_IP, 'are', 'floating IPs',
+         'No enrolled address is as requested. Write another "network_id", or '
+         'leave "required_floatingips" out: GET /v1/floatingips lists the '
+         'enrolled addresses.'),
+        (model.SEGMENT, 'are', 'network segments',
+         'No enrolled network segment is as requested. Write another '
+         '"network_type" or "physical_network", or leave them out.'),
+        (model.VOLUME_GB, 'is', 'storage for volumes',
+         'No enrolled volume type is as requested. Write another '
+         '"volume_type", or leave it out.'))}

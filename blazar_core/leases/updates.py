@@ -280,7 +280,9 @@ class LeaseUpdates:
                         _since(kept, plan)):
                     reason = refusals.Reason.HOST_AWAY
         return refusals.Refusal(
-            reason, len(kept), 0, None, latest_end=latest)
+            reason, len(kept), 0, None, latest_end=latest,
+            resource=refusals.resource_of({
+                rc for one in lease.reservations for rc in one.resources}))
 
     def _rewrite(self, session: orm.Session, lease_id: str,
                  change: LeaseChange, picked: _Picked) -> list[ledger.Edit]:

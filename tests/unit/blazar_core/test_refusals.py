@@ -6,6 +6,7 @@ import datetime
 
 from oslotest import base
 
+from blazar_core.common import model
 from blazar_core.common import refusals
 from tests.unit import base as unit_base
 
@@ -51,6 +52,21 @@ class TestRefusal(base.BaseTestCase):
         self.assertNotIn('requested', refused.sentence())
         self.assertNotIn('requested hosts', refusals.Refusal(
             refusals.Reason.NO_ROOM, 3, 2, NOW, whole=True).sentence())
+
+    def test_refusal_of_other_resources_names_them(self):
+        for resource, what in ((model.FLOATING_IP, 'floating IPs'),
+                               (model.SEGMENT, 'network segments'),
+                               (model.VOLUME_GB, 'storage for volumes')):
+            self.assertEqual(resource, refusals.resource_of({resource: 1}))
+            for reason in refusals.Reason:
+                sentence = refusals.Refusal(
+                    reason, 3, 0, None, resource=resource).sentence()
+                self.assertNotIn('host', sentence)
+                if reason is not refusals.Reason.NO_HOST:
+                    self.assertIn(what, sentence)
+        self.assertIsNone(refusals.resource_of({'VCPU': 1}))
+        self.assertIsNone(refusals.resource_of(
+            [model.FLOATING_IP, model.SEGMENT]))
 
     def test_whole_flag_does_not_affect_equality(self):
         self.assertEqual(*(refusals.Refusal(

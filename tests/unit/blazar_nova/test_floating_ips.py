@@ -153,8 +153,10 @@ class TestLifecycle(FloatingIPTestCase):
             self.assertIsNone(refused.refusal.next_start)
 
     def test_network_without_enrolled_addresses_is_refused(self):
-        self.assertRaises(errors.Refused, self.reserve, 0, 100, self.ips(
-            network_id='other'))
+        refused = self.assertRaises(
+            errors.Refused, self.reserve, 0, 100, self.ips(
+                network_id='other'))
+        self.assertIn('No enrolled address is as requested.', str(refused))
 
     def test_amount_beyond_enrolled_addresses_is_refused(self):
         refused = self.assertRaises(

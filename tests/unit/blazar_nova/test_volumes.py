@@ -341,6 +341,7 @@ class TestLifecycle(VolumeTestCase):
         refused = self.assertRaises(
             errors.Refused, self.reserve, 0, 10, self.wanted(size=1001))
         self.assertIsNone(refused.refusal.next_start)
+        self.assertIn('more storage for volumes than', str(refused))
 
     def test_volumes_without_lease_count_for_quota_of_all_volumes(self):
         self.assertEqual({}, self.kind.headroom('project'))

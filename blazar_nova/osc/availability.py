@@ -12,7 +12,7 @@ from blazar_nova.osc import commands
 from blazar_nova.osc import lease_progress
 
 
-class Availability(command.Lister):
+class Availability(commands.Command, command.Lister):
     """Show how many servers of a size can be leased, by start time.
 
     Each row holds for starts from its start_date to its end_date. If "more"

@@ -13,8 +13,6 @@ import sys
 import typing as ty
 import unicodedata
 
-from osc_lib.command import command
-
 from blazar_nova.osc import commands
 from blazar_nova.osc import lease_progress
 from blazar_nova.osc import owners
@@ -49,7 +47,7 @@ background: Canvas; color: CanvasText; font-family: sans-serif }}</style>
 """
 
 
-class Calendar(command.Command):
+class Calendar(commands.Command):
     """Draw reservations and free capacity over time.
 
     Each row is a lease; for administrators also a host or a project. The last

@@ -65,9 +65,13 @@ _SIZE = ('source_flavor_id', 'vcpus', 'memory_mb', 'disk_gb', 'affinity',
 #: Seconds between two requests for a lease.
 PAUSE = 5
 
-#: Exit code of a quote that does not fit, and of a wait that takes too long. 1
-#: is an error, 2 wrong arguments.
+#: Exit code of a lease or quote that does not fit, and of a wait that takes
+#: too long. 1 is an error, 2 wrong arguments.
 NOT_YET = 3
+#: Exit codes of refusals by their error_name. With 4, the same command may
+#: succeed later.
+_CODES = {'NO_ROOM': NOT_YET, 'BOOKS_BUSY': 4, 'CLOUD_UNAVAILABLE': 4,
+          'CLOCK_SKEWED': 4, 'DATABASE_UNAVAILABLE': 4}
 
 #: Before what a spreadsheet takes for a formula, in some locales in full-width
 #: forms or after a semicolon.
@@ -189,6 +193,7 @@ def add_end(parser: argparse.ArgumentParser, option: str) -> None:
 def add_named(parser: argparse.ArgumentParser) -> None:
     """Add the arguments that offer and request share."""
     parser.add_argument('name', metavar='<name>', help='Name of the lease')
+    add_demand(parser)
     parser.add_argument(
         '--description', metavar='<description>',
         help='Description for people (default: none)')
@@ -196,7 +201,15 @@ def add_named(parser: argparse.ArgumentParser) -> None:
         '--tags', metavar='<tags>',
         help='Tags by which leases and usage can be filtered, separated by '
              'commas (default: none)')
-    add_demand(parser)
+    add_key(parser)
+
+
+def add_key(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        '--idempotency-key', metavar='<key>',
+        help='Name of this request, such as a UUID: the same command with the '
+             'same key within a day shows the lease that it created the first '
+             'time, and creates none (default: always create a lease)')
 
 
 def add_wait(parser: argparse.ArgumentParser) -> None:
@@ -231,10 +244,16 @@ def demand(app: ty.Any, parsed_args: argparse.Namespace, name: str) -> Json:
                     'grace_period', 'auto_extend')}
 
 
-def named(app: ty.Any, parsed_args: argparse.Namespace) -> Json:
-    """Return the body of a request of offer or request."""
-    return {**demand(app, parsed_args, parsed_args.name),
-            **given(parsed_args, 'description', 'tags')}
+def create(app: ty.Any, parsed_args: argparse.Namespace, **more: ty.Any,
+           ) -> Json:
+    """Create a lease or an offer, and return it.
+
+    :param more: further keys of the request
+    """
+    return ty.cast(Json, client_of(app).ask(
+        'POST', '/leases', parsed_args.idempotency_key, json={
+            **demand(app, parsed_args, parsed_args.name),
+            **given(parsed_args, 'description', 'tags'), **more})['lease'])
 
 
 def flavor_id(app: ty.Any, name_or_id: str | int) -> str | int:
@@ -354,7 +373,25 @@ def shown_lease(lease: Json) -> Shown:
         for name, value in zip(names, values, strict=True))
 
 
-class Lister(command.Lister):
+class Command(command.Command):
+    """A command with exit codes for refusals. With "-f json" it writes the
+    answer of the API.
+    """
+
+    def run(self, parsed_args: argparse.Namespace) -> int:
+        try:
+            return int(super().run(parsed_args))
+        except plugin.Refused as exc:
+            if getattr(parsed_args, 'formatter', None) == 'json':
+                self.app.stdout.write(json.dumps(exc.answer, indent=2) + '\n')
+            code = _CODES.get(exc.answer.get('error_name', ''))
+            if code is None:
+                raise
+            self.app.stderr.write(f'{exc}\n')
+            return code
+
+
+class Lister(Command, command.Lister):
     """A command that lists what users have named. In CSV, text that looks
     like a formula is quoted, as spreadsheets would evaluate it.
     """
@@ -368,7 +405,7 @@ class Lister(command.Lister):
         return int(super().produce_output(parsed_args, column_names, data))
 
 
-class LeaseCommand(command.ShowOne):
+class LeaseCommand(Command, command.ShowOne):
     """A command that shows a lease, if requested after waiting for it."""
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
@@ -420,7 +457,7 @@ class LeaseCommand(command.ShowOne):
             return {**before, 'status': wanted}
 
 
-class LeaseChange(command.ShowOne):
+class LeaseChange(Command, command.ShowOne):
     """A command that changes a lease, and shows it."""
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
@@ -459,10 +496,11 @@ def is_at(lease: Json, wanted: str) -> bool:
 
 # The commands
 
-class Quote(command.ShowOne):
+class Quote(Command, command.ShowOne):
     """Check whether a lease would fit, without creating it.
 
-    Exit code: 0 it fits, 3 it does not, 1 an error, 2 wrong arguments.
+    Exit code: 0 it fits, 3 it does not, 4 it cannot be answered now, 1 an
+    error, 2 wrong arguments.
     """
 
     fits = True
@@ -498,10 +536,8 @@ class Offer(LeaseCommand):
         return parser
 
     def take_action(self, parsed_args: argparse.Namespace) -> Shown:
-        body = named(self.app, parsed_args)
-        body['offer_seconds'] = parsed_args.expires
-        return shown_lease(client_of(self.app).ask(
-            'POST', '/leases', json=body)['lease'])
+        return shown_lease(create(
+            self.app, parsed_args, offer_seconds=parsed_args.expires))
 
 
 class Request(LeaseCommand):
@@ -530,11 +566,10 @@ class Request(LeaseCommand):
         return parser
 
     def take_action(self, parsed_args: argparse.Namespace) -> Shown:
-        return self.shown(parsed_args, client_of(self.app).ask(
-            'POST', '/leases', json={
-                **named(self.app, parsed_args),
-                **given(parsed_args, 'lease_type', 'retries',
-                        'retry_interval', 'timeout')})['lease'])
+        return self.shown(parsed_args, create(
+            self.app, parsed_args, **given(
+                parsed_args, 'lease_type', 'retries', 'retry_interval',
+                'timeout')))
 
 
 class Accept(LeaseCommand):
@@ -596,7 +631,7 @@ class Wait(LeaseCommand):
             return NOT_YET
 
 
-class Delete(command.Command):
+class Delete(Command):
     """Delete leases, and their servers with them."""
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:

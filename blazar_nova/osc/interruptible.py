@@ -13,7 +13,7 @@ from blazar_nova.osc import members
 _COLUMNS = ('server_id', 'safe_until', 'evict_at', 'on_evict', 'project_id')
 
 
-class List(command.Lister):
+class List(commands.Command, command.Lister):
     """List interruptible servers, with the time until which they are safe."""
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:

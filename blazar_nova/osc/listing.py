@@ -68,7 +68,7 @@ class List(commands.Lister):
                     parsed_args, 'name', 'status', 'tags', 'ended'))]
 
 
-class Show(command.ShowOne):
+class Show(commands.Command, command.ShowOne):
     """Show a lease, with what to boot its servers with."""
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:

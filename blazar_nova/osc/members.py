@@ -20,7 +20,7 @@ def _server_ids(app: ty.Any, parsed_args: argparse.Namespace) -> list[str]:
     return [_server_id(app, name) for name in parsed_args.servers]
 
 
-class OneServer(command.Command):
+class OneServer(commands.Command):
     """A command with one server as its argument, by name or id."""
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
@@ -43,7 +43,7 @@ def _server_id(app: ty.Any, name: str) -> str:
             f'Server {name} could not be found: {exc}') from exc
 
 
-class Adopt(command.ShowOne):
+class Adopt(commands.Command, command.ShowOne):
     """Create a lease for running servers."""
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
@@ -53,6 +53,7 @@ class Adopt(command.ShowOne):
         commands.add_end(parser, '--end')
         parser.add_argument('--on-end', metavar='<on-end>',
                             help='What happens to the servers at the end')
+        commands.add_key(parser)
         _add_servers(parser)
         return parser
 
@@ -62,7 +63,8 @@ class Adopt(command.ShowOne):
             **commands.given(
                 parsed_args, 'end_date', 'duration', 'name', 'on_end')}
         return commands.shown_lease(commands.client_of(self.app).ask(
-            'POST', '/leases', json=asked)['lease'])
+            'POST', '/leases', parsed_args.idempotency_key,
+            json=asked)['lease'])
 
 
 class AddServer(commands.LeaseChange):

@@ -42,7 +42,7 @@ _KEY = re.compile(
     '(?:: (?P<value>"[^"]*"|[0-9]+))?(?!: ?[{[])')
 
 #: Bridges about 15 seconds without the API, as a wait may take days.
-RETRIES = {'connect_retries': 5, 'status_code_retries': 5}
+RETRIES: Json = {'connect_retries': 5, 'status_code_retries': 5}
 
 
 def make_client(instance: ty.Any) -> 'Client':
@@ -59,33 +59,50 @@ def build_option_parser(parser: ty.Any) -> ty.Any:
     return parser
 
 
-class NotFound(exceptions.CommandError):
+class Refused(exceptions.CommandError):
+    """The lease API refused a request.
+
+    :ivar answer: the error of the API
+    """
+
+    def __init__(self, message: str, answer: Json) -> None:
+        super().__init__(message)
+        self.answer = answer
+
+
+class NotFound(Refused):
     """The lease API says that something does not exist."""
 
 
 class Client(adapter.Adapter):
     """A client of the lease API."""
 
-    def ask(self, method: str, path: str, **kwargs: ty.Any) -> Json:
+    def ask(self, method: str, path: str, key: str | None = None,
+            **kwargs: ty.Any) -> Json:
         """Send a request; return the JSON object of the answer, or an empty
         one if the answer has no body.
 
+        :param key: an idempotency key
         :raises CommandError: with the message of the server
         """
         response = self.request(
             path, method, raise_exc=False,
-            headers={'Accept': 'application/json'}, **kwargs)
+            headers={'Accept': 'application/json',
+                     **({} if key is None else {'Idempotency-Key': key})},
+            **kwargs)
         try:
             body = response.json()
         except ValueError:
             body = None
         if response.status_code >= 400:
             # Another 404 is of a proxy, or of Nova without leases.
-            raise (NotFound if response.status_code == 404 and refusal(body)
-                   else exceptions.CommandError)(
-                refusal(body)
-                or f'The server answered {response.status_code} '
-                   f'{response.reason} to {method} {response.url}')
+            message = refusal(body)
+            if message:
+                raise (NotFound if response.status_code == 404 else Refused)(
+                    message, ty.cast(Json, body))
+            raise exceptions.CommandError(
+                f'The server answered {response.status_code} '
+                f'{response.reason} to {method} {response.url}')
         if response.status_code == 204:
             return {}
         if not isinstance(body, dict):

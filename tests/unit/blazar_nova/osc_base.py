@@ -36,7 +36,9 @@ def a_lease(**values):
             **values}
 
 
-Request = collections.namedtuple('Request', 'method path query body token')
+Request = collections.namedtuple(
+    'Request', 'method path query body token key',
+    defaults=[None])
 
 
 class FakeCloud(fixtures.Fixture):
@@ -62,7 +64,8 @@ class FakeCloud(fixtures.Fixture):
                 status, answer = cloud.answer(Request(
                     self.command, url.path, dict(parse.parse_qsl(url.query)),
                     json.loads(body) if body else None,
-                    self.headers.get('X-Auth-Token')))
+                    self.headers.get('X-Auth-Token'),
+                    self.headers.get('Idempotency-Key')))
                 text = answer.encode() if isinstance(answer, str) else (
                     json.dumps(answer).encode())
                 self.send_response(status)

@@ -621,3 +621,67 @@ class ErrorTest(osc_base.OscTestCase):
         self.cloud.sees('GET /availability', (200, '<html>'))
         self.assertIn('is not the lease API',
                       self.fails('availability', *osc_base.SIZE))
+
+
+class RefusalTest(osc_base.OscTestCase):
+    """What programs get from a command that is refused."""
+
+    SIZE = ('--duration', '2h', '--reservation',
+            'resource_type=virtual:instance,vcpus=1,memory_mb=512,disk_gb=1')
+    NO_ROOM: ty.ClassVar = {
+        'error_code': 409, 'error_name': 'NO_ROOM', 'fits_now': 1,
+        'error_message': 'No capacity.',
+        'next_start': '2026-12-01T16:00:00.000000'}
+
+    def test_lease_that_does_not_fit_exits_with_3(self):
+        self.cloud.sees('POST /leases', (409, self.NO_ROOM))
+        self.cloud.sees(f'PUT /leases/{ID}', (409, self.NO_ROOM))
+        for words in (('request', 'lease1', *self.SIZE),
+                      ('offer', 'lease1', *self.SIZE),
+                      ('set', ID, '--duration', '3h')):
+            self.assertIn('No capacity. (next_start: 2026-12-01T16:00:00',
+                          self.fails(*words, code=3))
+
+    def test_temporary_refusal_exits_with_4(self):
+        for name, code in (('CLOUD_UNAVAILABLE', 4), ('BOOKS_BUSY', 4),
+                           ('DATABASE_UNAVAILABLE', 4), ('CLOCK_SKEWED', 4),
+                           ('CONFLICT', 1), ('LIMIT_EXCEEDED', 1)):
+            refused = 503, {'error_name': name, 'error_message': 'No.'}
+            for call in ('POST /leases', 'GET /leases',
+                         f'DELETE /leases/{ID}'):
+                self.cloud.sees(call, refused)
+            for words in (('request', 'lease1', *self.SIZE), ('list',),
+                          ('quote', *self.SIZE), ('delete', ID)):
+                self.assertIn('No.', self.fails(*words, code=code))
+
+    def test_refusal_is_written_as_json(self):
+        self.cloud.sees('POST /leases', (409, self.NO_ROOM))
+        code, out, error = self.openstack(
+            'reservation', 'request', 'lease1', *self.SIZE, '-f', 'json')
+        self.assertEqual((3, self.NO_ROOM), (code, json.loads(out)))
+        self.assertIn('No capacity.', error)
+        refused = {'error_name': 'INVALID_REQUEST', 'error_message': 'No.'}
+        self.cloud.sees('GET /leases', (400, refused))
+        code, out, error = self.openstack(
+            'reservation', 'list', '-f', 'json')
+        self.assertEqual((1, refused), (code, json.loads(out)))
+        self.assertIn('No.', error)
+
+    def test_idempotency_key_is_sent(self):
+        self.cloud.sees('POST /leases', (
+            201, {'lease': osc_base.a_lease(reservations=[])}))
+        for command in 'request', 'offer':
+            for words, key in (((), None),
+                               (('--idempotency-key', 'k1'), 'k1')):
+                self.reservation(command, 'lease1', *self.SIZE, *words)
+                self.assertEqual(key, self.cloud.requests[-1].key)
+
+    def test_description_and_tags_are_sent(self):
+        self.cloud.sees('POST /leases', (
+            201, {'lease': osc_base.a_lease(reservations=[])}))
+        for command in 'request', 'offer':
+            self.reservation(command, 'lease1', *self.SIZE, '--tags', 'ci,lab',
+                             '--description', 'Nightly')
+            body = self.cloud.requests[-1].body
+            self.assertEqual(('ci,lab', 'Nightly'), (
+                body['tags'], body['description']))

@@ -275,7 +275,8 @@ class OfferTest(osc_base.OscTestCase):
         self.assertEqual(
             'There is no capacity for this lease in this window. (next_start: '
             '2026-12-01T16:00:00.000000, fits_now: 1)', self.fails(
-                'offer', 'l', *WINDOW, '--reservation', INSTANCE).strip())
+                'offer', 'l', *WINDOW, '--reservation', INSTANCE,
+                code=3).strip())
 
     def test_refusal_names_command_options(self):
         for said, shown in (

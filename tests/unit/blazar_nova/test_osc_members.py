@@ -43,6 +43,11 @@ class MembersTest(osc_base.OscTestCase):
             'name': 'lease1', 'end_date': '2026-12-01 16:00',
             'on_end': 'stop', 'servers': [OTHER]}], self.told())
 
+    def test_adopt_sends_idempotency_key(self):
+        self.reservation('adopt', '--duration', '2h', '--idempotency-key',
+                         'k1', 'vm1')
+        self.assertEqual('k1', self.cloud.requests[-1].key)
+
     def test_interruptible_set_and_unset_send_requests(self):
         for method in ('PUT', 'DELETE'):
             self.cloud.sees(f'{method} /interruptible/{OTHER}', (

@@ -108,7 +108,8 @@ def integer(value: object, key: str, least: int, most: int = _LARGEST) -> int:
         number = int(value)
     if number is None or not least <= number <= most:
         given = words.shown(value) if isinstance(value, str) else (
-            number if number is not None else kind_of(value))
+            number if number is not None else
+            value if isinstance(value, float) else kind_of(value))
         if not str(given).strip():
             given = 'empty or missing'
         raise errors.InvalidLeaseParams(

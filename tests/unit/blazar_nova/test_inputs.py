@@ -52,7 +52,7 @@ class TestInteger(base.RefusalTestCase):
     def test_other_values_are_refused_and_quoted(self):
         for value, given in (
                 (0, '0'), (11, '11'), ('0', '0'), ('11', '11'),
-                (-1, '-1'), (True, 'a boolean'), (1.0, 'a number'),
+                (-1, '-1'), (True, 'a boolean'), (1.0, '1.0'), (1.5, '1.5'),
                 (None, 'null'), ([1], 'a list'), ({}, 'an object'),
                 ('', 'empty or missing'),
                 ('one', 'one'), ('1.0', '1.0'), ('1e0', '1e0'),

@@ -155,6 +155,13 @@ def change(body: object, now: int, lease: ty.Mapping[str, ty.Any],
     :raises InvalidLeaseParams: with the message for the user
     """
     values = inputs.json_object(body, 'The body of the request')
+    for key in lease_views.FIELDS:
+        # Fields that are sent unchanged were dropped before.
+        if key in values and key not in CHANGE_KEYS:
+            raise errors.InvalidLeaseParams(
+                f'"{key}" cannot be changed, and this lease has another value '
+                f'of it now. Read the lease again if it may have changed '
+                f'meanwhile, or send only the keys to change.')
     inputs.check_keys(values, CHANGE_KEYS, 'a change of a lease')
     values = _with_snapshots(values, lease['reservations'])
     start = _new_date(values, 'start_date', lease, now)

@@ -427,6 +427,9 @@ class TestChange(base.RefusalTestCase):
         for part, values in (
                 ('The key "offer_seconds" is not known in a change of a '
                  'lease.', {'offer_seconds': 60}),
+                ('"updated_at" cannot be changed, and this lease has another '
+                 'value of it now. Read the lease again',
+                 {'name': 'x', 'updated_at': '2027-01-15 08:00:00'}),
                 ('"end_date" is a number. Write a string, such as '
                  '"end_date": "2026-12-02 16:07".', {'end_date': 5}),
                 ('soon is an invalid date', {'start_date': 'soon'}),

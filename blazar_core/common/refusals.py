@@ -33,8 +33,8 @@ class Refusal:
         cannot be extended, or the request was another one
     :ivar detail: a sentence that says what exactly is too big
     :ivar whole: whether the demand is for whole hosts
-    :ivar resource: the resource class of what does not fit, if it is not
-        for servers or hosts
+    :ivar resource: the only resource class of what does not fit; None: it has
+        several
     """
 
     reason: Reason
@@ -73,8 +73,7 @@ class Refusal:
         if self.whole and self.reason is Reason.NO_HOST:
             return (f'No host that is enrolled for leases of whole hosts has '
                     f'what is requested. {self.detail}'.rstrip())
-        why = _WHY[self.reason] if self.resource not in _OF_RESOURCES else (
-            _OF_RESOURCES[self.resource][self.reason])
+        why = _OF_RESOURCES.get(self.resource, _WHY)[self.reason]
         return f'{why} {self.detail}'.rstrip()
 
     def _when(self, start: str, end: str) -> str:
@@ -99,11 +98,9 @@ class Refusal:
 
 
 def resource_of(classes: ty.Iterable[str]) -> str | None:
-    """Return the resource class of a demand, if there is one that refusals
-    name; None: it is for servers or hosts, or for several.
-    """
+    """Return the resource class of a demand that has only one, or None."""
     found = [*classes]
-    return found[0] if len(found) == 1 and found[0] in _OF_RESOURCES else None
+    return found[0] if len(found) == 1 else None
 
 
 _WHY = {

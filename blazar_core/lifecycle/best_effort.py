@@ -585,7 +585,7 @@ class BestEffort:
             LOG.warning('Lease %s gets no capacity: %s Migrated for it: '
                         '%s', lease_id, why, ', '.join(
                             move.server_id for move in moves
-                            if move.status == states.Move.MOVED) or 'nobody')
+                            if move.status == states.Move.MOVED) or 'none')
 
 
 def _summary(moves: ty.Iterable[models.ServerMove]) -> str:

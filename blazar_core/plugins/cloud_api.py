@@ -312,7 +312,6 @@ class Cloud(ty.Protocol):
         :param check: see :meth:`delete`
         :raises CloudUnavailable: if the cloud does not answer
         """
-        ...
 
     def evacuate(self, server_id: str, lease_id: str, deadline: Deadline,
                  ) -> str:

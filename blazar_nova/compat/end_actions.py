@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Actions that keep servers at the end of their lease, or images of them, and
-the reset of tasks whose request was lost.
-"""
+"""Actions that keep servers at the end of their lease, or images of them."""
 
 import contextlib
 import functools
@@ -23,11 +21,10 @@ from oslo_utils import uuidutils
 
 from blazar_core.common import errors
 from blazar_core.plugins import cloud_api
-from blazar_nova.compat import compute_hosts
 from blazar_nova.compat import gated_casts
+from blazar_nova.compat import lost_tasks
 from blazar_nova.compat import request_context
 from blazar_nova.compat import server_deletion
-from blazar_nova.compat import timestamps
 
 LOG = logging.getLogger(__name__)
 
@@ -64,25 +61,6 @@ _EVENT, _END = 'blazar_event', 'end_lease'
 _LONGEST_NAME = 255
 #: The prefix of the request ids of the actions of an end.
 _OWN = 'req-end-'
-#: The tasks that Nova sets before it sends a request to a nova-conductor, each
-#: with the instance action of the request.
-_BY_CONDUCTOR = {
-    task_states.MIGRATING: instance_actions.LIVE_MIGRATION,
-    task_states.REBUILDING: instance_actions.EVACUATE,
-    task_states.UNSHELVING: instance_actions.UNSHELVE}
-#: These, and those that it sets for the requests of an end before it sends
-#: them to nova-compute.
-_PENDING = {
-    **_BY_CONDUCTOR,
-    task_states.IMAGE_SNAPSHOT_PENDING: instance_actions.CREATE_IMAGE,
-    task_states.POWERING_OFF: instance_actions.STOP,
-    task_states.SUSPENDING: instance_actions.SUSPEND,
-    task_states.SHELVING: instance_actions.SHELVE,
-    task_states.SHELVING_OFFLOADING: instance_actions.SHELVE_OFFLOAD,
-    task_states.UNRESCUING: instance_actions.UNRESCUE}
-#: Seconds after which a request that Nova has not begun with is assumed to be
-#: lost.
-_LOST = 600
 #: The service that image requests are bounded by: not the cell, which other
 #: calls need. Snapshots of volumes are bounded by project, as they last as
 #: long as a user has volumes and lets the agent in the guest take.
@@ -145,33 +123,6 @@ class EndActions(request_context.Acting):
             instance = self._compute_api.get(context, server_id)
             check()
             _unblock(self._compute_api, context, instance)
-
-    def reset_lost_task(self, server_id: str,
-                        check: cloud_api.Check = cloud_api.always) -> None:
-        """Reset the task of a server if what was requested of it was lost; see
-        :meth:`blazar_core.plugins.cloud_api.Cloud.reset_lost_task`.
-
-        A nova-conductor must have answered before.
-
-        :raises CloudUnavailable: if its cell does not answer
-        """
-        self._in_cell(self._reset_lost_task, server_id, check)
-
-    def _has_old_task(self, server_id: str) -> bool:
-        """Return whether a server may have a task that was never begun.
-
-        :raises CloudUnavailable: if its cell does not answer
-        """
-        with contextlib.suppress(exception.InstanceNotFound):
-            return _is_old(self._in_cell(self._compute_get, server_id))
-        return False
-
-    def _reset_lost_task(self, server_id: str, check: cloud_api.Check) -> None:
-        context = nova_context.get_admin_context()
-        with contextlib.suppress(exception.InstanceNotFound):
-            instance = self._compute_api.get(context, server_id)
-            check()
-            _give_up(context, instance)
 
     def requests(self, server_id: str, lease_id: str) -> ty.Mapping[str, int]:
         """Return how often each action was requested for the end of a lease;
@@ -354,8 +305,9 @@ def _needs_image(api: ty.Any, context: ty.Any, instance: ty.Any,
     :param event: the event at which it is created; empty: the end of the lease
     """
     if instance.task_state is not None:
-        check()
-        _give_up(context, instance)
+        if instance.task_state == task_states.IMAGE_SNAPSHOT_PENDING:
+            check()
+            lost_tasks.reset(context, instance)
         return False
     for image in _images(api, context, instance.uuid, lease_id, event):
         if image['status'] == 'active':
@@ -430,57 +382,3 @@ def _own_request(lease_id: str) -> str:
     its owner sees, show that a request was made for the end of a lease.
     """
     return f'{_OWN}{lease_id}-{uuidutils.generate_uuid()[:8]}'
-
-
-def _is_old(instance: ty.Any) -> bool:
-    return instance.task_state in _PENDING and (
-        instance.updated_at is not None and
-        timestamps.is_older_than(instance.updated_at, _LOST))
-
-
-def _give_up(context: ty.Any, instance: ty.Any) -> None:
-    """Reset a task that was requested but not begun: the requesting process
-    has died, or the message was lost.
-
-    :param context: the context with which the instance was read
-    """
-    task = instance.task_state
-    if not _is_old(instance) or _may_begin(context, instance, _PENDING[task]):
-        return
-    LOG.warning('Server %s: Nova has not begun with its task %s that was '
-                'requested %s s ago; the task is reset',
-                instance.uuid, task, _LOST)
-    if task == task_states.REBUILDING:
-        fail_evacuation(context, instance.uuid)
-    instance.task_state = None
-    with contextlib.suppress(exception.UnexpectedTaskStateError):
-        instance.save(expected_task_state=[task])
-
-
-def fail_evacuation(context: ty.Any, server_id: str) -> None:
-    """Record that an evacuation was not sent: otherwise the host would destroy
-    the server when it is up again.
-    """
-    for migration in objects.MigrationList.get_by_filters(context, {
-            'instance_uuid': server_id, 'status': 'accepted',
-            'migration_type': 'evacuation'}):
-        migration.status = 'error'
-        migration.save()
-
-
-def _may_begin(context: ty.Any, instance: ty.Any, name: str) -> bool:
-    """Return whether Nova has begun with an action, or nova-compute may find
-    its message when it is up again. Tasks without an action are its own.
-    """
-    try:
-        if name not in _BY_CONDUCTOR.values() and not compute_hosts.state_of(
-                objects.Service.get_by_compute_host(
-                    context, instance.host)).up:
-            return True
-    except exception.ComputeHostNotFound:
-        return True
-    last = next(iter(objects.InstanceActionList.get_by_instance_uuid(
-        context, instance.uuid, limit=1)), None)
-    return last is None or last.action != name or bool(
-        objects.InstanceActionEventList.get_by_action(
-            context, last.id).objects)

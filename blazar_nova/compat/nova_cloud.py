@@ -26,6 +26,7 @@ from blazar_nova.compat import end_actions
 from blazar_nova.compat import flavors
 from blazar_nova.compat import gated_casts
 from blazar_nova.compat import hostnames
+from blazar_nova.compat import lost_tasks
 from blazar_nova.compat import nova_quota
 from blazar_nova.compat import pool
 from blazar_nova.compat import probe
@@ -230,12 +231,14 @@ class NovaCloud(server_deletion.ServerDeletion, end_actions.EndActions,
 
     def reset_lost_task(self, server_id: str,
                         check: cloud_api.Check = cloud_api.always) -> None:
-        """See :meth:`.end_actions.EndActions.reset_lost_task`. If a conductor
+        """Reset the task of a server if its request was lost. If a conductor
         answers, everything that was sent before has been received, or is lost.
+
+        :raises CloudUnavailable: if none answers, or its cell does not
         """
-        if self._has_old_task(server_id):
+        if self._in_cell(lost_tasks.may_be_lost, server_id):
             self._ping(conductor_rpcapi.RPC_TOPIC)
-            super().reset_lost_task(server_id, check)
+            self._in_cell(lost_tasks.reset_of, server_id, check)
 
     def _ping_first(self) -> None:
         """:raises NotSent: if no nova-conductor answers"""

@@ -101,6 +101,8 @@ class ServerDeletion(request_context.Acting):
                check: cloud_api.Check = cloud_api.always) -> None:
         """Ask Nova to delete a server; ignores a deleted one.
 
+        Not yet while Nova may be about to create its guest.
+
         In the name of the owner of its lease, to whom the secrets, volumes,
         images and accelerators belong that are deleted with it: without a
         token Nova cannot delete all of them. As Nova itself if that fails.

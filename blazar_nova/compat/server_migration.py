@@ -34,8 +34,8 @@ from blazar_nova.compat import bounded_calls
 from blazar_nova.compat import build_calls
 from blazar_nova.compat import bulk_state
 from blazar_nova.compat import compute_hosts
-from blazar_nova.compat import end_actions
 from blazar_nova.compat import gated_casts
+from blazar_nova.compat import lost_tasks
 from blazar_nova.compat import pool
 from blazar_nova.compat import request_context
 from blazar_nova.compat import server_demand
@@ -262,7 +262,7 @@ class ServerMigration(request_context.Acting):
         except (_TooLate, exception.NovaException) as exc:
             instance.task_state = None
             instance.save(expected_task_state=[task_states.REBUILDING])
-            end_actions.fail_evacuation(context, server_id)
+            lost_tasks.fail_evacuation(context, server_id)
             return str(exc) if isinstance(exc, _TooLate) else (
                 f'Nova refuses: {exc}')
         except Exception as exc:

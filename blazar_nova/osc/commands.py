@@ -205,6 +205,7 @@ def add_named(parser: argparse.ArgumentParser) -> None:
 
 
 def add_key(parser: argparse.ArgumentParser) -> None:
+    """Add the argument by which a request can be repeated."""
     parser.add_argument(
         '--idempotency-key', metavar='<key>',
         help='Name of this request, such as a UUID: the same command with the '

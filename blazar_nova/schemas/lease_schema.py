@@ -155,14 +155,7 @@ def change(body: object, now: int, lease: ty.Mapping[str, ty.Any],
     :raises InvalidLeaseParams: with the message for the user
     """
     values = inputs.json_object(body, 'The body of the request')
-    for key in lease_views.FIELDS:
-        # Fields that are sent unchanged were dropped before.
-        if key in values and key not in CHANGE_KEYS:
-            raise errors.InvalidLeaseParams(
-                f'"{key}" cannot be changed, and this lease has another value '
-                f'of it now. Read the lease again if it may have changed '
-                f'meanwhile, or send only the keys to change.')
-    inputs.check_keys(values, CHANGE_KEYS, 'a change of a lease')
+    _check_changed(values)
     values = _with_snapshots(values, lease['reservations'])
     start = _new_date(values, 'start_date', lease, now)
     end = _new_end(values, start, lease, now)
@@ -208,6 +201,21 @@ def change(body: object, now: int, lease: ty.Mapping[str, ty.Any],
                 defaults.actions)
             if 'before_end_action' in values else None),
         _reservations(values))
+
+
+def _check_changed(values: dict[str, object]) -> None:
+    """Check that all keys of a change can be changed.
+
+    :raises InvalidLeaseParams: if one cannot
+    """
+    for key in lease_views.FIELDS:
+        # Fields that are sent unchanged were dropped before.
+        if key in values and key not in CHANGE_KEYS:
+            raise errors.InvalidLeaseParams(
+                f'"{key}" cannot be changed, and this lease has another value '
+                f'of it now. Read the lease again if it may have changed '
+                f'meanwhile, or send only the keys to change.')
+    inputs.check_keys(values, CHANGE_KEYS, 'a change of a lease')
 
 
 def query(values: collections.abc.Mapping[str, str], now: int,

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
 
-
 """Recurrence rules: an iCalendar RRULE (RFC 5545), in a time zone.
 
 Decisions:
@@ -174,10 +173,8 @@ def _occurrence(start: datetime.datetime, first: local_times.Dates,
         ).replace(fold=first.end.fold))
         return _at(dates, clock, lasts)
     except (ValueError, OverflowError) as exc:
-        raise errors.InvalidLeaseParams(
-            f'The occurrence of {start:%Y-%m-%d %H:%M} would not end before '
-            f'{clocks.minute(model.LATEST)} UTC. Write an earlier UNTIL, or a '
-            f'smaller COUNT.') from exc
+        raise _too_late(
+            start, 'Write an earlier UNTIL, or a smaller COUNT.') from exc
 
 
 def moved(dates: local_times.Dates, by: ty.Sequence[datetime.timedelta],
@@ -201,10 +198,14 @@ def moved(dates: local_times.Dates, by: ty.Sequence[datetime.timedelta],
                 f'Write a later end.')
         return _at(to, clock, lasts)
     except (ValueError, OverflowError) as exc:
-        raise errors.InvalidLeaseParams(
-            f'The occurrence of {dates.start:%Y-%m-%d %H:%M} would not end '
-            f'before {clocks.minute(model.LATEST)} UTC. Write an earlier '
-            f'date.') from exc
+        raise _too_late(dates.start, 'Write an earlier date.') from exc
+
+
+def _too_late(start: datetime.datetime, remedy: str,
+              ) -> errors.InvalidLeaseParams:
+    return errors.InvalidLeaseParams(
+        f'The occurrence of {start:%Y-%m-%d %H:%M} would not end before '
+        f'{clocks.minute(model.LATEST)} UTC. {remedy}')
 
 
 def _at(dates: local_times.Dates, clock: datetime.tzinfo,

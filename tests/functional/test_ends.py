@@ -20,7 +20,8 @@ from blazar_core.common import clocks
 from blazar_core.common import errors
 from blazar_core.plugins import cloud_api
 from blazar_nova.compat import compute_hosts
-from blazar_nova.compat import end_actions
+from blazar_nova.compat import lost_tasks
+from blazar_nova.compat import nova_cloud
 from tests import driven
 from tests.functional import api_base
 from tests.functional import test_deletion
@@ -602,7 +603,7 @@ class TestLostRequests(EndsTestCase):
             # It may be in the queue of a nova-compute that is busy.
             self.run_end()
             self.assertIsNotNone(self.task_of(server))
-            with mock.patch.object(end_actions, '_LOST', 0):
+            with mock.patch.object(lost_tasks, '_LOST', 0):
                 self.end()
             if status is None:
                 self.wait_until_gone(server['id'])
@@ -616,7 +617,7 @@ class TestLostRequests(EndsTestCase):
     def test_request_is_not_repeated_while_nova_compute_may_have_it(self):
         server = self.leased(on_end='suspend')
         self.lose('suspend_instance')
-        with mock.patch.object(end_actions, '_LOST', 0):
+        with mock.patch.object(lost_tasks, '_LOST', 0):
             with mock.patch.object(
                     compute_hosts, 'state_of',
                     return_value=mock.Mock(up=False)):
@@ -626,13 +627,22 @@ class TestLostRequests(EndsTestCase):
             self.run_end()
             self.assertEqual('suspending', self.task_of(server))
 
+    def test_recent_task_is_kept_without_asking_conductors(self):
+        server = self.leased(on_end='suspend')
+        self.lose('suspend_instance')
+        with mock.patch.object(
+                nova_cloud, '_ping',
+                side_effect=errors.CloudUnavailable('No conductor answers.')):
+            self.listener.parts.cloud.reset_lost_task(server['id'])
+        self.assertEqual('suspending', self.task_of(server))
+
     def test_lost_unshelve_is_requested_again(self):
         its = self.shelved()
         with mock.patch.object(compute_task_api.ComputeTaskAPI,
                                'unshelve_instance'):
             self.unshelve(its)
         self.assertEqual('unshelving', self.task_of({'id': its}))
-        with mock.patch.object(end_actions, '_LOST', 0):
+        with mock.patch.object(lost_tasks, '_LOST', 0):
             self.listener.parts.cloud.reset_lost_task(its)
         self.unshelve(its)
         self.wait_for_status(its, 'ACTIVE')

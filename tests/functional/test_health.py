@@ -22,7 +22,7 @@ from blazar_core.plugins import cloud_api
 from blazar_nova.compat import aggregate_members
 from blazar_nova.compat import aggregates
 from blazar_nova.compat import compute_hosts
-from blazar_nova.compat import end_actions
+from blazar_nova.compat import lost_tasks
 from blazar_nova.compat import nova_cloud
 from blazar_nova.compat import providers
 from blazar_nova.listener import monitors
@@ -315,7 +315,7 @@ class HealthTest(Failing, leased.LeasedTestCase):
             self.relocate()
         for lost, task in (600, 'rebuilding'), (0, None):
             self.clock.advance(120)
-            with mock.patch.object(end_actions, '_LOST', lost):
+            with mock.patch.object(lost_tasks, '_LOST', lost):
                 self.relocate()
             self.assertEqual(task, self.task_of(server))
         self.assertEqual(['error'], [one.status for one in self.evacuations()])
@@ -329,7 +329,7 @@ class HealthTest(Failing, leased.LeasedTestCase):
                                'rebuild_instance'):
             self.alice.post_server_action(server['id'], {'rebuild': {
                 'imageRef': server['image']['id']}})
-        with mock.patch.object(end_actions, '_LOST', 0):
+        with mock.patch.object(lost_tasks, '_LOST', 0):
             self.listener.parts.cloud.reset_lost_task(server['id'])
         self.assertEqual('rebuilding', self.task_of(server))
 

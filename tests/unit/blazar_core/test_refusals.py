@@ -64,9 +64,15 @@ class TestRefusal(base.BaseTestCase):
                 self.assertNotIn('host', sentence)
                 if reason is not refusals.Reason.NO_HOST:
                     self.assertIn(what, sentence)
-        self.assertIsNone(refusals.resource_of({'VCPU': 1}))
         self.assertIsNone(refusals.resource_of(
             [model.FLOATING_IP, model.SEGMENT]))
+
+    def test_refusal_of_server_resources_speaks_of_hosts(self):
+        resource = refusals.resource_of({'VCPU': 1})
+        for reason in refusals.Reason:
+            self.assertEqual(*(refusals.Refusal(
+                reason, 3, 0, None, resource=one).sentence()
+                for one in (None, resource)))
 
     def test_whole_flag_does_not_affect_equality(self):
         self.assertEqual(*(refusals.Refusal(

@@ -33,6 +33,7 @@ from blazar_core.lifecycle import eviction
 from blazar_core.lifecycle import resumption
 from blazar_core.plugins import cloud_api
 from tests import databases
+from tests import examples
 from tests.unit import base
 from tests.unit.blazar_core import test_scheduler_claims
 
@@ -1291,7 +1292,7 @@ class TestRandomWorkload(InterruptibleTestCase):
 
     def test_leases_start_in_time_and_evictions_are_notified(self):
         evicted = 0
-        for seed in range(3):
+        for seed in range(examples.many(3)):
             rng = random.Random(seed)
             hosts = [f'{seed}-{number}' for number in range(2)]
             for host in hosts:

@@ -67,7 +67,7 @@ class TestForServerAgainstBruteForce(admissions_base.AgainstBruteForce):
         self.for_all(check, worlds.worlds(), worlds.needs,
                      st.sampled_from([0, 1, 10]), st.booleans())
         for room in (0, 1, 2):
-            self.assertGreater(rooms[room], examples.many(self.count) // 20)
+            self.assertGreater(rooms[room], examples.many(self.count) // 40)
 
     def expected(self, world, resources, server_id):
         mine = next((row for row in world.rows
@@ -169,7 +169,7 @@ class TestAvailabilityAgainstBruteForce(admissions_base.AgainstBruteForce):
 
         self.for_all(check, worlds.questions(), st.integers(1, 5),
                      count=30)
-        self.assertGreater(len(seen), 2)
+        self.assertGreater(len(seen), 1)
 
 
 class SlowClock(driven.ManualClock):

@@ -27,6 +27,7 @@ from blazar_core.db import api
 from blazar_core.db import models
 from blazar_core.leases import accounting
 from blazar_nova.compat import aggregates
+from blazar_nova.compat import nova_conf
 from blazar_nova.listener import metrics
 from blazar_nova.osc import calendar as drawings
 from blazar_nova.services import calendar
@@ -107,6 +108,7 @@ def _records(number: int, dice: random.Random,
 def metered(name: str, url: str) -> ty.Iterator[records.Record]:
     """Measure the endpoint while the leader reads the values."""
     clock, conf = driven.ManualClock(worlds.NOW), databases.configuration(url)
+    nova_conf.register_opts(conf)
     database = api.Database(conf)
     one, read, ended = metrics.Metrics(
         types.SimpleNamespace(

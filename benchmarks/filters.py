@@ -47,10 +47,10 @@ from benchmarks import records
 from benchmarks import servers
 from benchmarks import world as worlds
 from blazar_core.capacity import inventory
-from blazar_core.common import opts
 from blazar_core.db import api
 from blazar_core.db import models
 from blazar_nova.compat import configuration_checks
+from blazar_nova.compat import nova_conf
 from blazar_nova.compat import nova_scheduler
 from blazar_nova.compat import process
 from blazar_nova.compat import server_demand
@@ -215,7 +215,7 @@ def configure(url: str) -> None:
     process.configure(['nova-scheduler', '--config-file', os.devnull,
                        '--log-file', os.devnull], 'nova-scheduler')
     sys.excepthook = hook
-    opts.register_opts(process.CONF)
+    nova_conf.register_opts(process.CONF)
     process.CONF.set_override('connection', url, 'blazar_database')
     # No service reports here.
     process.CONF.set_override('service_down_time', 86_400)

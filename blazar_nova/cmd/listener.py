@@ -9,7 +9,7 @@ import typing as ty
 
 from blazar_core.common import errors
 from blazar_core.common import logs
-from blazar_core.common import opts
+from blazar_nova.compat import nova_conf
 
 if ty.TYPE_CHECKING:
     from blazar_nova.listener import daemon
@@ -23,7 +23,7 @@ def main() -> int:
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_args: stop.set())
         listener.start()
-    except (errors.ConfigurationError, *opts.FILE_ERRORS) as exc:
+    except (errors.ConfigurationError, *nova_conf.FILE_ERRORS) as exc:
         print(exc, file=sys.stderr)
         return 1
     stop.wait()
@@ -43,7 +43,7 @@ def _listener() -> 'daemon.Listener':
     from blazar_nova.compat import process
     from blazar_nova.listener import daemon
 
-    opts.register_opts(process.CONF)
+    nova_conf.register_opts(process.CONF)
     process.configure(sys.argv, 'blazar')
     bounded_calls.bound_nova()
     logs.install()

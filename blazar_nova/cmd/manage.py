@@ -16,7 +16,6 @@ from oslo_db import exception as db_exception
 
 from blazar_core.common import clocks
 from blazar_core.common import errors
-from blazar_core.common import opts
 from blazar_core.common import words
 from blazar_core.db import api
 from blazar_core.db import encryption
@@ -28,6 +27,7 @@ from blazar_nova.cmd import listings
 from blazar_nova.cmd import maintenance
 from blazar_nova.cmd import purge
 from blazar_nova.cmd import usage
+from blazar_nova.compat import nova_conf
 
 if ty.TYPE_CHECKING:
     from blazar_nova.importer.items import Plan
@@ -65,7 +65,7 @@ def main(argv: ty.Sequence[str] | None = None) -> int:
 def _run(parsed: argparse.Namespace) -> int:
     try:
         return parsed.action(parsed) or 0
-    except (errors.BlazarError, *opts.FILE_ERRORS) as exc:
+    except (errors.BlazarError, *nova_conf.FILE_ERRORS) as exc:
         listings.tell(str(exc))
         return 1
     except db_exception.DBConnectionError as exc:
@@ -242,7 +242,7 @@ def _database(parsed: argparse.Namespace, patient: bool = False,
 
 def _conf(files: ty.Sequence[str] | None) -> cfg.ConfigOpts:
     conf = cfg.ConfigOpts()
-    opts.register_opts(conf)
+    nova_conf.register_opts(conf)
     conf([], project='nova', default_config_files=None if (
         files is None) else [*files])
     return conf
@@ -399,7 +399,7 @@ def _parts(parsed: argparse.Namespace) -> ty.Any:
     from blazar_nova.compat import process
     from blazar_nova.services import wiring
 
-    opts.register_opts(process.CONF)
+    nova_conf.register_opts(process.CONF)
     process.configure(['blazar-nova-manage', *(
         word for path in parsed.config_file or ()
         for word in ('--config-file', path))],

@@ -15,10 +15,10 @@ from oslo_upgradecheck import upgradecheck
 from blazar_core.capacity import enrollment
 from blazar_core.common import clocks
 from blazar_core.common import errors
-from blazar_core.common import opts
 from blazar_core.db import encryption
 from blazar_core.db import leader_election
 from blazar_nova.compat import configuration_checks
+from blazar_nova.compat import nova_conf
 from blazar_nova.compat import pool
 from blazar_nova.compat import process
 from blazar_nova.compat import reserved_state
@@ -198,9 +198,9 @@ class Checks(upgradecheck.UpgradeCommands):
 
 def main() -> int:
     """Check, print a table (or JSON), and return the worst code."""
-    opts.register_opts(CONF)
+    nova_conf.register_opts(CONF)
     try:
         return int(upgradecheck.main(CONF, 'nova', Checks()))
-    except opts.FILE_ERRORS as exc:
+    except nova_conf.FILE_ERRORS as exc:
         print(exc, file=sys.stderr)
         return int(Code.FAILURE)

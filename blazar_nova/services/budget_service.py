@@ -20,9 +20,9 @@ import requests
 
 from blazar_core.common import errors
 from blazar_core.common import model
-from blazar_core.common import opts
 from blazar_core.leases import limits
 from blazar_core.leases import views
+from blazar_nova.compat import nova_conf
 
 LOG = logging.getLogger(__name__)
 
@@ -45,7 +45,7 @@ class External:
     def __init__(self, conf: ty.Any,
                  place: ty.Callable[[], dict[str, str | None]],
                  describe: ty.Callable[[views.Lease], views.Lease]) -> None:
-        opts.register_opts(conf)
+        nova_conf.register_opts(conf)
         group = conf.blazar_enforcement
         self._create = _url(group, 'check-create')
         self._update = _url(group, 'check-update')

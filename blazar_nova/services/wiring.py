@@ -13,7 +13,6 @@ from blazar_core.capacity import selection
 from blazar_core.common import background
 from blazar_core.common import clocks
 from blazar_core.common import errors
-from blazar_core.common import opts
 from blazar_core.db import api
 from blazar_core.db import encryption
 from blazar_core.db import migration
@@ -30,6 +29,7 @@ from blazar_core.lifecycle import handlers
 from blazar_core.lifecycle import orphans
 from blazar_core.lifecycle import preflight
 from blazar_core.plugins import resource_types
+from blazar_nova.compat import nova_conf
 from blazar_nova.compat import nova_cloud
 from blazar_nova.compat import nova_quota
 from blazar_nova.compat import process
@@ -288,7 +288,7 @@ def open_database(conf: ty.Any, clock: clocks.Clock | None = None,
 
     :raises ConfigurationError: if the schema is not that of this code
     """
-    opts.register_opts(conf)
+    nova_conf.register_opts(conf)
     database = api.Database(conf, clock)
     database.status.before(lambda: _check_schema(database))
     return database

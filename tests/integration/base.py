@@ -28,9 +28,9 @@ import requests
 import sqlalchemy as sa
 import testtools
 
-from blazar_core.common import opts
 from blazar_core.db import api
 from blazar_core.leases import views
+from blazar_nova.compat import nova_conf
 from tests.integration import clients
 from tests import stack
 from tests.stack import cloud as accounts
@@ -485,7 +485,7 @@ class IntegrationTestCase(testtools.TestCase):
     def conf(self) -> cfg.ConfigOpts:
         """Return the plugin's options in the nova-api configuration."""
         conf = cfg.ConfigOpts()
-        opts.register_opts(conf)
+        nova_conf.register_opts(conf)
         conf([], project='nova', default_config_files=[
             f'{self.cloud.folder}/etc/nova/nova.conf'])
         return conf

@@ -31,7 +31,7 @@ COMMANDS = ('blazar_nova.cmd.listener', 'blazar_nova.cmd.manage')
 #: Modules of either that a process without Nova may load.
 WITHOUT_NOVA = {
     OURS: ('blazar_core.leases.leases', 'blazar_core.lifecycle.handlers',
-           'blazar_core.common.opts', 'blazar_nova.osc.plugin',
+           'blazar_nova.compat.nova_conf', 'blazar_nova.osc.plugin',
            'blazar_nova.osc.commands'),
     'blazar': ('blazar.opts', 'blazar.manager.service',
                'blazar.api.v1.leases.v1_0'),

@@ -20,8 +20,8 @@ from oslo_config import cfg
 from oslo_messaging import opts as messaging_opts
 import testscenarios
 
-from blazar_core.common import opts
 from blazar_core.db import encryption
+from blazar_nova.compat import nova_conf
 from blazar_nova.compat import pool
 from blazar_nova.compat import stack_api
 from blazar_nova.schemas import boot_hints
@@ -90,7 +90,7 @@ class ExampleTestCase(base.TestCase):
             file.write(text)
         conf = cfg.ConfigOpts()
         conf([], project='nova', default_config_files=[path])
-        opts.register_opts(conf)
+        nova_conf.register_opts(conf)
         for group, options in itertools.chain(
                 pool.list_opts(), stack_api.list_opts(),
                 user_credentials.list_opts(),

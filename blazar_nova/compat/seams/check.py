@@ -10,7 +10,7 @@ import typing as ty
 from oslo_config import cfg
 
 from blazar_core.common import errors
-from blazar_core.common import opts
+from blazar_nova.compat import nova_conf
 from blazar_nova.compat.seams import api
 from blazar_nova.compat.seams import entry
 from blazar_nova.compat.seams import hosts
@@ -64,7 +64,7 @@ def untested(conf: ty.Any) -> list[str]:
     """Sentences about a release of Nova that is not known; none where
     ``[blazar] allow_untested_nova`` admits it.
     """
-    opts.register_opts(conf)
+    nova_conf.register_opts(conf)
     version = installed()
     if _series(version) in entry.RELEASES or conf.blazar.allow_untested_nova:
         return []

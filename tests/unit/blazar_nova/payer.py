@@ -21,6 +21,7 @@ from blazar_core.lifecycle import engine
 from blazar_core.lifecycle import handlers
 from blazar_core.plugins import end_policies
 from blazar_core.plugins import resource_types
+from blazar_nova.compat import nova_conf
 from blazar_nova.schemas import lease_views
 from blazar_nova.services import budget_service
 from tests import databases
@@ -33,6 +34,7 @@ class Payer:
 
     def __init__(self, url, service, now):
         self.conf = databases.configuration(url)
+        nova_conf.register_opts(self.conf)
         for name, value in (('base_endpoint', service), ('commits', True)):
             self.conf.set_override(f'external_service_{name}', value,
                                    'blazar_enforcement')

@@ -11,8 +11,8 @@ from oslo_config import cfg
 
 from blazar_core.common import errors
 from blazar_core.common import model
-from blazar_core.common import opts
 from blazar_core.leases import limits
+from blazar_nova.compat import nova_conf
 from blazar_nova.services import budget_service
 from blazar_nova.services import wiring
 from tests.unit import base
@@ -91,7 +91,7 @@ class ExternalTestCase(base.TestCase):
         values = values or {'base_endpoint': self.service.url}
         conf = cfg.ConfigOpts()
         conf([], default_config_files=[], default_config_dirs=[])
-        opts.register_opts(conf)
+        nova_conf.register_opts(conf)
         for name, value in values.items():
             conf.set_override(
                 f'external_service_{name}', value, 'blazar_enforcement')

@@ -9,8 +9,8 @@ from oslo_config import cfg
 
 from blazar_core.common import errors
 from blazar_core.common import model
-from blazar_core.common import opts
 from blazar_core.common import refusals
+from blazar_nova.compat import nova_conf
 from blazar_nova.services import default_leases
 from tests import driven
 from tests.unit import base
@@ -23,7 +23,7 @@ class DefaultLeasesTestCase(base.TestCase):
     def setUp(self):
         super().setUp()
         self.conf = cfg.ConfigOpts()
-        opts.register_opts(self.conf)
+        nova_conf.register_opts(self.conf)
         self.conf([], project='blazar-test', default_config_files=[],
                   default_config_dirs=[])
         self.set('default_reservation', 'on')

@@ -14,6 +14,7 @@ from blazar_core.leases import limits
 from blazar_core.leases import requests
 from blazar_core.leases import updates
 from blazar_core.plugins import cloud_api
+from blazar_nova.compat import nova_conf
 from blazar_nova.compat import nova_quota
 from blazar_nova.services import hoarding
 from tests import databases
@@ -45,6 +46,7 @@ class HoardingTestCase(test_limits.LimitsTestCase):
 
     def setUp(self):
         super().setUp()
+        nova_conf.register_opts(self.db.conf)
         self.quota = Quota()
         self.set_up()
 

@@ -24,6 +24,7 @@ from blazar_core.common import errors
 from blazar_core.db import counters
 from blazar_core.db import models
 from blazar_nova.compat import aggregates
+from blazar_nova.compat import nova_conf
 from blazar_nova.listener import metrics
 from blazar_nova.schemas import error_answers
 from tests import databases
@@ -47,6 +48,7 @@ class MetricsTestCase(base.LeaseTestCase):
         self.zones = self.enterContext(mock.patch.object(
             aggregates, 'zones', return_value={'one': 'east'}))
         self.ending = threading.Event()
+        nova_conf.register_opts(self.db.conf)
         self.listeners = [self.listener(name) for name in 'abc']
         # Before the threads are joined.
         self.addCleanup(self.ending.set)

@@ -18,9 +18,9 @@ from blazar_core.capacity import usage_records
 from blazar_core.common import errors
 from blazar_core.common import local_times
 from blazar_core.common import model
-from blazar_core.common import opts
 from blazar_core.db import models
 from blazar_core.leases import accounting
+from blazar_nova.compat import nova_conf
 from blazar_nova.schemas import usage_schema
 from blazar_nova.services import prices
 from tests import databases
@@ -62,7 +62,7 @@ class PricesTestCase(base.DatabaseTestCase):
         with open(path, 'w') as file:
             file.write(text)
         conf = cfg.ConfigOpts()
-        opts.register_opts(conf)
+        nova_conf.register_opts(conf)
         conf.set_override('rates_file', path, 'blazar')
         return prices.read(conf)
 

@@ -153,9 +153,9 @@ class TestOutbox(base.TestCase):
 #: For each of its arguments, logs in a process of its own.
 LOGS = """
 import json, logging, os, sys
-from blazar_core.common import opts
+from blazar_nova.compat import nova_conf
 from blazar_nova.compat import process
-opts.register_opts(process.CONF)
+nova_conf.register_opts(process.CONF)
 for quiet, *arguments in map(json.loads, sys.argv[1:]):
     child = os.fork()
     if not child:

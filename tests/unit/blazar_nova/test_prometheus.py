@@ -32,6 +32,7 @@ from unittest import mock
 from blazar_core.capacity import admissions
 from blazar_core.db import api
 from blazar_nova.compat import aggregates
+from blazar_nova.compat import nova_conf
 from blazar_nova.listener import metrics
 from tests import databases
 from tests import driven
@@ -47,6 +48,7 @@ class Clock(driven.ManualClock):
 
 clock = Clock()
 conf = databases.configuration(url)
+nova_conf.register_opts(conf)
 database = api.Database(conf)
 one = metrics.Metrics(
     types.SimpleNamespace(

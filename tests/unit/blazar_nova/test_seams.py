@@ -130,7 +130,7 @@ class TestReleases(base.TestCase):
 
     def conf(self, allow=False):
         conf = cfg.ConfigOpts()
-        check.opts.register_opts(conf)
+        check.nova_conf.register_opts(conf)
         conf.set_override('allow_untested_nova', allow, 'blazar')
         return conf
 

@@ -12,7 +12,7 @@ from nova import objects
 from nova.scheduler import request_filter
 from oslo_config import cfg
 
-from blazar_core.common import opts
+from blazar_nova.compat import nova_conf
 from blazar_nova.compat import server_demand
 from tests.unit import base
 
@@ -27,7 +27,7 @@ class PrefiltersTest(base.TestCase):
 
     def test_lend_enrolled_hosts_is_compared(self):
         conf = cfg.ConfigOpts()
-        conf.register_opts(opts.OPTS, 'blazar')
+        conf.register_opts(nova_conf.OPTS, 'blazar')
         conf.register_opts([cfg.BoolOpt(name) for name in
                             server_demand.PREFILTERS], 'scheduler')
         for lends in (False, True):

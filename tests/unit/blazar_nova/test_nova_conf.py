@@ -4,6 +4,7 @@ from oslo_config import cfg
 from oslotest import base
 
 from blazar_core.common import opts
+from blazar_nova.compat import nova_conf
 
 
 class TestOpts(base.BaseTestCase):
@@ -12,16 +13,19 @@ class TestOpts(base.BaseTestCase):
         conf = cfg.ConfigOpts()
         conf([], project='blazar-test', default_config_files=[],
              default_config_dirs=[])
-        opts.register_opts(conf)
+        nova_conf.register_opts(conf)
         return conf
 
     def test_every_option_has_help_in_a_sentence(self):
-        for group, options in opts.list_opts():
+        for group, options in nova_conf.list_opts():
             self.assertTrue(group.help)
             for option in options:
                 self.assertTrue(option.help, option.name)
-        for option in opts.OPTS + opts.LIMIT_OPTS:
-            self.assertRegex(option.help, r'^[A-Z](?s:.*)\.$', option.name)
+        for options in (opts.OPTS, opts.LIMIT_OPTS, nova_conf.OPTS,
+                        nova_conf.LIMIT_OPTS, nova_conf.POWER_OPTS):
+            for option in options:
+                self.assertRegex(
+                    option.help, r'^[A-Z](?s:.*)\.$', option.name)
 
     def test_defaults_of_blazar_options(self):
         self.assertEqual(
@@ -109,23 +113,24 @@ class TestOpts(base.BaseTestCase):
 
     def test_every_default_is_a_valid_value(self):
         conf = self.conf()
-        for option in opts.OPTS:
+        options = opts.OPTS + nova_conf.OPTS
+        for option in options:
             conf.set_override(option.name, option.default, 'blazar')
-        self.assertEqual(len(opts.OPTS), len(conf.blazar))
+        self.assertEqual(len(options), len(conf.blazar))
 
     def test_database_connection_has_no_default(self):
         self.assertIsNone(self.conf().blazar_database.connection)
 
     def test_secret_options_are_marked_secret(self):
         secret = {option.name: option.secret for _group, options in
-                  opts.list_opts() for option in options}
+                  nova_conf.list_opts() for option in options}
         self.assertTrue(secret['encryption_keys'])
         self.assertTrue(secret['connection'])
         self.assertTrue(secret['external_service_token'])
 
     def test_options_can_be_registered_twice(self):
         conf = self.conf()
-        opts.register_opts(conf)
+        nova_conf.register_opts(conf)
         self.assertEqual(8, conf.blazar.workers)
 
     def test_configurations_do_not_share_values(self):

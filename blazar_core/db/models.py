@@ -632,7 +632,7 @@ class UsageRecord(Base):
 
 class WouldEnd(Base):
     """A server that would have a lease if every boot created one, and would be
-    deleted at ``end_date`` (:mod:`blazar_core.lifecycle.end_notices`).
+    deleted at ``end_date`` (:mod:`blazar_nova.services.end_notices`).
 
     :ivar claimed_until: until when a process is about to send a notification
     :ivar notified_at: None: no notification was sent yet

@@ -20,8 +20,8 @@ from blazar_core.common import states
 from blazar_core.db import api
 from blazar_core.db import models
 from blazar_core.leases import views
-from blazar_core.lifecycle import end_notices
 from blazar_core.lifecycle import event_queue
+from blazar_nova.services import end_notices
 
 JSON = 'json'
 CSV = 'csv'

@@ -9,10 +9,10 @@ from blazar_core.common import clocks
 from blazar_core.common import errors
 from blazar_core.common import words
 from blazar_core.leases import requests
-from blazar_core.lifecycle import end_notices
 from blazar_nova.compat import build_calls
 from blazar_nova.schemas import boot_hints
 from blazar_nova.schemas import hint_params
+from blazar_nova.services import end_notices
 
 #: Values of ``[blazar] default_reservation`` other than "off".
 ON, ANNOUNCE = 'on', 'announce'

@@ -27,10 +27,10 @@ from oslo_versionedobjects import fields
 
 from blazar_core.common import conditions
 from blazar_core.common import states
-from blazar_core.lifecycle import end_notices
 from blazar_core.lifecycle import no_show_check
 from blazar_core.lifecycle import preflight
 from blazar_nova.schemas import lease_views
+from blazar_nova.services import end_notices
 from blazar_nova.services import hoarding
 
 LOG = logging.getLogger(__name__)

@@ -24,13 +24,12 @@ from blazar_core.leases import leases
 from blazar_core.leases import limits
 from blazar_core.leases import lookup
 from blazar_core.leases import views
-from blazar_core.lifecycle import end_notices
 from blazar_core.lifecycle import handlers
 from blazar_core.lifecycle import orphans
 from blazar_core.lifecycle import preflight
 from blazar_core.plugins import resource_types
-from blazar_nova.compat import nova_conf
 from blazar_nova.compat import nova_cloud
+from blazar_nova.compat import nova_conf
 from blazar_nova.compat import nova_quota
 from blazar_nova.compat import process
 from blazar_nova.compat.seams import check
@@ -41,6 +40,7 @@ from blazar_nova.resource_types import host_cleaning
 from blazar_nova.schemas import interruptible_params
 from blazar_nova.schemas import lease_views
 from blazar_nova.services import budget_service
+from blazar_nova.services import end_notices
 from blazar_nova.services import hoarding
 from blazar_nova.services import host_enrollment
 from blazar_nova.services import keystone_identity

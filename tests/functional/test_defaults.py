@@ -10,7 +10,7 @@ from nova.tests.functional.api import client as nova_client
 from nova.volume import cinder
 
 from blazar_core.common import clocks
-from blazar_core.lifecycle import end_notices
+from blazar_nova.services import end_notices
 from blazar_nova.verify import verification
 from tests import driven
 from tests.functional import api_base

@@ -33,7 +33,7 @@ DAY = 86400
 #: together, nearly each function that sends a statement does so.
 ASKING = (
     'blazar_nova.test_known_leases.TestActive',
-    'blazar_core.test_end_notices.TestEndNotices',
+    'blazar_nova.test_end_notices.TestEndNotices',
     'blazar_core.test_audit.TestLeftovers',
     'blazar_core.test_audit.TestNoDifferences',
     'blazar_core.test_scheduler_claims.TestSlots',
@@ -117,7 +117,7 @@ EVERYTHING = (
     ('leases/accounting.py', 'totals', 'usage_records leases',
      'An operator asks for the usage of all projects.'),
     ('leases/hosted_servers.py', 'astray', 'deferred_builds bookings', _KEPT),
-    ('lifecycle/end_notices.py', 'told', 'would_end',
+    ('../blazar_nova/services/end_notices.py', 'told', 'would_end',
      'An operator lists what was told in the last days.'),
     ('audit/audit.py', 'Audit.size', 'bookings leases', _VERIFY),
     ('audit/overbooked.py', 'overbooked', 'bookings leases',

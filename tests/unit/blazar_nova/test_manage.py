@@ -31,7 +31,6 @@ from blazar_core.leases import accounting
 from blazar_core.leases import leases
 from blazar_core.leases import new_leases
 from blazar_core.leases import requests
-from blazar_core.lifecycle import end_notices
 from blazar_core.lifecycle import orphans
 from blazar_core.plugins import cloud_api
 from blazar_core.plugins import resource_types
@@ -42,6 +41,7 @@ from blazar_nova.cmd import manage
 from blazar_nova.cmd import purge
 from blazar_nova.cmd import usage
 from blazar_nova.schemas import refused_demands
+from blazar_nova.services import end_notices
 from tests import databases
 from tests import driven
 from tests.unit import base

@@ -8,12 +8,12 @@ import fixtures
 from oslo_versionedobjects import fixture
 
 from blazar_core.common import conditions
-from blazar_core.lifecycle import end_notices
 from blazar_core.plugins import resource_types
 from blazar_nova.compat import process
 from blazar_nova.listener import daemon
 from blazar_nova.resource_types import server_slots
 from blazar_nova.schemas import lease_views
+from blazar_nova.services import end_notices
 from blazar_nova.services import notifications
 from tests.unit import base
 

@@ -9,8 +9,8 @@ import sqlalchemy as sa
 from blazar_core.common import errors
 from blazar_core.common import model
 from blazar_core.db import models
-from blazar_core.lifecycle import end_notices
 from blazar_core.plugins import cloud_api
+from blazar_nova.services import end_notices
 from tests import databases
 from tests.unit import base
 

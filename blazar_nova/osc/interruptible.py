@@ -10,7 +10,10 @@ from osc_lib.command import command
 from blazar_nova.osc import commands
 from blazar_nova.osc import members
 
-_COLUMNS = ('server_id', 'safe_until', 'evict_at', 'on_evict', 'project_id')
+_COLUMNS = ('server_id', 'placed', 'safe_until', 'evict_at', 'evicted_at',
+            'on_evict', 'project_id')
+#: With those of all projects.
+_HOSTS = ('hosts',)
 
 
 class List(commands.Command, command.Lister):
@@ -20,15 +23,16 @@ class List(commands.Command, command.Lister):
         parser = super().get_parser(prog_name)
         parser.add_argument(
             '--all-projects', action='store_const', const='true',
-            help='List those of all projects (admin only)')
+            help='List those of all projects, with their hosts (admin only)')
         return parser
 
     def take_action(self, parsed_args: argparse.Namespace,
                     ) -> tuple[tuple[str, ...], list[tuple[ty.Any, ...]]]:
         found, _page = commands.client_of(self.app).pages(
             'interruptible', **commands.given(parsed_args, 'all_projects'))
-        return _COLUMNS, [tuple(_values(one)[name] for name in _COLUMNS)
-                          for one in found]
+        columns = _COLUMNS + (_HOSTS if parsed_args.all_projects else ())
+        return columns, [tuple(_values(one).get(name) for name in columns)
+                         for one in found]
 
 
 class Set(members.OneServer):
@@ -61,4 +65,6 @@ class Unset(members.OneServer):
 
 def _values(one: commands.Json) -> commands.Json:
     """Return the values of the columns for a server."""
-    return {**one, 'evict_at': (one.get('eviction') or {}).get('time')}
+    eviction = one.get('eviction') or {}
+    name = 'evicted_at' if eviction.get('status') == 'EVICTED' else 'evict_at'
+    return {**one, name: eviction.get('time')}

@@ -41,6 +41,7 @@ LOG = logging.getLogger(__name__)
 #: Seconds for which the trust is valid: an interruptible server has no end.
 _TRUST = 315_360_000
 _SHELVE = 'shelve'
+_ALL_PROJECTS = 'blazar:interruptible:get_all_projects'
 #: Seconds for which a process caches which servers are interruptible, for the
 #: metadata that servers show.
 _FRESH = 5
@@ -291,7 +292,9 @@ class InterruptibleServers:
         :raises NotFound: if the server is not an interruptible one of the
             project
         """
-        return self._shown(self._of_project(context, 'get', server_id))[0]
+        rows = self._of_project(context, 'get', server_id)
+        return self._shown(rows, self._policy.allows(
+            context, _ALL_PROJECTS, {'project_id': rows[0].project_id}))[0]
 
     def listed(self, context: ty.Any, everybody: bool, after: str | None,
                limit: int | None) -> list[dict[str, ty.Any]]:
@@ -302,7 +305,8 @@ class InterruptibleServers:
         """
         self.authorize(context, 'get_all_projects' if everybody else 'get')
         return self._shown(self._rows(
-            None if everybody else context.project_id, None, after, limit))
+            None if everybody else context.project_id, None, after, limit),
+            everybody)
 
     def metadata(self, server_ids: ty.Collection[str],
                  ) -> dict[str, dict[str, str]]:
@@ -326,9 +330,8 @@ class InterruptibleServers:
         self.authorize(context, rule)
         rows = self._rows(server_ids=[server_id])
         if not rows or rows[0].project_id != context.project_id and (
-                not self._policy.allows(
-                    context, 'blazar:interruptible:get_all_projects',
-                    {'project_id': rows[0].project_id})):
+                not self._policy.allows(context, _ALL_PROJECTS, {
+                    'project_id': rows[0].project_id})):
             raise errors.NotFound(
                 f'Interruptible server {server_id} could not be found.')
         return rows
@@ -348,7 +351,11 @@ class InterruptibleServers:
             return list(session.scalars(query.limit(limit)))
 
     def _shown(self, rows: ty.Sequence[models.InterruptibleServer],
-               ) -> list[dict[str, ty.Any]]:
+               with_hosts: bool = False) -> list[dict[str, ty.Any]]:
+        """Return what is shown of servers.
+
+        :param with_hosts: whether to show their hosts, too
+        """
         now, ids = self._clock.now(), {row.server_id for row in rows}
         with self._index.fresh():
             known = self._index.interruptible_servers()
@@ -370,9 +377,12 @@ class InterruptibleServers:
         leaving = {server_id: one
                    for (server_id, source), one in evictions.items()
                    if source in known.get(server_id, ())}
+        names = {host.id: host.name for host in hosts}
         return [self._shown_one(
             row, row.server_id in known, found.get(row.server_id),
-            leaving.get(row.server_id)) for row in rows]
+            leaving.get(row.server_id)) | ({'hosts': sorted(
+                names[one] for one in known.get(row.server_id, ())
+                if one in names)} if with_hosts else {}) for row in rows]
 
     def _shown_one(self, row: models.InterruptibleServer, placed: bool,
                    until: int | None, leaving: ty.Any) -> dict[str, ty.Any]:

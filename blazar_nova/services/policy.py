@@ -104,9 +104,9 @@ _RULES = [
           'List the interruptible servers of a project, or show one.',
           f'GET {_INTERRUPTIBLE}', f'GET {_INTERRUPTIBLE}/{{server_id}}'),
     _rule('interruptible:get_all_projects', ADMIN,
-          'List the interruptible servers of all projects. Also show one of '
-          'another project, or make it an ordinary one, as far as '
-          'interruptible:get and interruptible:delete allow.',
+          'List the interruptible servers of all projects, with their hosts. '
+          'Also show one of another project, or make it an ordinary one, as '
+          'far as interruptible:get and interruptible:delete allow.',
           f'GET {_INTERRUPTIBLE}', f'GET {_INTERRUPTIBLE}/{{server_id}}',
           f'DELETE {_INTERRUPTIBLE}/{{server_id}}'),
     _rule('interruptible:put', PROJECT_MEMBER_OR_ADMIN,

@@ -325,6 +325,25 @@ class InterruptibleTest(InterruptibleTestCase):
             'GET', '/interruptible', client=self.admin, code=200,
             all_projects='true')['interruptible']])
 
+    def test_only_administrators_see_hosts(self):
+        server_id = self.boot_active('vm1', flavor='1', hints=YES)['id']
+        self.run_sync()
+        path, source = f'/interruptible/{server_id}', self.host_of(server_id)
+
+        def hosts():
+            listed, = self.ask('GET', '/interruptible', client=self.admin,
+                               code=200, all_projects='true')['interruptible']
+            shown = self.ask('GET', path, client=self.admin, code=200)
+            self.assertEqual(listed, shown['interruptible'])
+            return listed['hosts']
+
+        self.assertEqual([source], hosts())
+        mine, = self.ask('GET', '/interruptible', code=200)['interruptible']
+        self.assertNotIn('hosts', mine)
+        self.assertNotIn('hosts', self.shown(server_id))
+        self.resize(server_id, '2')
+        self.assertEqual(sorted([source, self.host_of(server_id)]), hosts())
+
     def host_of(self, server_id):
         return self.admin.get_server(server_id)['OS-EXT-SRV-ATTR:host']
 

@@ -6,6 +6,7 @@ from tests.unit.blazar_nova import osc_base
 
 ID = '0f3d5c1a-7b52-4a0e-8a53-6f1d2f7d9b10'
 OTHER = '5a0f7f6e-1d0c-4a4b-9df7-2f6e3c8b7a21'
+TIME = '2026-12-01T16:00:00.000000'
 INSTANCE = ('resource_type=virtual:instance,vcpus=2,memory_mb=2048,'
             'disk_gb=10,amount=3')
 
@@ -60,18 +61,38 @@ class MembersTest(osc_base.OscTestCase):
         self.assertEqual([{'on_evict': 'delete'}], self.told())
 
     def test_interruptible_servers_are_listed_page_by_page(self):
-        one = {'server_id': ID, 'safe_until': None, 'on_evict': 'shelve',
-               'project_id': 'p', 'eviction': None}
-        self.cloud.sees(
-            'GET /interruptible', (200, {
-                'interruptible': [one], 'interruptible_links': [
-                    {'href': f'http://next?marker={ID}'}]}),
-            (200, {'interruptible': [{**one, 'server_id': OTHER, 'eviction': {
-                'time': '2026-12-01T16:00:00.000000'}}]}))
+        self.sees_interruptible(
+            ({'eviction': None}, {'server_id': OTHER, 'eviction': {
+                'time': TIME, 'status': 'PLANNED'}}))
         self.assertEqual(
-            [(ID, None), (OTHER, '2026-12-01T16:00:00.000000')],
+            [(ID, None), (OTHER, TIME)],
             [(row['server_id'], row['evict_at']) for row in self.reservation(
                 'interruptible', 'list')])
+
+    def sees_interruptible(self, servers):
+        """Answer with a page for each of some interruptible servers."""
+        last = len(servers) - 1
+        self.cloud.sees('GET /interruptible', *((200, {'interruptible': [{
+            'server_id': ID, 'placed': True, 'safe_until': None,
+            'on_evict': 'shelve', 'project_id': 'p', **one}]} | (
+                {} if number == last else {'interruptible_links': [
+                    {'href': f'http://next?marker={ID}'}]}))
+            for number, one in enumerate(servers)))
+
+    def test_evicted_server_is_not_listed_as_safe(self):
+        self.sees_interruptible(({'placed': False, 'eviction': {
+            'time': TIME, 'status': 'EVICTED'}},))
+        row, = self.reservation('interruptible', 'list')
+        self.assertEqual((False, None, TIME), (
+            row['placed'], row['evict_at'], row['evicted_at']))
+
+    def test_hosts_are_listed_with_all_projects(self):
+        self.sees_interruptible(({'eviction': None, 'hosts': ['one']},))
+        row, = self.reservation('interruptible', 'list', '--all-projects')
+        self.assertEqual(['one'], row['hosts'])
+        self.sees_interruptible(({'eviction': None},))
+        row, = self.reservation('interruptible', 'list')
+        self.assertNotIn('hosts', row)
 
     def test_duration_may_replace_end(self):
         self.reservation('adopt', '--duration', '2h', 'vm1')

@@ -20,6 +20,7 @@ from blazar_core.common import states
 from blazar_core.leases import lookup
 from blazar_core.leases import server_growth
 from blazar_nova.api import assembly
+from blazar_nova.compat import accelerators
 from blazar_nova.compat import bound_servers
 from blazar_nova.compat import compute_hosts
 from blazar_nova.compat import flavors
@@ -240,8 +241,8 @@ class Guards:
 
     def _beyond_limits(self, environ: Environ, server_id: str) -> ty.Any:
         """Return the answer to a resize, or to the revert of one, by which a
-        project's leases would exceed its limits. nova-scheduler checks a
-        resize again when it chooses a host.
+        project's leases would exceed its limits, or need what leases may not
+        have. nova-scheduler checks the limits again when it chooses a host.
         """
         wanted, reverts = _resized(environ), 'revertResize' in body_of(environ)
         if wanted is None and not reverts:
@@ -258,8 +259,11 @@ class Guards:
             lease, booked = found
             revert = server_demand.reverted(
                 server_id) if wanted is None else None
-            takes = revert.takes if revert is not None else (
-                server_demand.resized(server_id, wanted) if wanted else None)
+            takes = revert.takes if revert is not None else None
+            if wanted is not None and (resized := server_demand.resized(
+                    server_id, wanted)) is not None:
+                takes, uncounted = resized
+                accelerators.refuse_uncounted(uncounted)
             asked = server_growth.asked_of(lease, booked, takes or {})
             if asked is not None:
                 words = self._limits.describe(self._lookup.get(lease.id))

@@ -65,7 +65,16 @@ def require_counted(spec: ty.Any) -> None:
     :raises InvalidLeaseParams: if the request needs resources that placement
         does not count, and the operator has those leases refused
     """
-    what = host_filters.uncounted(spec)
+    refuse_uncounted(host_filters.uncounted(spec))
+
+
+def refuse_uncounted(what: str) -> None:
+    """Refuse a lease if the operator has it refused.
+
+    :param what: it needs and leases do not count; see
+        :func:`host_filters.uncounted`
+    :raises InvalidLeaseParams: if it is refused
+    """
     if what and process.CONF.blazar.uncounted == 'refuse':
         raise errors.InvalidLeaseParams(
             f'This cloud has no leases of {what}, as they cannot be reserved. '

@@ -134,9 +134,14 @@ def _filters() -> dict[str, ty.Any]:
     return {one.__name__: one for one in filters.all_filters()}
 
 
-def uncounted(spec: ty.Any) -> str:
-    """Return what a request needs and leases do not count, in words."""
-    return ' and '.join(_WHAT[name] for name in unreserved(spec))
+def uncounted(spec: ty.Any, before: ty.Any = None) -> str:
+    """Return what a request needs and leases do not count, in words.
+
+    :param before: a request whose needs are left out
+    """
+    known = unreserved(before) if before is not None else ()
+    return ' and '.join(_WHAT[name] for name in unreserved(spec)
+                        if name not in known)
 
 
 def notes(context: ty.Any, spec: ty.Any, host_ids: ty.Collection[str],

@@ -122,8 +122,9 @@ OPTS: list[cfg.Opt] = [
              'not count: PCI devices without ``[filter_scheduler] '
              'pci_in_placement``, SR-IOV ports, and NUMA topologies (CPUs or '
              'memory pages of certain nodes); and of ports with several '
-             'request groups in one subtree of providers. A change does not '
-             'affect leases that exist.'),
+             'request groups in one subtree of providers; and a resize of '
+             'their servers to that. A change does not affect leases that '
+             'exist.'),
     cfg.IntOpt(
         'max_occurrences', default=100, min=1, max=1000,
         help='Maximum number of occurrences of a recurring lease. Each '

@@ -20,6 +20,7 @@ from nova import objects
 from nova.pci import request as pci_request
 from nova.scheduler import request_filter
 from nova.scheduler import utils as scheduler_utils
+from nova.virt import hardware
 from oslo_log import log as logging
 import requests
 
@@ -183,17 +184,22 @@ def resources_of_flavor(flavor: ty.Mapping[str, ty.Any], on_volume: bool,
                 'extra_specs')}), on_volume))
 
 
-def resized(server_id: str, flavor_id: str) -> model.Resources | None:
-    """Return what a server would take with another flavor, by resource class.
+def resized(server_id: str, flavor_id: str,
+            ) -> tuple[model.Resources, str] | None:
+    """Return what a server would take with another flavor, by resource class,
+    and in words what it would need more that leases do not count.
 
     :returns: None if Nova does not know the server or the flavor, and will
         refuse the request
     """
     context = nova_context.get_admin_context()
     try:
-        spec = objects.RequestSpec.get_by_instance_uuid(context, server_id)
-        return resources_of(_with_devices(
-            spec, objects.Flavor.get_by_flavor_id(context, flavor_id)))
+        before = objects.RequestSpec.get_by_instance_uuid(context, server_id)
+        spec = _with_devices(before.obj_clone(), (
+            objects.Flavor.get_by_flavor_id(context, flavor_id)))
+        spec.numa_topology = hardware.numa_get_constraints(
+            spec.flavor, spec.image or objects.ImageMeta.from_dict({}))
+        return resources_of(spec), host_filters.uncounted(spec, before)
     except (exception.NotFound, exception.Invalid, ValueError,
             exception.PciRequestAliasNotDefined):
         return None

@@ -2,6 +2,8 @@
 
 """Devices that placement counts, on hosts with more than one kind."""
 
+from nova import context as nova_context
+from nova import objects
 from nova.pci import request
 from oslo_config import fixture as config_fixture
 
@@ -199,8 +201,9 @@ class AliasTest(DevicesTestCase):
         self.assertIn(frozenset([self.cards[A100]]), [
             having for one in needs.groups for having in one.required])
         for flavor, amount in ((both, 2), (a100, 1), ('1', None)):
-            self.assertEqual(amount, server_demand.resized(
-                server_id, flavor).get('CUSTOM_GPU'))
+            takes, uncounted = server_demand.resized(server_id, flavor)
+            self.assertEqual((amount, ''), (
+                takes.get('CUSTOM_GPU'), uncounted))
 
     def test_leased_server_is_not_resized_to_unknown_alias(self):
         server_id = self.boot_active(
@@ -335,16 +338,54 @@ class MovedTest(DevicesTestCase):
 class UncountedTest(DevicesTestCase):
     """PCI devices that placement does not know."""
 
-    def test_leases_of_uncounted_pci_devices_may_be_refused(self):
-        conf = self.useFixture(config_fixture.Config(process.CONF)).config
-        conf(group='pci', alias=['{"name": "nic", "vendor_id": "8086", '
-                                 '"product_id": "1572"}'])
+    def setUp(self):
+        super().setUp()
+        self.conf = self.useFixture(config_fixture.Config(process.CONF)).config
+        self.conf(group='pci', alias=['{"name": "nic", "vendor_id": "8086", '
+                                      '"product_id": "1572"}'])
         request.get_alias_from_config.cache_clear()
         self.addCleanup(request.get_alias_from_config.cache_clear)
-        flavor = self.flavor(pci_passthrough__alias='nic:1')
-        self.assertIn('PCI devices', self.reserve(flavor)['warnings'][0])
-        conf(group='blazar', uncounted='refuse')
-        for why in (self.reserve(flavor, code=400)['error_message'],
-                    self.refused(400, self.boot, 'vm1', flavor=flavor,
+        self.nic = self.flavor(pci_passthrough__alias='nic:1')
+
+    def test_leases_of_uncounted_pci_devices_may_be_refused(self):
+        self.assertIn('PCI devices', self.reserve(self.nic)['warnings'][0])
+        self.conf(group='blazar', uncounted='refuse')
+        for why in (self.reserve(self.nic, code=400)['error_message'],
+                    self.refused(400, self.boot, 'vm1', flavor=self.nic,
                                  hints=self.lease_hints('vm1', HOUR))):
             self.assertIn('no leases of PCI devices', why)
+
+    def test_leased_server_is_not_resized_to_what_is_refused(self):
+        leased, ordinary = (self.boot_active(
+            name, flavor='1', hints=hints)['id'] for name, hints in (
+                ('vm1', self.lease_hints('vm1')), ('vm2', {})))
+        numa, both = self.flavor(hw__numa_nodes='1'), self.flavor(
+            hw__numa_nodes='1', pci_passthrough__alias='nic:1')
+        context = nova_context.get_admin_context()
+
+        def resize(server_id, flavor, code):
+            return self.refused(
+                code, self.alice.post_server_action, server_id,
+                {'resize': {'flavorRef': flavor}})
+
+        self.conf(group='blazar', uncounted='refuse')
+        self.assertIn('no leases of PCI devices',
+                      resize(leased, self.nic, 400))
+        self.assertIn('no leases of a NUMA topology',
+                      resize(leased, numa, 400))
+        self.assertNotIn('leases', self.resize_to(ordinary, numa))
+        # What it has had before is no reason.
+        spec = objects.RequestSpec.get_by_instance_uuid(context, leased)
+        spec.numa_topology = objects.InstanceNUMATopology(cells=[
+            objects.InstanceNUMACell(id=0, cpuset={0}, memory=512)])
+        spec.save()
+        said = resize(leased, both, 400)
+        self.assertIn('no leases of PCI devices,', said)
+        self.assertNotIn('leases', self.resize_to(leased, numa))
+
+    def resize_to(self, server_id, flavor):
+        """Resize a server; return the body of the answer."""
+        return str(self.alice.api_post(
+            f'/servers/{server_id}/action',
+            {'resize': {'flavorRef': flavor}},
+            check_response_status=None).body)

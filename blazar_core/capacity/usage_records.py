@@ -100,6 +100,14 @@ _TO_COME = sa.select(_RECORDS).where(
 _DELETE = sa.delete(_RECORDS).where(
     _COLUMNS.id.in_(sa.bindparam('ids', expanding=True)))
 
+#: The latest end of what a lease has reserved. Before it starts it may have
+#: been moved, so that its first window only counts by its length.
+_LATEST_END = sa.select(sa.func.max(_COLUMNS.end_date - sa.case(
+    (_COLUMNS.kind == Kind.PLANNED,
+     _COLUMNS.start_date - sa.bindparam('start')), else_=0))).where(
+         _COLUMNS.lease_id == sa.bindparam('lease'), _COLUMNS.sign == 1,
+         _COLUMNS.kind != Kind.USED)
+
 
 class Owner(ty.NamedTuple):
     """The owner of a reservation, for its records.
@@ -339,6 +347,20 @@ def begin_use(session: orm.Session, now: int, booking: models.Booking,
         booking.reservation.id, _owner(booking.reservation),
         booking.recorded_at, {}, {Kind.USED: used})
     records.write(session.connection())
+
+
+def latest_end(connection: sa.Connection, lease_id: str, start: int,
+               ) -> int | None:
+    """Return the latest end up to which a lease has reserved capacity, with
+    its grace period and cleaning time, however often it was shortened since;
+    None: it has reserved none. An end that was extended and shortened again
+    before the end that it had first does not count.
+
+    :param start: its present start
+    """
+    end: int | None = connection.scalar(
+        _LATEST_END, {'lease': lease_id, 'start': start})
+    return end
 
 
 def transfer(session: orm.Session, now: int, lease: models.Lease,

@@ -434,7 +434,8 @@ LIMIT_OPTS: list[cfg.Opt] = [
     cfg.IntOpt(
         'extension_window', default=-1, min=-1,
         help='Seconds before the end of a lease from which on it may be '
-             'extended, such as 172800. -1: at any time.'),
+             'extended, such as 172800. That a lease was shortened does not '
+             'permit to extend it earlier. -1: at any time.'),
     cfg.IntOpt(
         'max_extension', default=-1, min=-1,
         help='Maximum seconds by which a lease may be extended at a time, '

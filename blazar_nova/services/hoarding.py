@@ -15,6 +15,7 @@ import typing as ty
 from oslo_config import cfg
 import sqlalchemy as sa
 
+from blazar_core.capacity import usage_records
 from blazar_core.common import clocks
 from blazar_core.common import conditions
 from blazar_core.common import errors
@@ -84,7 +85,7 @@ class Hoarding:
                 window = _window(one)
                 before = found.windows.get(one.lease_id or '')
                 if before is not None:
-                    self._check_extension(before, window)
+                    self._check_extension(connection, one, before)
                 if window != before:
                     if before is None or before.start <= self._clock.now():
                         self._check_future(windows, window, note)
@@ -104,20 +105,20 @@ class Hoarding:
             found |= self._quota.hours(project_id, found)
         return {rc: hours for rc, hours in found.items() if hours >= 0}
 
-    def _check_extension(self, before: model.Window,
-                         after: model.Window) -> None:
-        group = self._conf.blazar_enforcement
-        window = group.extension_window
+    def _check_extension(self, connection: sa.Connection, asked: limits.Asked,
+                         before: model.Window) -> None:
+        """Check whether a lease may be made longer now.
+
+        :param before: its present window
+        :raises LimitExceeded: if it may not
+        """
+        after = _window(asked)
         more = (after.end - after.start) - (before.end - before.start)
         if more <= 0:
             return
-        opens = before.end - window
-        if 0 <= window and self._clock.now() < opens:
-            raise errors.LimitExceeded(
-                'A lease may be extended at the earliest '
-                f'{words.duration(window)} before its end '
-                '(extension_window): extend this one at '
-                f'{clocks.minute(opens)} UTC or later.')
+        group = self._conf.blazar_enforcement
+        if group.extension_window >= 0:
+            self._check_opened(connection, asked, before, after)
         if 0 <= group.max_extension < more:
             latest = after.end - more + group.max_extension
             raise errors.LimitExceeded(
@@ -125,6 +126,30 @@ class Hoarding:
                 f'{words.duration(group.max_extension)} at a time '
                 '(max_extension): extend this one to '
                 f'{clocks.minute(latest)} UTC or earlier.')
+
+    def _check_opened(self, connection: sa.Connection, asked: limits.Asked,
+                      before: model.Window, after: model.Window) -> None:
+        """Check ``extension_window``. A lease that was shortened counts as if
+        it had not been: it can have its time back, and no more than that
+        earlier than other leases.
+
+        :raises LimitExceeded: if it is too early
+        """
+        window = self._conf.blazar_enforcement.extension_window
+        had = usage_records.latest_end(
+            connection, asked.lease_id or '', before.start)
+        latest = max(before.end, (had or 0) - asked.cleaning_time)
+        back = after.start + latest - before.start
+        opens = latest - window
+        if self._clock.now() >= opens or after.end <= back:
+            return
+        raise errors.LimitExceeded(
+            'A lease may be extended at the earliest '
+            f'{words.duration(window)} before its end '
+            '(extension_window): extend this one '
+            + (f'to {clocks.minute(back)} UTC or earlier, as it was '
+               f'shortened, and further ' if latest > before.end else '') +
+            f'at {clocks.minute(opens)} UTC or later.')
 
     def _check_future(self, windows: ty.Iterable[model.Window],
                       window: model.Window, note: _Note) -> None:

@@ -213,6 +213,43 @@ class TestExtension(HoardingTestCase):
         # The window of a lease ends with its grace period.
         self.assertIn('extension_window', self.refusal(0.1))
 
+    def change(self, lease_id, start, end):
+        self.leases.updates.update(lease_id, updates.LeaseChange(
+            start=NOW + int(start * DAY) if start else None,
+            end=NOW + int(end * DAY)))
+
+    def test_shortened_lease_is_not_extended_earlier(self):
+        self.limit(max_extension=-1)
+        self.change(self.lease_id, 0, 5)
+        self.change(self.lease_id, 0, 1)
+        self.clock.advance(DAY // 2)
+        self.assertIn('extend this one to 2027-01-25 08:00 UTC or earlier, as '
+                      'it was shortened, and further at 2027-01-23 08:00 UTC '
+                      'or later', self.refusal(0.1))
+        self.limits.check(self.extend(0))
+        self.change(self.lease_id, 0, 9)
+        self.clock.advance(DAY * 15 // 2)
+        self.limits.check(self.extend(30))
+
+    def test_end_after_extension_counts_when_the_first_end_has_passed(self):
+        self.limit(max_extension=-1)
+        self.clock.advance(8 * DAY)
+        self.change(self.lease_id, 0, 20)
+        self.clock.advance(3 * DAY)
+        self.change(self.lease_id, 0, 12)
+        self.assertIn('further at 2027-02-02 08:00 UTC', self.refusal(10.1))
+        self.limits.check(self.extend(10))
+
+    def test_lease_that_was_moved_is_not_extended_earlier(self):
+        later = self.have(22 * DAY, 23 * DAY)['id']
+        self.change(later, 20, 21)
+        for start, end in ((20, 21.1), (20, 23), (19, 21)):
+            self.assertRaises(
+                errors.LimitExceeded, self.limits.check, self.asked(
+                    start * DAY, int(end * DAY), lease_id=later))
+        self.clock.advance(19 * DAY)
+        self.limits.check(self.asked(20 * DAY, 22 * DAY, lease_id=later))
+
     def test_exempt_projects_may_extend_without_limit(self):
         self.limit(exempt_project_ids=['project'])
         self.limits.check(self.extend(30))

@@ -223,9 +223,9 @@ class Metrics:
             (row.id, model.plain(row.capacity)) for row in hosts))
         _add(others, zone_of, [*none, *(
             (row.id, model.plain(row.usage)) for row in hosts)])
-        _add(evictable, zone_of, (
+        _add(evictable, zone_of, [*none, *(
             (row.id, model.plain(amounts)) for row in hosts for amounts in
-            rule.by_lead_time(row.interruptible).values()))
+            rule.by_lead_time(row.interruptible).values())])
         for hours in AHEAD:
             _add(reserved, zone_of, [*none, *(
                 (one, amounts[0]) for one, amounts in at[hours].items())],

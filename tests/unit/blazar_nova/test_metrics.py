@@ -148,14 +148,20 @@ class TestMetrics(MetricsTestCase):
                 for kind in ('reserved', 'used')])
 
     def test_usage_of_interruptible_servers_has_its_own_metric(self):
+        def usage():
+            self.clock.advance(metrics.PAUSE)
+            self.refresh()
+            return [value for key, value in self.values().items()
+                    if key[:2] == ('blazar_capacity_interruptible', (
+                        'resource_class', 'VCPU'))]
+
+        # A query that adds or compares must not be empty.
+        self.assertEqual({0}, {*usage()})
         with self.database.begin() as connection:
             connection.execute(sa.update(models.Host).where(
                 models.Host.name == 'one').values(interruptible={
                     'a': [{'VCPU': 2}, 600, 0], 'b': [{'VCPU': 1}, 60, 0]}))
-        self.refresh()
-        self.assertEqual(3, sum(
-            value for key, value in self.values().items() if key[:2] == (
-                'blazar_capacity_interruptible', ('resource_class', 'VCPU'))))
+        self.assertEqual(3, sum(usage()))
 
     def test_another_listener_becomes_leader_of_metrics(self):
         self.refresh()
@@ -353,6 +359,7 @@ class TestExamples(MetricsTestCase):
         for name, label in (('refusals', 'reason'),
                             ('notifications', 'type'),
                             ('scheduler_claims', 'result'),
+                            ('evictions', 'action'),
                             ('power_switched', 'action')):
             self.database.counters.add(f'blazar_{name}', **{label: 'a'})
         self.database.counters.flush()
@@ -364,6 +371,14 @@ class TestExamples(MetricsTestCase):
                 return_value=[types.SimpleNamespace(kind='failure')]):
             self.refresh()
         return {key[0] for key in self.values()}
+
+    def test_dashboard_shows_interruptible_servers(self):
+        with open(f'{EXAMPLES}/grafana-dashboard.json') as file:
+            queries = [target['expr'] for panel in json.load(file)['panels']
+                       for target in panel['targets']]
+        self.assertEqual({'capacity_interruptible', 'evictions_total'}, {
+            name for query in queries for name in re.findall(
+                r'\bblazar_(capacity_interruptible|evictions_total)', query)})
 
     def test_example_queries_use_only_existing_metrics(self):
         with open(f'{EXAMPLES}/grafana-dashboard.json') as file:

@@ -264,9 +264,7 @@ def _named(session: orm.Session, name: str) -> models.Host:
             models.Host.name == name,
             models.Host.service_host == name))).all()
     if not found:
-        raise errors.NotFound(
-            f'There is no host {name} in the reservation database. Write the '
-            'name of a hypervisor, or of its nova-compute.')
+        raise views.unknown_host(name)
     # A host that was created again has left its old row.
     found = [one for one in found if any(one.capacity.values())] or found
     if len(found) > 1:

@@ -157,25 +157,36 @@ def listed(database: api.Database, ended: bool, host: str | None = None,
     :param ended: whether to include those that are over or were deleted
     :param host: only those that reserve capacity of the host of this name
     :param degraded: only those that are degraded
+    :raises NotFound: if the host does not exist
     """
     chosen = sa.select(models.Lease.__table__).order_by(
         models.Lease.start_date, models.Lease.id)
     if degraded:
         few = sa.union(_MOVED, _LACKING).subquery()
         chosen = chosen.join(few, few.c.lease_id == models.Lease.id)
+    named = sa.or_(models.Host.name == host, models.Host.service_host == host)
     if host is not None:
         chosen = chosen.where(models.Lease.id.in_(
             sa.select(models.Reservation.lease_id).join(models.Booking).join(
                 models.Host, models.Host.id == models.Booking.host_id).where(
-                    sa.or_(models.Host.name == host,
-                           models.Host.service_host == host))))
+                    named)))
     with database.reader() as session:
+        if host is not None and session.scalar(
+                sa.select(models.Host.id).where(named).limit(1)) is None:
+            raise unknown_host(host)
         found = session.execute(
             chosen if ended else chosen.where(_GOES_ON)).all()
         for first in range(0, len(found), _AT_ONCE):
             yield from (one for one in _described(
                 session, found[first:first + _AT_ONCE])
                 if one['degraded'] or not degraded)
+
+
+def unknown_host(name: str) -> errors.NotFound:
+    """Return the error that there is no host of a name."""
+    return errors.NotFound(
+        f'There is no host {name} in the reservation database. Write the '
+        'name of a hypervisor, or of its nova-compute.')
 
 
 def _statement(query: Query) -> sa.Select[ty.Any]:

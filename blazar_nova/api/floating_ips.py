@@ -4,6 +4,7 @@
 import webob
 
 from blazar_nova.api import assembly
+from blazar_nova.resource_types import inputs
 from blazar_nova.schemas import floating_ip_schema
 from blazar_nova.schemas import web_requests
 
@@ -17,6 +18,7 @@ class FloatingIPController:
 
     def index(self, request: webob.Request) -> web_requests.Answer:
         self._authorize(web_requests.context(request), 'get')
+        inputs.check_keys(web_requests.query(request), {}, 'the query')
         return 200, {'floatingips': self._addresses.listed()}
 
     def create(self, request: webob.Request) -> web_requests.Answer:

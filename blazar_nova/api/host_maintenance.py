@@ -33,6 +33,7 @@ class HostMaintenance:
 
     def index(self, request: webob.Request) -> web_requests.Answer:
         self._authorize(web_requests.context(request), 'get')
+        inputs.check_keys(web_requests.query(request), {}, 'the query')
         now = self._clock.now()
         return 200, {'maintenance': [
             _described(one.name, maintenance.Planned(

@@ -6,16 +6,20 @@ Each is an entry point, so that operators can add others.
 """
 
 import functools
+from importlib import metadata
 import typing as ty
 
 import stevedore
 
 from blazar_core.common import errors
+from blazar_core.common import words
 from blazar_core.plugins import end_policies
 from blazar_core.plugins import resource_types
 
 T = ty.TypeVar('T')
 
+#: The entry points of resource types.
+_TYPES = 'blazar_nova.resource_types'
 #: Length of the columns in which the names are stored.
 _LONGEST = 64
 
@@ -26,7 +30,20 @@ def installed_types() -> dict[str, resource_types.ResourceType]:
 
     :raises ConfigurationError: if there are none, or one cannot be loaded
     """
-    return load('blazar_nova.resource_types', resource_types.ResourceType)
+    return load(_TYPES, resource_types.ResourceType)
+
+
+def check_type(name: str) -> str:
+    """Return a resource type by which a list is filtered. Loads none of them.
+
+    :raises InvalidLeaseParams: if it is not installed
+    """
+    known = {*metadata.entry_points(group=_TYPES).names}
+    if name not in known:
+        raise errors.InvalidLeaseParams(
+            f'"{words.shown(name)}" is no resource type. Write one of '
+            f'{", ".join(sorted(known))}.')
+    return name
 
 
 @functools.cache

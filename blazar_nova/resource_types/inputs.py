@@ -51,7 +51,8 @@ def check_keys(
         if key not in known:
             raise errors.InvalidLeaseParams(
                 f'The key "{words.shown(key)}" is not known in {where}.'
-                f'{_nearest(key, known)} Known keys: {", ".join(known)}.')
+                f'{_nearest(key, known)} Known keys: '
+                f'{", ".join(known) or "none"}.')
 
 
 def _nearest(key: str, known: dict[str, str]) -> str:

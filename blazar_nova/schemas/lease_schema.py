@@ -17,6 +17,7 @@ from blazar_core.common import words
 from blazar_core.leases import requests
 from blazar_core.leases import updates
 from blazar_core.leases import views
+from blazar_nova.resource_types import extensions
 from blazar_nova.resource_types import inputs
 from blazar_nova.schemas import dates
 from blazar_nova.schemas import event_schema
@@ -234,7 +235,8 @@ def query(values: collections.abc.Mapping[str, str], now: int,
         project_id=values.get('project_id'), name=values.get('name'),
         tags=hint_params.tags_of(dict(values)) or (),
         status=_status(values['status']) if 'status' in values else None,
-        resource_type=values.get('resource_type'),
+        resource_type=extensions.check_type(values['resource_type'])
+        if 'resource_type' in values else None,
         start=found.get('start'), end=found.get('end'),
         sort=_sort(values.get('sort', 'start_date')),
         marker=values.get('marker'),

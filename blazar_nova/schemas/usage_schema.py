@@ -15,6 +15,7 @@ from blazar_core.common import model
 from blazar_core.common import words
 from blazar_core.db import models
 from blazar_core.leases import accounting
+from blazar_nova.resource_types import extensions
 from blazar_nova.resource_types import inputs
 from blazar_nova.schemas import dates
 from blazar_nova.schemas import hint_params
@@ -69,7 +70,8 @@ def query(values: dict[str, ty.Any], now: int) -> tuple[accounting.Query, int]:
     found = accounting.Query(
         model.Window(start, end), values.get('project_id'),
         [values['lease_id']] if 'lease_id' in values else None,
-        values.get('resource_type'),
+        extensions.check_type(values['resource_type'])
+        if 'resource_type' in values else None,
         hint_params.tags_of(values) or (), groups, unit, zone)
     return dataclasses.replace(
         found, after=_after(values['marker'], groups)

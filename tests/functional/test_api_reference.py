@@ -250,6 +250,8 @@ class SamplesTest(api_base.ApiTestCase):
                          network.addresses(self.alice.who.project))
         self.ask('DELETE', path, client=self.admin, code=409)
         self.ask('DELETE', path, code=403)
+        self.assertIn('"status" is not known', self.ask(
+            'GET', '/floatingips', code=400, status='free')['error_message'])
         self.ask('DELETE', f'/leases/{lease["id"]}', code=204)
         self.run_until(clocks.SystemClock().now())
         self.assertEqual({}, network.found)

@@ -758,6 +758,9 @@ class MaintenanceTest(Failing, whole_hosts_base.HostsTestCase):
         # Omitted values are not changed.
         self.assertEqual('firmware', take(200, force=True)[
             'maintenance']['reason'])
+        self.assertIn('"host" is not known', self.ask(
+            'GET', '/maintenance', client=self.admin, code=400, host=booked)[
+                'error_message'])
         listed, = self.ask('GET', '/maintenance', client=self.admin)[
             'maintenance']
         shown = self.ask('GET', path, client=self.admin)['maintenance']

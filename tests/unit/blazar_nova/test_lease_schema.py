@@ -499,6 +499,10 @@ class TestQuery(base.RefusalTestCase):
                 ('"FOO" is no status of a lease. Write one of ',
                  {'status': 'FOO'}),
                 ('"" is no status', {'status': ''}),
+                ('"virtual:server" is no resource type. Write one of '
+                 'flavor:instance, physical:host, virtual:floatingip, ',
+                 {'resource_type': 'virtual:server'}),
+                ('"" is no resource type', {'resource_type': ''}),
                 ('"limit" is all.', {'limit': 'all'}),
                 ('soon is an invalid date', {'start_date': 'soon'}),
                 ('The key "color" is not known in the query of leases.',

@@ -239,9 +239,17 @@ class ManageTest(base.TestCase):
     def test_the_leases_of_one_host_are_listed(self):
         self.manage('db', 'sync')
         lease = self.hold(self.database())
+        with self.database().writer() as session:
+            session.add(models.Host(
+                uuid='other', name='other', service_host='other', capacity={},
+                usage={}, generation=0, updated_at=NOW))
         for host, found in ('host', [lease['id']]), ('other', []):
             self.assertEqual(found, [one['id'] for one in self.json(
                 'lease', 'list', '--host', host)])
+        self.assertEqual(
+            (1, 'There is no host nowhere in the reservation database. Write '
+                'the name of a hypervisor, or of its nova-compute.\n'),
+            self.manage('lease', 'list', '--host', 'nowhere'))
 
     def test_ended_leases_are_listed_only_if_requested(self):
         self.manage('db', 'sync')

@@ -64,6 +64,7 @@ class UsageSchemaTest(base.RefusalTestCase):
                 ({'end_date': '9998-12-31 23:00', 'timezone': 'America/Lima'},
                  'out of range'),
                 ({'start': 'now'}, '"start" is not known'),
+                ({'resource_type': 'VCPU'}, '"VCPU" is no resource type.'),
                 ({'limit': '0'}, 'from 1 to 1000'),
                 *(({'marker': text, 'group_by': 'project'}, 'marker')
                   for text in ('', '[]', '{}', '[1]', '[1, 2]', '["a", "b"]',

@@ -134,7 +134,8 @@ def start(session: orm.Session, now: int, uuid: str,
             'in a minute.')
     if host.enrollment == states.Enrollment.ENROLLED:
         raise errors.Conflict(
-            f'Host {host.name} is enrolled already: its id is {host.id}.')
+            f'Host {host.name} is enrolled already: its id is {host.id}.',
+            errors.ConflictReason.EXISTS)
     if host.enrollment == states.Enrollment.LEAVING:
         raise errors.Conflict(
             f'Host {host.name} is being removed. ' + (
@@ -166,7 +167,8 @@ def complete(session: orm.Session, now: int,
             host.enrolled_generation != enrolling.enrolled_generation):
         raise errors.Conflict(
             f'The enrollment of host {host.name} was canceled by another '
-            'request. Try again.')
+            'request. Try again.',
+            errors.ConflictReason.CHANGED)
     _write(session, now, host, enrollment=states.Enrollment.ENROLLED)
 
 
@@ -308,7 +310,8 @@ def check_unbooked(session: orm.Session, now: int, host: models.Host,
             f'Host {host.name} cannot be {done}: it has '
             f'{words.count(count, "booking")} of leases, the last one until '
             f'{clocks.minute(until)} UTC. Try again after that, or delete '
-            f'these leases: {", ".join(shown)}.')
+            f'these leases: {", ".join(shown)}.',
+            errors.ConflictReason.IN_USE)
 
 
 def _still(now: int) -> list[ty.Any]:
@@ -369,7 +372,8 @@ def add(session: orm.Session, now: int, facts: model.HostFacts,
         models.Host.uuid == facts.uuid)).one_or_none()
     if host is not None and host.enrolled_at is not None:
         raise errors.Conflict(
-            f'{host.name} is enrolled already: its id is {host.uuid}.')
+            f'{host.name} is enrolled already: its id is {host.uuid}.',
+            errors.ConflictReason.EXISTS)
     inventory.record_host(session, now, facts, {},
                           None if host is None else host.generation)
     host = session.scalars(sa.select(models.Host).where(

@@ -186,7 +186,8 @@ def make_ordinary(index: booking_index.Index, database: api.Database,
             raise errors.Conflict(
                 f'Server {server_id} stays interruptible, as it moves to '
                 'another host, or its resize is not confirmed. Confirm or '
-                'revert it, and try again.')
+                'revert it, and try again.',
+                errors.ConflictReason.IN_PROGRESS)
         host = index.hosts[ids[0]] if ids else None
         if host is not None and host.enrolled:
             return False

@@ -30,6 +30,7 @@
 Messages are whole sentences: users (4xx) and logs get them unchanged.
 """
 
+import enum
 import typing as ty
 
 from blazar_core.common import refusals
@@ -71,16 +72,46 @@ class NotFound(BlazarError):
     """The object is not in the reservation database."""
 
 
+class ConflictReason(enum.StrEnum):
+    """Kinds of conflicts. The values are stable: clients see them."""
+
+    #: The status or kind of the object does not allow it.
+    STATE = 'state'
+    #: Others have changed it at the same moment: read it, and try again.
+    CHANGED = 'changed'
+    #: An operation on it has to finish first.
+    IN_PROGRESS = 'in_progress'
+    #: Servers, bookings or other leases use it, and have to be removed first.
+    IN_USE = 'in_use'
+    #: All slots of the reservation are in use.
+    FULL = 'full'
+    #: There is too little capacity.
+    NO_CAPACITY = 'no_capacity'
+    #: It exists already.
+    EXISTS = 'exists'
+
+
 class Conflict(BlazarError):
     """The request is valid, but the state of the object does not allow it."""
+
+    reason = ConflictReason.STATE
+
+    def __init__(self, sentence: str, reason: ConflictReason | None = None,
+                 ) -> None:
+        super().__init__(sentence)
+        self.reason = reason or self.reason
 
 
 class JustChanged(Conflict):
     """Another process has changed the lease since the cloud was asked."""
 
+    reason = ConflictReason.CHANGED
+
 
 class ServerOnTwoHosts(Conflict):
     """A server is migrated or resized, or that is not confirmed."""
+
+    reason = ConflictReason.IN_PROGRESS
 
 
 class ReservationFull(Conflict):
@@ -89,6 +120,8 @@ class ReservationFull(Conflict):
     :ivar fits_now: the number of servers that fit now
     :ivar until: the end of the lease
     """
+
+    reason = ConflictReason.FULL
 
     def __init__(self, sentence: str, fits_now: int, until: int) -> None:
         super().__init__(sentence)
@@ -106,6 +139,8 @@ class HostsNotEmpty(Conflict):
     :param used: ids of the servers, by host name
     :param wanted: the host that the user has named, which is in use
     """
+
+    reason = ConflictReason.IN_USE
 
     def __init__(self, reservation_id: str, number: int,
                  empty: ty.Sequence[str],

@@ -267,7 +267,8 @@ class LeaseCreation:
             raise errors.Conflict(
                 'This request took too long in nova-api, which gives up its '
                 'servers after some minutes. Nothing was reserved and no '
-                'server was created. Send it again.')
+                'server was created. Send it again.',
+                errors.ConflictReason.CHANGED)
         edits = ledger.decide(connection, now, [
             edit for some in each for edit in some])
         if len(planned) == 1:

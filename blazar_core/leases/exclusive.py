@@ -99,7 +99,8 @@ def check(connection: sa.Connection, project_id: str, needed: frozenset[str],
                 f'Lease {row.name} ({row.id}) needs {min(both)} from '
                 f'{clocks.minute(row.start_date)} to '
                 f'{clocks.minute(row.until)} UTC. Choose a start from then '
-                f'on, an end before its start, or another one.')
+                f'on, an end before its start, or another one.',
+                errors.ConflictReason.NO_CAPACITY)
 
 
 def check_change(session: orm.Session, lease: models.Lease,

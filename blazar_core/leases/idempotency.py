@@ -45,14 +45,16 @@ def made_by(database: api.Database, key: Key) -> dict[str, ty.Any] | None:
     if row.asked != key.asked:
         raise errors.Conflict(
             'This Idempotency-Key was used for another lease, '
-            f'{row.lease_id}. Use a new key for each lease.')
+            f'{row.lease_id}. Use a new key for each lease.',
+            errors.ConflictReason.EXISTS)
     with contextlib.suppress(errors.NotFound):
         lease = views.get(database, row.lease_id)
         if lease['status'] != views.DELETING:
             return lease
     raise errors.Conflict(
         f'Lease {row.lease_id}, which was created with this Idempotency-Key, '
-        'was deleted. Use a new key to create another one.')
+        'was deleted. Use a new key to create another one.',
+        errors.ConflictReason.EXISTS)
 
 
 def keep(connection: sa.Connection, now: int, key: Key, lease_id: str,
@@ -63,8 +65,9 @@ def keep(connection: sa.Connection, now: int, key: Key, lease_id: str,
     """
     if connection.execute(sa.select(_KEYS.c.lease_id).where(
             _KEYS.c.digest == key.digest)).first():
-        raise errors.Conflict('A lease was just created with this '
-                              'Idempotency-Key.')
+        raise errors.Conflict(
+            'A lease was just created with this Idempotency-Key.',
+            errors.ConflictReason.EXISTS)
     connection.execute(_KEYS.insert().values(
         digest=key.digest, asked=key.asked, lease_id=lease_id,
         created_at=now))

@@ -315,7 +315,8 @@ class Limits:
                 # The external services were asked about another change.
                 raise errors.Conflict(
                     f'Lease {asked.lease_id} has just changed. Check it, and '
-                    'try again.')
+                    'try again.',
+                    errors.ConflictReason.CHANGED)
             now_near = _compared(rules, connection, series, now_found)
             self._compare_all(series, now_found, limits)
             left = self._left(found, now_found)

@@ -239,7 +239,8 @@ def _counted(session: orm.Session, joiners: ty.Collection[NewMember],
             sa.select(models.Booking.server_id).where(
                 models.Booking.server_id.in_([one.id for one in joiners]))):
         raise errors.Conflict(
-            f'Server {server_id} has a lease already. Leave it out.')
+            f'Server {server_id} has a lease already. Leave it out.',
+            errors.ConflictReason.EXISTS)
     hosts = {host.uuid: host for host in session.scalars(
         sa.select(models.Host).options(orm.undefer(models.Host.consumers))
         .where(models.Host.uuid.in_({one.host for one in joiners})))}
@@ -268,7 +269,8 @@ def _counted(session: orm.Session, joiners: ty.Collection[NewMember],
 def _moved(server_ids: str) -> errors.Conflict:
     return errors.Conflict(
         f'The usage of the host of server {server_ids} is changing at this '
-        'moment. Try again in some minutes.')
+        'moment. Try again in some minutes.',
+        errors.ConflictReason.IN_PROGRESS)
 
 
 def _grouped(counted: ty.Mapping[str, _Counted],

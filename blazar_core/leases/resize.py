@@ -53,7 +53,8 @@ def check(lease: models.Lease, reservation: models.Reservation,
             wanted.leaving <= {row.host_id for row in rows}):
         raise errors.Conflict(
             f'The hosts of lease {lease.id} have just changed. Check it, and '
-            f'try again.')
+            f'try again.',
+            errors.ConflictReason.CHANGED)
 
 
 def others_beside(reservation: models.Reservation) -> int:
@@ -367,7 +368,8 @@ def window_of(lease: models.Lease, start: int | None, end: int | None,
             'amounts can be changed.')
     if was_end not in (None, lease.end_date):
         raise errors.Conflict(
-            f'The end of lease {lease.id} has just changed.')
+            f'The end of lease {lease.id} has just changed.',
+            errors.ConflictReason.CHANGED)
     start = lease.start_date if start is None else start
     end = lease.end_date if end is None else end
     # Unchanged dates may have passed; a started lease may end this second.

@@ -165,7 +165,8 @@ def _lock_projects(connection: sa.Connection, before: str, after: str,
 
 def _changed(lease_id: str) -> errors.Conflict:
     return errors.Conflict(
-        f'Lease {lease_id} has just changed. Check it, and try again.')
+        f'Lease {lease_id} has just changed. Check it, and try again.',
+        errors.ConflictReason.CHANGED)
 
 
 def _check_status(lease: models.Lease) -> None:
@@ -190,7 +191,8 @@ def _check_project(session: orm.Session, lease: models.Lease) -> None:
         # Its resources are being set up for its present project.
         raise errors.Conflict(
             f'Lease {lease.id} is {lease.status}: try again in a minute, when '
-            f'it is ACTIVE.')
+            f'it is ACTIVE.',
+            errors.ConflictReason.IN_PROGRESS)
     servers = [row for row in lease.bookings if row.server_id is not None]
     if any(one.booted for one in lease.reservations):
         raise errors.Conflict(
@@ -199,14 +201,16 @@ def _check_project(session: orm.Session, lease: models.Lease) -> None:
             'project. Change only its user; or let it end, and create another '
             'lease in the new project.')
     if servers:
-        raise errors.Conflict(occupied(lease.id, len(servers)))
+        raise errors.Conflict(occupied(lease.id, len(servers)),
+                              errors.ConflictReason.IN_USE)
     inside = _inside(session, lease)
     if inside:
         raise errors.Conflict(
             f'The hosts of lease {lease.id} are used by '
             f'{words.count(inside, "lease")} of project {lease.project_id}. '
             f'Delete what uses them first, or share the hosts with the '
-            f'project.')
+            f'project.',
+            errors.ConflictReason.IN_USE)
 
 
 def occupied(lease_id: str, count: int) -> str:

@@ -103,7 +103,8 @@ class ServerRemoval:
         else:
             raise errors.Conflict(
                 f'Lease {lease_id} changes at the moment: one of its servers '
-                'is started, moved or deleted. Try again.')
+                'is started, moved or deleted. Try again.',
+                errors.ConflictReason.CHANGED)
         LOG.info('Lease %s: servers %s are removed and keep running without a '
                  'lease', lease_id, ', '.join(sorted(server_ids)))
         self._notify('lease.update', described | {
@@ -152,7 +153,8 @@ class ServerRemoval:
                         f'Server {booking.server_id} cannot be removed from '
                         f'lease {lease_id}: its capacity on its host is '
                         'reserved by later leases. Extend the lease, or '
-                        'migrate the server.')
+                        'migrate the server.',
+                        errors.ConflictReason.NO_CAPACITY)
                 self._take_out(session, booking, None, is_there)
             if tried:
                 raise _Possible

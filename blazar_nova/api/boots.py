@@ -89,8 +89,10 @@ class BootHandler:
             code, _name = error_answers.code_of(why)
             if code == 500:
                 raise
-            raise nova_router.error(code, str(why) if default is None else (
-                default_leases.explained(why, default))) from exc
+            raise nova_router.error(
+                code, str(why) if default is None else (
+                    default_leases.explained(why, default)),
+                error_answers.headers_of(why)) from exc
         then()
 
     @staticmethod

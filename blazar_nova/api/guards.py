@@ -278,7 +278,8 @@ class Guards:
             return None
         except errors.BlazarError as exc:
             code, _name = error_answers.code_of(exc)
-            return nova_router.fault(environ, code, str(exc))
+            return nova_router.fault(environ, code, str(exc),
+                                     error_answers.headers_of(exc))
         return None
 
     def _out_of_time(self, environ: Environ, server_id: str) -> ty.Any:
@@ -329,7 +330,8 @@ class Guards:
         except (errors.DatabaseUnavailable, errors.CloudUnavailable) as exc:
             return nova_router.fault(environ, 503, (
                 f'Whether the server may be on host {target} is not known '
-                f'now: {exc} Leave "force" out, or the host.'))
+                f'now: {exc} Leave "force" out, or the host.'),
+                error_answers.headers_of(exc))
         if holder == within and (within is not None or not enrolled):
             return None
         return nova_router.fault(environ, 409, (

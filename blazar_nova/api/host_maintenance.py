@@ -65,7 +65,8 @@ class HostMaintenance:
                 f'would not go to other hosts, the first one of lease '
                 f'{stay[0]["lease_id"]}: {stay[0]["obstacle"]} Nothing was '
                 f'done. Ask with dry_run=true for all of them; with "force": '
-                f'true the host is taken all the same.')
+                f'true the host is taken all the same.',
+                errors.ConflictReason.IN_USE)
         self._hosts.announce(host_name, asked.window, asked.reason)
         return 200, {'maintenance': body}
 

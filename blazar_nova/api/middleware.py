@@ -153,7 +153,9 @@ class LeaseMiddleware:
         except errors.BlazarError as exc:
             why = error_answers.unless_skewed(exc, self._database)
             code, _name = error_answers.code_of(why)
-            return nova_router.fault(environ, code, str(why)) or self._app
+            return nova_router.fault(
+                environ, code, str(why), error_answers.headers_of(why),
+            ) or self._app
         if asked is None and not every and not _may_be_reserved(environ) and (
                 not interruptible_params.ARE.intersection(hints)):
             return self._app
@@ -265,5 +267,6 @@ def _add_refusal(response: webob.Response, refused: dict[str, ty.Any],
                  ) -> None:
     """Add the machine-readable details of a refusal to an answer."""
     body = jsonutils.loads(response.body)
-    body['conflictingRequest'].update(refused)
+    for fault in body.values():
+        fault.update(refused)
     response.body = jsonutils.dump_as_bytes(body)

@@ -56,7 +56,8 @@ def check(call: build_calls.BuildCall) -> None:
         request.instance_uuid: request.instance.hostname
         for request in call.build_requests})
     if found:
-        raise errors.Conflict(' '.join(found.values()))
+        raise errors.Conflict(' '.join(found.values()),
+                              errors.ConflictReason.IN_USE)
 
 
 def _taken(context: ty.Any, names: ty.Iterable[str]) -> set[str]:

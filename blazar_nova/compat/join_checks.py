@@ -45,7 +45,8 @@ def _joiner(server_id: str, project_id: str, what: str) -> members.NewMember:
             f'the end of a lease. Unlock it first.')
     if flavors.any_reservation_of(instance.flavor) is not None:
         raise errors.Conflict(
-            f'Server {server_id} is in a reservation already. Leave it out.')
+            f'Server {server_id} is in a reservation already. Leave it out.',
+            errors.ConflictReason.EXISTS)
     _check_size(instance)
     if instance.vm_state not in _STEADY or instance.task_state is not None or (
             host is None):
@@ -53,7 +54,9 @@ def _joiner(server_id: str, project_id: str, what: str) -> members.NewMember:
             f'Server {server_id} is '
             f'{instance.task_state or instance.vm_state}: a server {what} '
             f'only while it is ACTIVE, PAUSED, SHUTOFF or SUSPENDED, with '
-            f'nothing going on. Try again when it is so.')
+            f'nothing going on. Try again when it is so.',
+            errors.ConflictReason.IN_PROGRESS if instance.task_state else None,
+        )
     return members.NewMember(server_id, host, compute_hosts.taken_by(
         server_id, host), server_ports.of_instance(instance))
 
@@ -75,7 +78,8 @@ def _leaves(server_id: str, project_id: str) -> bool:
             instance.task_state is not None):
         raise errors.Conflict(
             f'Server {server_id} is not built yet, or something is being '
-            f'done to it. Try again when it is ACTIVE.')
+            f'done to it. Try again when it is ACTIVE.',
+            errors.ConflictReason.IN_PROGRESS)
     return host is not None
 
 
@@ -92,7 +96,8 @@ def _find(server_id: str, project_id: str) -> tuple[ty.Any, str | None]:
     if mapping.cell_mapping is None:
         raise errors.Conflict(
             f'Server {server_id} is not built yet. Try again when it is '
-            f'ACTIVE.')
+            f'ACTIVE.',
+            errors.ConflictReason.IN_PROGRESS)
     try:
         return bounded_calls.of_cell(
             context, mapping.cell_mapping, _in_cell, server_id)
@@ -114,7 +119,8 @@ def _check_size(instance: ty.Any) -> None:
     if instance.vm_state == vm_states.RESIZED:
         raise errors.Conflict(
             f'Server {instance.uuid} has been resized or migrated, and may '
-            f'go back yet. Confirm or revert that first.')
+            f'go back yet. Confirm or revert that first.',
+            errors.ConflictReason.IN_PROGRESS)
 
 
 def _absent(server_id: str) -> errors.InvalidLeaseParams:

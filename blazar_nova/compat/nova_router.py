@@ -169,26 +169,31 @@ def readdressed(environ: Environ, subject: str) -> Environ:
 _EXPECTED = 409
 
 
-def error(code: int, sentence: str) -> Exception:
+def error(code: int, sentence: str, headers: ty.Mapping[str, str],
+          ) -> Exception:
     """Return an error that may be raised anywhere within Nova's ``create()``.
 
     Nova turns errors that it does not expect of a boot into 500. It checks the
     ``code``, but answers with the status, which is not changed.
     """
-    raised = webob.exc.status_map[code](explanation=sentence)
+    raised = webob.exc.status_map[code](
+        explanation=sentence, headers=[*headers.items()])
     raised.code = _EXPECTED
     return ty.cast(Exception, raised)
 
 
-def fault(environ: dict[str, ty.Any], code: int, sentence: str) -> ty.Any:
+def fault(environ: dict[str, ty.Any], code: int, sentence: str,
+          headers: ty.Mapping[str, str] | None = None) -> ty.Any:
     """Return an error response in Nova's format, with its headers.
 
+    :param headers: in addition to those of Nova
     :returns: a WSGI application; None if the request asks for an unknown
         microversion, which Nova itself answers
     """
     if microversion(environ) is None:
         return None
-    return wsgi.Fault(webob.exc.status_map[code](explanation=sentence))
+    return wsgi.Fault(webob.exc.status_map[code](
+        explanation=sentence, headers=[*(headers or {}).items()]))
 
 
 def microversion(environ: dict[str, ty.Any]) -> tuple[int, int] | None:

@@ -72,6 +72,8 @@ NOT_YET = 3
 #: succeed later.
 _CODES = {'NO_ROOM': NOT_YET, 'BOOKS_BUSY': 4, 'CLOUD_UNAVAILABLE': 4,
           'CLOCK_SKEWED': 4, 'DATABASE_UNAVAILABLE': 4}
+#: The same by their reason.
+_REASONS = {'changed': 4, 'in_progress': 4}
 
 #: Before what a spreadsheet takes for a formula, in some locales in full-width
 #: forms or after a semicolon.
@@ -385,7 +387,8 @@ class Command(command.Command):
         except plugin.Refused as exc:
             if getattr(parsed_args, 'formatter', None) == 'json':
                 self.app.stdout.write(json.dumps(exc.answer, indent=2) + '\n')
-            code = _CODES.get(exc.answer.get('error_name', ''))
+            code = _CODES.get(exc.answer.get('error_name', '')) or (
+                _REASONS.get(exc.answer.get('reason', '')))
             if code is None:
                 raise
             self.app.stderr.write(f'{exc}\n')

@@ -109,7 +109,8 @@ def unreserved(call: build_calls.BuildCall, demand: model.Demand,
     if request.starts_now:
         hostnames.check(call)
         if not has_some and request.patience is None:
-            raise errors.Conflict(' '.join(found))
+            raise errors.Conflict(
+                ' '.join(found), errors.ConflictReason.NO_CAPACITY)
     return tuple(found)
 
 

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Answers to errors: their codes and names, which are stable.
 
-Programs may rely on ``error_name``; ``error_message`` is for people.
+Programs may rely on ``error_name`` and ``reason``; ``error_message`` is for
+people.
 """
 
 import typing as ty
@@ -12,6 +13,8 @@ from blazar_core.common import clocks
 from blazar_core.common import errors
 from blazar_core.common import refusals
 from blazar_core.db import api
+from blazar_core.db import circuit_breaker
+from blazar_core.db import clock_skew
 from blazar_nova.schemas import refused_demands
 from blazar_nova.schemas import web_requests
 
@@ -67,6 +70,24 @@ ERRORS: tuple[tuple[type[Exception], int, str], ...] = (
 )
 
 
+#: The reasons of errors that are no :class:`errors.Conflict`.
+_REASONS: tuple[tuple[type[Exception], str], ...] = (
+    (errors.InvalidTransition, errors.ConflictReason.STATE.value),
+    (errors.ConcurrentUpdate, 'busy'),
+    (errors.LimitExceeded, 'limit'),
+)
+
+#: Seconds after which a request that is answered with a name or a reason of
+#: an error may succeed. A service that was silent is called again after a
+#: minute (:mod:`blazar_nova.compat.bounded_calls`).
+AGAIN: dict[str, int] = {
+    'BOOKS_BUSY': 5,
+    'CLOUD_UNAVAILABLE': 60,
+    'CLOCK_SKEWED': clock_skew.FRESH_SECONDS,
+    'DATABASE_UNAVAILABLE': circuit_breaker.PAUSE,
+    errors.ConflictReason.CHANGED: 1,
+}
+
 #: Errors that a wrong clock of this process may cause.
 _BY_CLOCK = (errors.InvalidLeaseParams, errors.LimitExceeded, errors.Conflict)
 
@@ -106,10 +127,19 @@ def answer(exc: Exception) -> webob.Response:
     if isinstance(exc, errors.Refused):
         body |= {'error_message': sentence(exc.refusal),
                  **refusal_of(exc.refusal)}
+    elif code == 409:
+        body['reason'] = reason_of(exc)
     response = web_requests.response(code, body)
-    if isinstance(exc, Fault):
-        response.headers.update(exc.headers)
+    response.headers.update(headers_of(exc))
     return response
+
+
+def headers_of(exc: Exception) -> dict[str, str]:
+    """Return the headers of an error's answer."""
+    if isinstance(exc, Fault):
+        return exc.headers
+    seconds = AGAIN.get(code_of(exc)[1]) or AGAIN.get(reason_of(exc) or '')
+    return {'Retry-After': str(seconds)} if seconds else {}
 
 
 def code_of(exc: Exception) -> tuple[int, str]:
@@ -125,14 +155,23 @@ def sentence(refusal: refusals.Refusal) -> str:
     return refusal.sentence('start_date', 'end_date')
 
 
+def reason_of(exc: Exception) -> str | None:
+    """Return the kind of a conflict or limit; None: it is another error."""
+    if isinstance(exc, errors.Conflict):
+        return exc.reason.value
+    return next((reason for kind, reason in _REASONS
+                 if isinstance(exc, kind)), None)
+
+
 def facts_of(exc: Exception) -> dict[str, ty.Any] | None:
     """Return an error's details for programs; None: there are none."""
     if isinstance(exc, errors.Refused):
         return refusal_of(exc.refusal)
+    reason = reason_of(exc)
     if isinstance(exc, Full):
-        return {'fits_now': exc.fits_now, 'next_start': None
+        return {'reason': reason, 'fits_now': exc.fits_now, 'next_start': None
                 if exc.next_start is None else clocks.iso(exc.next_start)}
-    return None
+    return {'reason': reason} if reason else None
 
 
 def refusal_of(refusal: refusals.Refusal) -> dict[str, ty.Any]:

@@ -52,7 +52,8 @@ class AddressEnrollment:
                 address in network.port_addresses(network_id)):
             raise errors.Conflict(
                 f'{address} is in use in network {network_id}. Delete the '
-                'floating IP or port that has it, or enroll another address.')
+                'floating IP or port that has it, or enroll another address.',
+                errors.ConflictReason.IN_USE)
         row = self._add(host)
         LOG.info('Address %s of network %s is enrolled', address, network_id)
         return _described(row)

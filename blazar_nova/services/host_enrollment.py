@@ -113,7 +113,8 @@ class HostEnrollment:
                     f'Host {name} cannot be enrolled: it has '
                     f'{words.count(len(there), "server")}. Migrate or delete '
                     f'first: {shown(there)}. After a deletion, Nova may need '
-                    'a minute to free the capacity.')
+                    'a minute to free the capacity.',
+                    errors.ConflictReason.IN_USE)
             fault_points.fault_point(fault_points.FaultPoint.ENROL_LOOKED,
                                      name)
             self._write(enrollment.complete, enrolling)
@@ -347,7 +348,8 @@ def patient(seconds: float, say: ty.Callable[[str], None] = LOG.info,
         if time.monotonic() >= over:
             raise errors.Conflict(
                 f'{waiting} Try again in a minute, or let "blazar-nova-manage '
-                'host add" wait for them. Delete those that are stuck.')
+                'host add" wait for them. Delete those that are stuck.',
+                errors.ConflictReason.IN_PROGRESS)
         if waiting != said:
             said = waiting
             say(f'Waiting: {said}')

@@ -84,7 +84,7 @@ class HostLeases:
         except errors.HostsNotEmpty as exc:
             if not self._names(context, lease):
                 raise
-            raise errors.Conflict(exc.named) from exc
+            raise errors.Conflict(exc.named, exc.reason) from exc
 
     def _names(self, context: ty.Any, lease: views.Lease) -> bool:
         return self._policy.allows(context, 'blazar:leases:get_hosts', {
@@ -114,7 +114,8 @@ class HostLeases:
                 f'{words.count(len(set(others)), "other project")}, which '
                 f'would be deleted too. Ask the owners to delete them, let '
                 f'the lease end at its end_date, or write ?force=true to '
-                f'delete all.')
+                f'delete all.',
+                errors.ConflictReason.IN_USE)
 
     def _of_hosts(self, lease: views.Lease) -> ty.Iterator[
             tuple[views.Lease, resource_types.BaseResourceType]]:

@@ -189,12 +189,14 @@ class InterruptibleServers:
         if found is None:
             raise errors.Conflict(
                 'No host has capacity for an interruptible server of this '
-                'size now. Try again later, or with a smaller flavor.')
+                'size now. Try again later, or with a smaller flavor.',
+                errors.ConflictReason.NO_CAPACITY)
         if found < wanted:
             raise errors.Conflict(
                 f'No host is safe for {wanted} seconds; the best ones are '
                 f'safe for {found}. Ask with --hint safe_for={found}, or '
-                'create a lease if the server must not be evicted.')
+                'create a lease if the server must not be evicted.',
+                errors.ConflictReason.NO_CAPACITY)
 
     # -- running servers -----------------------------------------------------
 
@@ -220,14 +222,16 @@ class InterruptibleServers:
                 'occurrence of its series. Delete the series first.')
         if self._rows(server_ids=[server_id]):
             raise errors.Conflict(
-                f'Server {server_id} is interruptible already.')
+                f'Server {server_id} is interruptible already.',
+                errors.ConflictReason.EXISTS)
         with self._index.fresh():
             host_id = next((one.id for one in self._index.hosts.values()
                             if one.uuid == joiner.host), None)
         if host_id is None:
             raise errors.Conflict(
                 f'The host of server {server_id} is not known yet. Try again '
-                'in a minute.')
+                'in a minute.',
+                errors.ConflictReason.IN_PROGRESS)
         try:
             self._with_trust(
                 context, [server_id], asked, lambda connection, rows:
@@ -267,7 +271,8 @@ class InterruptibleServers:
                 f'Server {server_id} stays interruptible: ' + (
                     'its host serves leases only. ' if until is None else
                     'its capacity is reserved by leases, and it is safe '
-                    f'until {until}. ') + 'Create a new server, or a lease.')
+                    f'until {until}. ') + 'Create a new server, or a lease.',
+                errors.ConflictReason.NO_CAPACITY)
         LOG.info('Server %s of project %s is no longer interruptible',
                  server_id, row.project_id)
 

@@ -153,7 +153,8 @@ class LeaseTransfer:
                     for kind, reserved in looked.hosts)
         if count:
             raise errors.Conflict(transfer.occupied(
-                looked.described['id'], count))
+                looked.described['id'], count),
+                errors.ConflictReason.IN_USE)
 
     def _trust(self, context: ty.Any, looked: transfer.OwnerLookup,
                owner: transfer.Owner) -> str | None:

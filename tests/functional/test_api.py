@@ -108,6 +108,7 @@ class TestLeases(api_base.ApiTestCase):
         with mock.patch.object(parts.leases.slots, 'take', slowly):
             fault = self.fault(lease['reservations'][0]['flavor_id'], 2)
         self.assertNotIn('next_start', fault)
+        self.assertEqual('full', fault['reason'])
         self.assertIn('Boot at most 1 server', fault['message'])
         self.assertEqual([], self.alice.get_servers())
 

@@ -20,6 +20,7 @@ import requests
 import testtools
 
 from blazar_core.common import clocks
+from blazar_core.common import errors
 from blazar_core.common import states
 from blazar_core.leases import views
 from blazar_nova.api import rest
@@ -114,6 +115,17 @@ class DescriptionTest(testtools.TestCase):
                     described[int(code)] |= set(
                         names.replace('"', '').split(', '))
         self.assertEqual(answered, described)
+
+    def test_described_reasons_of_conflicts_equal_code(self):
+        reasons = {*errors.ConflictReason,
+                   error_answers.reason_of(errors.ConcurrentUpdate())}
+        self.assertEqual(reasons, {*openapi.description()['components'][
+            'schemas']['ConflictReason']['enum']})
+        with open(os.path.join(openapi.DOCUMENTS, 'index.rst')) as f:
+            _before, text = f.read().split('``reason``       Meaning\n')
+        self.assertEqual(reasons, set(re.findall(
+            r'^``([a-z_]+)``  ', text.split('A boot that is refused')[0],
+            re.M)))
 
     def test_documentation_lists_every_error(self):
         with open(os.path.join(openapi.DOCUMENTS, 'index.rst')) as f:
@@ -238,6 +250,8 @@ class SamplesTest(api_base.ApiTestCase):
                            client=self.admin)['floatingip']
         self.assertEqual([made], self.ask(
             'GET', '/floatingips')['floatingips'])
+        self.assertIn('"status" is not known', self.ask(
+            'GET', '/floatingips', code=400, status='free')['error_message'])
         path = f'/floatingips/{made["id"]}'
         self.assertEqual(made, self.ask('GET', path)['floatingip'])
         lease = self.make_active(reservations=[{
@@ -250,8 +264,6 @@ class SamplesTest(api_base.ApiTestCase):
                          network.addresses(self.alice.who.project))
         self.ask('DELETE', path, client=self.admin, code=409)
         self.ask('DELETE', path, code=403)
-        self.assertIn('"status" is not known', self.ask(
-            'GET', '/floatingips', code=400, status='free')['error_message'])
         self.ask('DELETE', f'/leases/{lease["id"]}', code=204)
         self.run_until(clocks.SystemClock().now())
         self.assertEqual({}, network.found)

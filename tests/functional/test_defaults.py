@@ -257,9 +257,12 @@ class TestOn(DefaultTestCase):
     def test_limit_refusal_names_option(self):
         self.flags(group='blazar_enforcement', max_leases_per_project=1)
         self.boot('one')
-        message = self.refused(403, self.boot, 'two')
-        self.assertIn('max_leases_per_project', message)
-        self.assertIn('No lease was asked for', message)
+        fault = self.assertRaises(
+            nova_client.OpenStackApiException, self.boot, 'two',
+        ).response.json()['forbidden']
+        self.assertEqual((403, 'limit'), (fault['code'], fault['reason']))
+        self.assertIn('max_leases_per_project', fault['message'])
+        self.assertIn('No lease was asked for', fault['message'])
 
     def test_refusal_without_capacity_answers_next_start(self):
         self.make(start_in=HOUR, reservations=[

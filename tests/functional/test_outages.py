@@ -13,6 +13,7 @@ import fixtures
 from keystoneauth1 import exceptions as keystone_exceptions
 from nova.api import wsgi
 from nova.scheduler import host_manager
+from nova.tests.functional.api import client as nova_client
 
 from blazar_nova.services import wiring
 from tests import driven
@@ -211,6 +212,9 @@ class PlacementOutageTest(api_base.ApiTestCase):
                     'The placement service does not answer; try again in a '
                     'minute.', self.refused(503, self.boot, 'vm',
                                             hints=hints))
+            self.assertEqual('60', self.assertRaises(
+                nova_client.OpenStackApiException, self.boot, 'vm',
+                hints=hints).response.headers['Retry-After'])
             answer = self.make(code=503)
         self.assertEqual('CLOUD_UNAVAILABLE', answer['error_name'])
         self.assertIn('placement service', answer['error_message'])

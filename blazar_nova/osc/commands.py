@@ -649,17 +649,20 @@ class Delete(Command):
         return parser
 
     def take_action(self, parsed_args: argparse.Namespace) -> None:
-        client = client_of(self.app)
-        for number, lease in enumerate(parsed_args.leases):
+        client, failed = client_of(self.app), 0
+        for lease in parsed_args.leases:
             try:
                 client.ask('DELETE', f'/leases/{client.find(lease)}', params={
                     'force': 'true'} if parsed_args.force else {})
-            except exceptions.CommandError as exc:
-                if not number:
+            except Exception as exc:
+                if len(parsed_args.leases) == 1:
                     raise
-                raise exceptions.CommandError(
-                    f'{exc} Deleted before that: '
-                    f'{", ".join(parsed_args.leases[:number])}.') from exc
+                failed += 1
+                self.app.stderr.write(f'{lease}: {exc}\n')
+        if failed:
+            raise exceptions.CommandError(
+                f'{failed} of {len(parsed_args.leases)} leases could not be '
+                'deleted.')
 
 
 class Occurrences(Lister):

@@ -428,14 +428,27 @@ class DeleteTest(osc_base.OscTestCase):
             (one.path.rsplit('/', 1)[1], one.query)
             for one in self.cloud.requests if one.method == 'DELETE'])
 
-    def test_failure_names_leases_deleted_before(self):
+    def test_others_are_deleted_if_some_cannot_be(self):
         self.cloud.sees('GET /leases', (200, {'leases': []}))
-        self.cloud.sees(f'DELETE /leases/{ID}', (204, ''))
+        self.cloud.sees(f'DELETE /leases/{ID}', (503, {
+            'error_name': 'DATABASE_UNAVAILABLE',
+            'error_message': 'The database does not answer.'}))
+        self.cloud.sees(f'DELETE /leases/{OTHER}', (204, ''))
         self.assertEqual(
-            f"No lease has the name 'x'. Deleted before that: {ID}.",
-            self.fails('delete', ID, 'x', OTHER).strip())
-        self.assertNotIn('Deleted',
-                         self.fails('delete', 'y').splitlines()[-1])
+            ["x: No lease has the name 'x'.",
+             f'{ID}: The database does not answer.',
+             '2 of 3 leases could not be deleted.'],
+            self.fails('delete', 'x', ID, OTHER).splitlines())
+        self.assertEqual([ID, OTHER], [
+            one.path.rsplit('/', 1)[1]
+            for one in self.cloud.requests if one.method == 'DELETE'])
+
+    def test_single_failure_has_its_exit_code(self):
+        self.cloud.sees(f'DELETE /leases/{ID}', (503, {
+            'error_name': 'DATABASE_UNAVAILABLE',
+            'error_message': 'The database does not answer.'}))
+        self.assertEqual('The database does not answer.\n',
+                         self.fails('delete', ID, code=4))
 
     def test_force_deletes_lease_with_servers_of_others(self):
         self.cloud.sees(f'DELETE /leases/{ID}', (409, {

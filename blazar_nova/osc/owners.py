@@ -3,6 +3,7 @@
 """Commands for the owner of a lease, and the projects that may use it."""
 
 import argparse
+import contextlib
 import re
 import typing as ty
 
@@ -14,24 +15,48 @@ from blazar_nova.osc import commands
 def id_of(app: ty.Any, kind: str, name: str) -> str:
     """Return the ID of a project or user, by name or ID.
 
-    Most users may not search in keystone. A name that looks like an ID is then
-    left for the service to check.
+    Most users may not search in keystone. Then only names of their own are
+    known, and what looks like an ID is left for the service to check.
 
     :param kind: 'project' or 'user'
     :raises CommandError: if there is none, or keystone does not answer
     """
-    identity = app.client_manager.sdk_connection.identity
+    connection = app.client_manager.sdk_connection
     try:
-        found = getattr(identity, f'find_{kind}')(name)
+        found = getattr(connection.identity, f'find_{kind}')(name)
     except Exception as exc:
         if re.fullmatch('[0-9a-f]{32}', name.replace('-', '')):
             return name
-        raise exceptions.CommandError(
-            f'Keystone cannot find the {kind} {name}: '
-            f'{str(exc).rstrip(".")}. Use the ID of the {kind}.') from exc
+        if getattr(exc, 'status_code', None) != 403:
+            raise exceptions.CommandError(
+                f'Keystone cannot find the {kind} {name}: '
+                f'{str(exc).rstrip(".")}. Use the ID of the {kind}.') from exc
+        own = _own(app.client_manager.auth_ref, connection.identity, kind)
+        if len(known := own.get(name, set())) != 1:
+            raise exceptions.CommandError(
+                f'You may look up only your own {kind}s by name in keystone, '
+                f'and {len(known) or "none"} of them has the name {name}. Use '
+                f'the ID of the {kind}: its members see it with "openstack '
+                f'token issue -c {kind}_id".' if kind == 'project' else
+                f'You may not look up other users by name in keystone. Use '
+                f'the ID of user {name}, who sees it with "openstack token '
+                f'issue -c user_id".') from exc
+        return known.pop()
     if found is None:
         raise exceptions.CommandError(f'There is no {kind} {name}.')
     return ty.cast(str, found.id)
+
+
+def _own(access: ty.Any, identity: ty.Any, kind: str) -> dict[str, set[str]]:
+    """Return the IDs of the user, or of the user's projects, by name."""
+    if kind == 'user':
+        return {access.username: {access.user_id}}
+    found: dict[str, set[str]] = {}
+    # Without an answer, the message of the caller is right all the same.
+    with contextlib.suppress(Exception):
+        for project in identity.user_projects(access.user_id):
+            found.setdefault(project.name, set()).add(project.id)
+    return found
 
 
 def project_params(app: ty.Any, name: str | None) -> commands.Json:

@@ -25,6 +25,8 @@ from blazar_nova.osc import commands
 SIZE = ('--vcpus', '1', '--memory', '512', '--disk', '0')
 ID = '0f3d5c1a-7b52-4a0e-8a53-6f1d2f7d9b10'
 OTHER = '5a0f7f6e-1d0c-4a4b-9df7-2f6e3c8b7a21'
+#: The ID of the user who types the commands.
+USER = 'a' * 32
 
 
 def a_lease(**values):
@@ -91,7 +93,7 @@ class FakeCloud(fixtures.Fixture):
 
     def answer(self, request):
         if request.path == '/v3/auth/tokens':
-            token = keystone.V3Token()
+            token = keystone.V3Token(user_id=USER, user_name='alice')
             token.set_project_scope()
             paths = {'reservation': 'reservation/v1', 'compute': 'v2.1',
                      'identity': 'v3'}
@@ -219,6 +221,14 @@ class OwnersTestCase(OscTestCase):
     def projects(self, found, status=200):
         self.cloud.answers['GET /v3/projects'] = [
             (status, {'projects': found})]
+
+    def member(self, projects):
+        """Let the user search for no project or user, but for own ones."""
+        self.projects([], 403)
+        self.cloud.answers['GET /v3/users'] = [(403, {})]
+        self.cloud.answers['GET /v3/users/alice'] = [(403, {})]
+        self.cloud.answers[f'GET /v3/users/{USER}/projects'] = [
+            (200, {'projects': projects})]
 
     def changed(self):
         """Return the bodies of all changes requested from the lease API."""

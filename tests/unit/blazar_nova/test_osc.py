@@ -340,7 +340,7 @@ class UsageTest(osc_base.OwnersTestCase):
         self.projects([], 403)
         for command in 'usage', 'calendar':
             self.assertIn(
-                'Forbidden. Use the ID of the project.',
+                'none of them has the name nolab. Use the ID of the project',
                 self.fails(command, '--project', 'nolab'))
         self.assertEqual([], [
             one.path for one in self.cloud.requests

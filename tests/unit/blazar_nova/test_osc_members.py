@@ -225,10 +225,22 @@ class ShareTest(osc_base.OwnersTestCase):
         self.projects([])
         self.assertIn('There is no project nolab.', self.fails(
             'share', ID, '--project', 'nolab'))
-        self.projects([], 403)
-        self.assertIn('Use the ID of the project.', self.fails(
+        self.projects([], 503)
+        self.assertIn('Keystone cannot find the project nolab: ', self.fails(
             'share', ID, '--project', 'nolab'))
         self.assertEqual([], self.changed())
+
+    def test_member_may_name_own_projects_only(self):
+        self.member([{'id': OTHER, 'name': 'lab'}, {'id': 'a', 'name': 'two'},
+                     {'id': 'b', 'name': 'two'}])
+        self.assertEqual([{'reservations': [
+            {'id': OTHER, 'projects': ['one']}]}],
+            self.share('--remove-project', 'lab'))
+        for name, count in ('nolab', 'none'), ('two', 2):
+            self.assertIn(
+                f'and {count} of them has the name {name}. Use the ID of the '
+                'project: its members see it with "openstack token issue -c '
+                'project_id".', self.fails('share', ID, '--project', name))
 
     def test_removing_project_without_share_fails(self):
         self.cloud.answers[f'GET /v3/projects/{ID}'] = [(200, {'project': {
@@ -249,6 +261,17 @@ class ShareTest(osc_base.OwnersTestCase):
 
 
 class HandOverTest(osc_base.OwnersTestCase):
+
+    def test_member_may_name_no_other_user(self):
+        self.member([])
+        self.cloud.sees(f'PUT /leases/{ID}',
+                        (200, {'lease': osc_base.a_lease()}))
+        self.assertEqual(
+            'You may not look up other users by name in keystone. Use the ID '
+            'of user bob, who sees it with "openstack token issue -c '
+            'user_id".\n', self.fails('hand', 'over', ID, '--user', 'bob'))
+        self.reservation('hand', 'over', ID, '--user', 'alice')
+        self.assertEqual([{'user_id': osc_base.USER}], self.changed())
 
     def test_hand_over_to_project_or_user_or_both(self):
         self.cloud.sees(f'PUT /leases/{ID}',

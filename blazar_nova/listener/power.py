@@ -171,7 +171,7 @@ class Power:
             LOG.info('Hosts are switched later: %s', exc)
 
     def _switch(self) -> None:
-        found = self._survey()
+        found = [seen for seen in self._survey() if not self._forget(seen)]
         try:
             self._switch_some(found)
         finally:
@@ -398,6 +398,38 @@ class Power:
             # A lease needs it by then, and has it switched on.
             LOG.debug('Host %s is needed before %s', row.name, until)
 
+    # -- leaving Nova --------------------------------------------------------
+
+    def _forget(self, seen: _Seen) -> bool:
+        """Forget that a host was switched, and end its outage, if Nova has
+        neither the host nor its service any longer; return whether it did.
+        """
+        row = seen.row
+        if any(row.capacity.values()) or row.power_state is None or (
+                seen.service is not None):
+            return False
+        try:
+            # Its cell may only not have answered.
+            gone = self._computes.service(row.service_host) is None and (
+                self._database.retried(self._forget_host, seen))
+        except (errors.CloudUnavailable, errors.ConcurrentUpdate) as exc:
+            LOG.info('Host %s is forgotten later: %s', row.name, exc)
+            return False
+        if gone:
+            LOG.warning('Host %s, which was %s, no longer exists in Nova; it '
+                        'is not switched any more', row.name, row.power_state)
+        return gone
+
+    def _forget_host(self, seen: _Seen) -> bool:
+        with self._database.writer() as session:
+            host = self._free(session, seen, (seen.row.power_state,))
+            if host is None or any(host.capacity.values()):
+                return False
+            now = self._clock.now()
+            _end_off(session, host, now)
+            self._take(session, host, now, None, None)
+            return True
+
     # -- claims --------------------------------------------------------------
 
     def _begin(self, seen: _Seen, decision: power_planner.Decision) -> None:
@@ -530,7 +562,7 @@ class Power:
             self._is_claimed(host)) else host
 
     def _take(self, session: orm.Session, host: models.Host, now: int,
-              state: str, token: int) -> ty.Any:
+              state: str | None, token: int | None) -> ty.Any:
         session.flush()
         session.refresh(host)
         host_generations.advance(

@@ -10,11 +10,13 @@ import signal
 import subprocess
 import sys
 import threading
+from unittest import mock
 
 import fixtures
 import sqlalchemy as sa
 
 from blazar_core.capacity import enrollment
+from blazar_core.capacity import inventory
 from blazar_core.capacity import outages
 from blazar_core.common import conditions
 from blazar_core.common import errors
@@ -1118,6 +1120,43 @@ class TestFailing(PowerTestCase):
         # Deciding about it fails, again and again.
         locked.assert_not_called()
         self.assertEqual(['off'], self.machines.commands())
+
+    def test_host_that_left_nova_is_forgotten_with_its_service(self):
+        self.pass_(20, 10)
+
+        def state():
+            with self.database.reader() as session:
+                return session.execute(sa.select(
+                    models.Host.power_state, models.Host.power_error,
+                    models.Host.power_claimed_until)).one()
+
+        with self.database.writer() as session:
+            inventory.retain(session, (), self.clock.now())
+        self.look()
+        self.assertEqual('off', state().power_state)
+        # The cell of its service does not answer, then there is none.
+        with mock.patch.object(self.machines, 'services', return_value={}):
+            self.look()
+            self.assertEqual('off', state().power_state)
+            with mock.patch.object(
+                    self.machines, 'service',
+                    side_effect=errors.CloudUnavailable('silent')):
+                self.look()
+            self.assertEqual('off', state().power_state)
+            with mock.patch.object(self.machines, 'service',
+                                   return_value=None):
+                self.look()
+        self.assertEqual((None, None, None), state())
+        self.assertIsNone(self.outage('one'))
+        self.assertEqual(['off'], self.machines.commands())
+        # It is back, and on.
+        with self.database.begin() as connection:
+            connection.execute(sa.update(models.Host.__table__).values(
+                capacity={'VCPU': 4}))
+        self.machines.change('one', on=True, reason=None)
+        self.clock.advance(7200)
+        self.look()
+        self.assertEqual('stopping', state().power_state)
 
     def test_repair_time_is_not_recorded_as_boot_time(self):
         self.fail_to_boot()

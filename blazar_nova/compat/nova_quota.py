@@ -10,6 +10,12 @@ servers is subtracted, so that each counts once.
 The conductor checks the quota again after it has stored the servers of a
 build, and fails all of them if they exceed it together. So the same check is
 run before the build, to find how many servers it would admit.
+
+Bookings have resource classes of placement, and no flavors. So the cores and
+RAM of the legacy quota are computed from the classes, while Nova takes
+``vcpus`` and ``memory_mb`` of the flavor, which differ if extra specs replace
+VCPU or MEMORY_MB. To count like Nova, each booking would need both amounts: as
+a resource class the second one would have to fit on a host.
 """
 
 import bisect

@@ -14,7 +14,7 @@ STUCK = 300
 LISTENER = (
     'blazar-listener does it; check that one is running, and read its log')
 
-Mend: ty.TypeAlias = ty.Callable[[], object]
+Fix: ty.TypeAlias = ty.Callable[[], object]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -23,16 +23,16 @@ class Difference:
 
     :param key: equal keys of two audits mean the same difference
     :param text: its description
-    :param remedy: what ``mend`` does, or what the operator can do
-    :param mend: fixes it; does nothing if it no longer exists
-    :param mend_after: the time before which it may still be in progress
+    :param remedy: what ``fix`` does, or what the operator can do
+    :param fix: fixes it; does nothing if it no longer exists
+    :param fix_after: the time before which it may still be in progress
     """
 
     key: tuple[ty.Hashable, ...]
     text: str = dataclasses.field(compare=False)
     remedy: str = dataclasses.field(compare=False)
-    mend: Mend | None = dataclasses.field(default=None, compare=False)
-    mend_after: int = dataclasses.field(default=0, compare=False)
+    fix: Fix | None = dataclasses.field(default=None, compare=False)
+    fix_after: int = dataclasses.field(default=0, compare=False)
 
 
 def named(lease_id: str, name: str) -> str:

@@ -10,8 +10,8 @@ import typing as ty
 import sqlalchemy as sa
 
 from blazar_core.audit.findings import Difference
+from blazar_core.audit.findings import Fix
 from blazar_core.audit.findings import LISTENER
-from blazar_core.audit.findings import Mend
 from blazar_core.audit.findings import named
 from blazar_core.audit.findings import STUCK
 from blazar_core.audit.findings import when
@@ -160,17 +160,17 @@ class Unfinished:
             if event_type in lease.events:
                 continue
             if event_type == states.EventType.EXPIRE:
-                mend: Mend = functools.partial(
+                fix: Fix = functools.partial(
                     self._life.lease_end.expire, lease.row.id)
                 remedy = '--fix ends it'
             else:
-                mend = functools.partial(
+                fix = functools.partial(
                     self._reopen, lease.row.id, event_type)
                 remedy = '--fix writes the event again'
             yield Difference(
                 ('no event', lease.row.id, event_type),
                 f'{lease.title} is {lease.row.status}, but has no event '
-                f'{event_type}.', remedy, mend)
+                f'{event_type}.', remedy, fix)
 
     @api.retried
     def _reopen(self, lease_id: str, event_type: str) -> None:

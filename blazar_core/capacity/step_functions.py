@@ -462,9 +462,9 @@ class Rows(Layout):
         for column, amount in amounts:
             self._raise(column, slice(start + first, start + last), amount)
         if end < NEVER:
-            self._mend(row, last)
+            self._fix(row, last)
         if first:
-            self._mend(row, first)
+            self._fix(row, first)
 
     def _raise(self, column: int, where: slice, amount: int) -> None:
         level = self.levels[column]
@@ -513,7 +513,7 @@ class Rows(Layout):
         self._marks.changed(row, instant, 1)
         return step
 
-    def _mend(self, row: int, step: int) -> None:
+    def _fix(self, row: int, step: int) -> None:
         """Remove a step if its levels equal those of the step before it."""
         start, length = int(self._start[row]), int(self._length[row])
         here, behind = start + step, start + length

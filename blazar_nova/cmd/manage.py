@@ -435,19 +435,19 @@ def _tell(report: 'Report', sizes: ty.Mapping[str, int], form: str,
         listings.dump({
             'left': [{'text': one.text, 'remedy': one.remedy}
                      for one in report.left],
-            'mended': [one.text for one in report.mended],
+            'fixed': [one.text for one in report.fixed],
             'problems': report.problems, 'failures': report.failures,
             'compared': sizes})
         return code
-    for difference in report.mended:
+    for difference in report.fixed:
         print(f'Fixed: {difference.text}')
     for difference in report.left:
         print(f'{difference.text} [{difference.remedy}]')
     for sentence in (*report.problems, *report.failures):
         print(sentence)
-    found = len(report.mended) + len(report.left)
+    found = len(report.fixed) + len(report.left)
     print(f'{words.count(found, "difference") if found else "No difference"}, '
-          f'{len(report.mended)} fixed, {len(report.left)} left; compared: ' +
+          f'{len(report.fixed)} fixed, {len(report.left)} left; compared: ' +
           ', '.join(f'{count} {what}' for what, count in sizes.items()) + (
               '; NOT EVERYTHING COULD BE COMPARED.'
               if report.failures else '.'))

@@ -102,7 +102,7 @@ class HostCapacity:
     def _host(self, host: compute_hosts.ComputeHost, row: ty.Any,
               ) -> ty.Iterator[Difference]:
         facts = compute_hosts.facts(host.uuid)
-        mend = functools.partial(self._sync.compare, host)
+        fix = functools.partial(self._sync.compare, host)
         if row is None or facts is None:
             if row is not None and row.capacity:
                 yield Difference(
@@ -114,7 +114,7 @@ class HostCapacity:
                 yield Difference(
                     ('new host', host.uuid),
                     f'Host {host.name} exists in Nova, but not in the '
-                    'reservation database.', '--fix adds it', mend)
+                    'reservation database.', '--fix adds it', fix)
             return
         bookings = self._booked_on(row.id)
         # As the report of a host counts claims: through their last second.
@@ -140,7 +140,7 @@ class HostCapacity:
         # Servers that are new on the host are counted correctly anyway.
         wrong = (evictable ^ {*known}).intersection(row.consumers or ())
         if wrong:
-            mend = functools.partial(self._reclassify, mend, row.id, wrong)
+            fix = functools.partial(self._reclassify, fix, row.id, wrong)
         for what, pair in about.items():
             written, truth = map(_amounts, pair)
             if written != truth:
@@ -148,25 +148,25 @@ class HostCapacity:
                     (what, host.uuid, written, truth),
                     f'Host {host.name}, {what}: {written} in the reservation '
                     f'database, {truth} in placement.',
-                    '--fix updates the reservation database', mend)
+                    '--fix updates the reservation database', fix)
         if (row.name, row.service_host, row.properties) != (
                 host.name, host.service_host, dict(host.properties)):
             yield Difference(
                 ('properties', host.uuid),
                 f'Host {host.name} differs between Nova and the reservation '
                 'database (its name, service or properties).',
-                '--fix updates the reservation database', mend)
-        yield from self._bookings(host, bookings, facts.allocations, mend)
+                '--fix updates the reservation database', fix)
+        yield from self._bookings(host, bookings, facts.allocations, fix)
 
     def _bookings(self, host: compute_hosts.ComputeHost,
                   bookings: ty.Mapping[str, ty.Any],
                   allocations: ty.Mapping[str, model.Resources],
-                  mend: ty.Callable[[], None]) -> ty.Iterator[Difference]:
+                  fix: ty.Callable[[], None]) -> ty.Iterator[Difference]:
         """Yield the differences of the bookings of servers on a host."""
         for server_id, booking in bookings.items():
             if booking.running:
                 yield from self._allocated(
-                    host, booking, allocations.get(server_id), mend)
+                    host, booking, allocations.get(server_id), fix)
             elif booking.failed_at is not None and (
                     server_id not in allocations):
                 yield Difference(
@@ -174,11 +174,11 @@ class HostCapacity:
                     f'Server {server_id} could not be built, but its booking '
                     f'still holds capacity on host {host.name}, where it has '
                     'no allocation in '
-                    'placement.', '--fix frees the capacity', mend)
+                    'placement.', '--fix frees the capacity', fix)
 
-    def _reclassify(self, mend: ty.Callable[[], None], host_id: int,
+    def _reclassify(self, fix: ty.Callable[[], None], host_id: int,
                     server_ids: ty.Collection[str]) -> None:
-        mend()
+        fix()
         for server_id in server_ids:
             self._database.retried(
                 self._reclassify_one, host_id, server_id)
@@ -197,7 +197,7 @@ class HostCapacity:
                     models.Booking.server_id.is_not(None)))}
 
     def _allocated(self, host: compute_hosts.ComputeHost, booking: ty.Any,
-                   allocated: ty.Any, mend: ty.Callable[[], None],
+                   allocated: ty.Any, fix: ty.Callable[[], None],
                    ) -> ty.Iterator[Difference]:
         """Yield a running server whose booking differs from its allocation."""
         server_id = booking.server_id
@@ -209,7 +209,7 @@ class HostCapacity:
                     ('allocation', host.uuid, server_id, written, truth),
                     f'Server {server_id} is booked on host {host.name} with '
                     f'{written}, but has {truth} in placement.',
-                    '--fix updates the booking', mend)
+                    '--fix updates the booking', fix)
             return
         seen = self._cloud.look(server_id)
         if seen.state is State.RUNNING and seen.host == host.uuid:

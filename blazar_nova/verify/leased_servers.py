@@ -113,13 +113,13 @@ class LeasedServers:
         verdict = self._judge(row, seen)
         if verdict is not None:
             text, remedy = verdict
-            mend = None if remedy is not None else functools.partial(
+            fix = None if remedy is not None else functools.partial(
                 self._sync.compare_server, row.server_id)
             yield Difference(
                 ('server', row.server_id, row.status, seen.state, seen.host),
                 f'{findings.named(row.lease_id, row.name)} is {row.status}: '
                 f'server {row.server_id} {text}.',
-                remedy or '--fix updates the booking', mend)
+                remedy or '--fix updates the booking', fix)
 
     def _judge(self, row: ty.Any, seen: cloud_api.ObservedServer,
                ) -> tuple[str, str | None] | None:

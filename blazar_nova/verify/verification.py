@@ -50,13 +50,13 @@ _ROUNDS = 3
 class Report(ty.NamedTuple):
     """The result of a verification.
 
-    :ivar mended: differences that no longer exist
+    :ivar fixed: differences that no longer exist
     :ivar left: differences that remain
     :ivar problems: fixes that failed
     :ivar failures: what could not be compared, and why
     """
 
-    mended: list[Difference]
+    fixed: list[Difference]
     left: list[Difference]
     problems: list[str]
     failures: list[str]
@@ -123,29 +123,29 @@ class Verifier:
         ever = dict.fromkeys(_all(left))
         problems: list[str] = []
         for _round in range(_ROUNDS if fix else 0):
-            if not any(one.mend for one in _all(left)):
+            if not any(one.fix for one in _all(left)):
                 break
-            problems = self._mend(_all(left))
+            problems = self._fix(_all(left))
             left = self._stays(left)
             ever.update(dict.fromkeys(_all(left)))
         remaining = set(_all(left))
         return Report([one for one in ever if one not in remaining],
                       _all(left), problems, self._gaps.failures)
 
-    def _mend(self, differences: ty.Iterable[Difference]) -> list[str]:
+    def _fix(self, differences: ty.Iterable[Difference]) -> list[str]:
         """Fix what can be fixed; return what could not be, and why."""
         problems = []
         for difference in differences:
-            if difference.mend is None:
+            if difference.fix is None:
                 continue
-            young = difference.mend_after - self._clock.now()
+            young = difference.fix_after - self._clock.now()
             if young > 0:
                 self._say(f'Waiting {young} s, in case an operation is in '
                           f'progress: {difference.text}')
                 self._pause(young)
-            self._say(f'Mending: {difference.text}')
+            self._say(f'Fixing: {difference.text}')
             try:
-                difference.mend()
+                difference.fix()
             except Exception as exc:
                 LOG.exception('%s This could not be fixed', difference.text)
                 problems.append(f'Fix failed, {gaps.why(exc)}: '

@@ -89,7 +89,7 @@ def cut(faults: Faults) -> str:
     try:
         faults.pause()
     finally:
-        faults.cloud.mend('blazar_nova')
+        faults.cloud.fix('blazar_nova')
     return 'the database is down'
 
 

@@ -54,7 +54,7 @@ class TestEnrolling(whole_hosts_base.HostsTestCase):
                           'compute node', left.text)
             self.assertIn(f'host remove {old_id}', left.remedy)
             self.assertEqual(([], [], []), (
-                report.mended, report.problems, report.failures))
+                report.fixed, report.problems, report.failures))
         self.enrolling.remove(old_id)
         self.assert_verified()
 
@@ -436,7 +436,7 @@ class TestVerify(whole_hosts_base.HostsTestCase):
         report = self.verifier.run(fix)
         self.assertEqual(([], []), (report.problems, report.failures))
         return [one.text for one in (
-            report.mended if fix else report.left)]
+            report.fixed if fix else report.left)]
 
     def test_verify_finds_nothing_while_hosts_are_leased(self):
         self.assertEqual([], self.texts())

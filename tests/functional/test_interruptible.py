@@ -474,7 +474,7 @@ class InterruptibleTest(InterruptibleTestCase):
             'Host host1, in use without an end',
             'Host host1, in use by interruptible servers'],
             [one.text.partition(':')[0].replace(host.name, 'host1')
-             for one in self.compared(fix=True).mended])
+             for one in self.compared(fix=True).fixed])
         self.assert_verified()
         self.assertTrue(self.shown(server_id)['placed'])
 

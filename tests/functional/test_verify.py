@@ -65,7 +65,7 @@ class VerifyTestCase(leased.LeasedTestCase):
         before = self.dump()
         for _time in range(2):
             report = self.compare()
-            self.assertEqual([], report.failures + report.mended)
+            self.assertEqual([], report.failures + report.fixed)
             texts = [one.text for one in report.left]
             self.assertEqual(len(words), len(texts), texts)
             for text in words:
@@ -74,7 +74,7 @@ class VerifyTestCase(leased.LeasedTestCase):
         self.assertEqual(before, self.dump())
         return report
 
-    def assert_mended(self, *words: str) -> None:
+    def assert_solved(self, *words: str) -> None:
         """Expect these differences, and fix them."""
         found = self.assert_left(*words)
         for one in found.left:
@@ -82,7 +82,7 @@ class VerifyTestCase(leased.LeasedTestCase):
         report = self.compare(fix=True)
         self.assertEqual(([], [], []), report[1:])
         for text in words:
-            self.assertTrue(any(text in one.text for one in report.mended))
+            self.assertTrue(any(text in one.text for one in report.fixed))
         self.assert_nothing()
         self.assert_nothing(fix=True)
 
@@ -148,7 +148,7 @@ class HostsTest(VerifyTestCase):
 
     def test_unrecorded_host_is_added(self):
         self.start_compute('host3')
-        self.assert_mended('Host host3 exists in Nova, but not in the '
+        self.assert_solved('Host host3 exists in Nova, but not in the '
                            'reservation database.')
 
     def test_recorded_host_missing_in_nova_is_fixed(self):
@@ -157,7 +157,7 @@ class HostsTest(VerifyTestCase):
                 uuid=uuidutils.generate_uuid(), name='ghost',
                 service_host='ghost', capacity={'VCPU': 3}, usage={},
                 generation=0, updated_at=0))
-        self.assert_mended('Host ghost is in the reservation database with 3 '
+        self.assert_solved('Host ghost is in the reservation database with 3 '
                            'VCPU, but does not exist in Nova.')
 
     def test_wrong_capacity_usage_and_service_are_fixed(self):
@@ -165,7 +165,7 @@ class HostsTest(VerifyTestCase):
                     capacity={'VCPU': 4}, usage={'VCPU': 1})
         self.change(models.Host, models.Host.name == 'host2',
                     service_host='other')
-        self.assert_mended(
+        self.assert_solved(
             'Host host1, capacity: 4 VCPU in the reservation database, 200 '
             'DISK_GB, 16384 MEMORY_MB, 8 VCPU in placement.',
             'Host host1, in use without an end: 1 VCPU in the reservation '
@@ -177,7 +177,7 @@ class HostsTest(VerifyTestCase):
         host = server['OS-EXT-SRV-ATTR:host']
         # Nor was it recorded when the scheduler claimed its host.
         self.change(models.Host, usage={}, consumers={})
-        self.assert_mended(f'Host {host}, in use without an end: nothing in '
+        self.assert_solved(f'Host {host}, in use without an end: nothing in '
                            'the reservation database, 1 DISK_GB, 512 '
                            'MEMORY_MB, 1 VCPU')
 
@@ -201,7 +201,7 @@ class HostsTest(VerifyTestCase):
         consumer['allocations'] = {uuid: {'resources': {**held, 'VCPU': 2}}}
         answer = self.placement.put(url, consumer, version='1.28')
         self.assertEqual(204, answer.status, answer.body)
-        self.assert_mended('with 1 DISK_GB, 512 MEMORY_MB, 1 VCPU, but has 1 '
+        self.assert_solved('with 1 DISK_GB, 512 MEMORY_MB, 1 VCPU, but has 1 '
                            'DISK_GB, 512 MEMORY_MB, 2 VCPU in placement.')
         self.placement.delete(url)
         report = self.assert_left('but has no allocation in placement.')
@@ -229,7 +229,7 @@ class ServersTest(VerifyTestCase):
         self.alice.delete_server(server_id)
         self.wait_until_gone(server_id)
         self.wait_for(lambda: not self.allocations(server_id))
-        self.assert_mended(
+        self.assert_solved(
             f'(runs) is ACTIVE: server {server_id} no longer exists in Nova.',
             f'(waits) is PENDING: server {held} no longer exists in Nova.')
         self.assertEqual({'TERMINATED'}, {
@@ -245,7 +245,7 @@ class ServersTest(VerifyTestCase):
         mapping.destroy()
         self.assertFalse(self.exists(server_id))
         self.assertEqual([server_id], list(self.guests()))
-        self.assert_mended(f'Server {server_id} is in cell cell1, on host')
+        self.assert_solved(f'Server {server_id} is in cell cell1, on host')
         self.assertEqual('ACTIVE', self.alice.get_server(server_id)['status'])
         self.alice.delete_server(server_id)
         self.wait_until_gone(server_id)
@@ -259,7 +259,7 @@ class ServersTest(VerifyTestCase):
                 sa.update(api_models.InstanceMapping).where(
                     api_models.InstanceMapping.instance_uuid == server_id,
                 ).values(cell_id=None))
-        self.assert_mended(f'Server {server_id} is in cell cell1, on host')
+        self.assert_solved(f'Server {server_id} is in cell cell1, on host')
         self.assertEqual('ACTIVE', self.alice.get_server(server_id)['status'])
 
     def test_instance_mapping_to_other_cell_is_only_reported(self):
@@ -328,7 +328,7 @@ class ServersTest(VerifyTestCase):
     def test_unrecorded_running_server_is_recorded(self):
         server_id = self.boot_active(
             'runs', hints=self.lease_hints('runs'))['id']
-        self.assert_mended(f'server {server_id} runs, but is not in the '
+        self.assert_solved(f'server {server_id} runs, but is not in the '
                            'reservation database.')
         self.assertEqual('ACTIVE', self.lease('runs')['status'])
 
@@ -340,7 +340,7 @@ class ServersTest(VerifyTestCase):
             f"SELECT id FROM hosts WHERE name='{other}'")
         self.change(models.Booking, models.Booking.server_id == server_id,
                     host_id=host_id)
-        self.assert_mended(
+        self.assert_solved(
             f'server {server_id} is on another host than its booking, '
             f'{other}.',
             f'Host {there}, in use without an end: nothing in the reservation '
@@ -349,7 +349,7 @@ class ServersTest(VerifyTestCase):
 
     def test_server_in_error_with_booked_host_is_retried(self):
         server_id = self.fail_to_start('fails')
-        self.assert_mended(f'server {server_id} is in ERROR in Nova, and its '
+        self.assert_solved(f'server {server_id} is in ERROR in Nova, and its '
                            f'booking holds capacity on host')
         # Nova had no host for it: it is retried.
         self.assertEqual('STARTING', self.lease('fails')['status'])
@@ -363,7 +363,7 @@ class ServersTest(VerifyTestCase):
                 self.unmark(server_id)
             driven.withdraw(
                 self.listener.parts.leases, self.lease('waits')['id'])
-            self.assert_mended(f'Server {server_id} {words}')
+            self.assert_solved(f'Server {server_id} {words}')
             # Only after the time within which nova-api completes a boot.
             self.assertFalse(self.exists(server_id))
 
@@ -440,7 +440,7 @@ class ServersTest(VerifyTestCase):
         server_id = self.hold('waits')['id']
         driven.withdraw(self.listener.parts.leases, self.lease('waits')['id'])
         report = self.compare(fix=True)
-        self.assertEqual(1, len(report.mended))
+        self.assertEqual(1, len(report.fixed))
         self.assertGreater(sum(self.pauses), 50, self.pauses)
         self.assertFalse(self.exists(server_id))
 
@@ -460,7 +460,7 @@ class ServersTest(VerifyTestCase):
         self.assert_left(words, 'in use without an end: nothing in the '
                                 'reservation database')
         report = self.compare(fix=True)
-        self.assertEqual(1, len(report.mended))
+        self.assertEqual(1, len(report.fixed))
         self.assert_left(words)
         self.assertTrue(self.exists(server_id))
 
@@ -476,7 +476,7 @@ class ServersTest(VerifyTestCase):
         self.alice.delete_server(server_id)
         self.wait_until_gone(server_id)
         self.wait_for(lambda: not self.allocations(server_id))
-        self.assert_mended(f'(runs) is TERMINATED: server {server_id} no '
+        self.assert_solved(f'(runs) is TERMINATED: server {server_id} no '
                            'longer exists in Nova.')
         self.assertEqual({}, self.bookings())
 
@@ -534,7 +534,7 @@ class BooksTest(VerifyTestCase):
     def test_missing_end_event_is_recreated(self):
         server_id = self.active('runs')
         self.change(models.Event, status='DONE')
-        self.assert_mended('(runs) is ACTIVE, but has no event end_lease.')
+        self.assert_solved('(runs) is ACTIVE, but has no event end_lease.')
         self.clock.advance(2 * HOUR)
 
         def over() -> bool:
@@ -601,7 +601,7 @@ class TrustsTest(VerifyTestCase):
         self.assertEqual(1, len(self.compare(fix=True).left))
         self.assertIn(stray, self.trusts)
         report = self.compare(fix=True, trusts_are_ours=True)
-        self.assertEqual(([], 1), (report.left, len(report.mended)))
+        self.assertEqual(([], 1), (report.left, len(report.fixed)))
         # The trust had time to get its lease.
         self.assertGreater(sum(self.pauses), 60)
         self.assertNotIn(stray, self.trusts)
@@ -634,7 +634,7 @@ class TrustsTest(VerifyTestCase):
             'blazar_nova.services.user_credentials.Credentials.revoke',
             lambda _self, trust: self.trusts.discard(trust))
         lease_id = self.lease('waits')['id']
-        self.assert_mended(f'Lease {lease_id} has ended, but the trust of its '
+        self.assert_solved(f'Lease {lease_id} has ended, but the trust of its '
                            'owner still exists.')
         self.assertEqual(set(), self.trusts)
 
@@ -683,7 +683,7 @@ class MomentsTest(VerifyTestCase):
         with mock.patch('blazar_core.capacity.inventory.record_host',
                         side_effect=ValueError('no')):
             report = self.compare(fix=True)
-        self.assertEqual((1, 0), (len(report.left), len(report.mended)))
+        self.assertEqual((1, 0), (len(report.left), len(report.fixed)))
         self.assertEqual(1, len(report.problems))
         self.assertIn('Fix failed, ValueError: no', report.problems[0])
 
@@ -696,14 +696,14 @@ class OutageTest(VerifyTestCase):
         with mock.patch('nova.objects.InstanceList.get_by_filters',
                         side_effect=ValueError('down')):
             report = self.compare(fix=True)
-        self.assertEqual([], report.left + report.mended)
+        self.assertEqual([], report.left + report.fixed)
         self.assertEqual(
             ['Cell cell1 did not answer: its servers were not compared.'],
             report.failures)
         with mock.patch('nova.objects.ComputeNodeList.get_all',
                         side_effect=ValueError('down')):
             report = self.compare(fix=True)
-        self.assertEqual([], report.left + report.mended)
+        self.assertEqual([], report.left + report.fixed)
         self.assertEqual(
             ['A cell did not answer: its hosts were not compared.'],
             report.failures)
@@ -754,7 +754,7 @@ class OutageTest(VerifyTestCase):
             report = self.compare(fix=True)
         self.assertEqual(
             ([unknown('host4')], [unknown('host3')], [failed]),
-            ([one.text for one in report.mended],
+            ([one.text for one in report.fixed],
              [one.text for one in report.left], report.failures))
 
     def test_unverifiable_fix_is_not_reported_as_fixed(self):
@@ -775,7 +775,7 @@ class OutageTest(VerifyTestCase):
         self.assertEqual(
             ([], ['Host host3 exists in Nova, but not in the reservation '
                   'database.']),
-            (report.mended, [one.text for one in report.left]))
+            (report.fixed, [one.text for one in report.left]))
         self.assertEqual(
             ['The hosts could not be compared: ValueError: no placement',
              'Host host3 could not be compared: ValueError: no placement'],
@@ -816,7 +816,7 @@ class CommandTest(VerifyTestCase):
         code, lines, _told = self.type('--format', 'json', '--fix')
         found = json.loads('\n'.join(lines))
         self.assertEqual((0, [text], [], [], [], 2), (
-            code, found['mended'], found['left'], found['problems'],
+            code, found['fixed'], found['left'], found['problems'],
             found['failures'], found['compared']['hosts']))
 
     def test_exit_codes_and_output(self):
@@ -879,7 +879,7 @@ class FlavorsTest(VerifyTestCase, api_base.ApiTestCase):
             resource_types.unknown(reservation_id))
         self.assertIsNone(self.flavor(reservation_id))
         self.assert_left('cannot be used')
-        self.assert_mended('cannot be used')
+        self.assert_solved('cannot be used')
         self.boot_active('one', flavor=reservation_id)
 
     def test_leftover_flavor_is_removed(self):
@@ -887,5 +887,5 @@ class FlavorsTest(VerifyTestCase, api_base.ApiTestCase):
         reservation_id = lease['reservations'][0]['id']
         self.listener.parts.lifecycle.lease_opening.open(lease['id'])
         self.assert_left(f'{reservation_id} can still be used')
-        self.assert_mended(f'{reservation_id} can still be used')
+        self.assert_solved(f'{reservation_id} can still be used')
         self.assertIsNone(self.flavor(reservation_id))

@@ -92,7 +92,7 @@ class OutageTest(base.IntegrationTestCase):
         try:
             yield
         finally:
-            self.cloud.mend(database)
+            self.cloud.fix(database)
 
     # -- the load ------------------------------------------------------------
 

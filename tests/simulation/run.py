@@ -27,7 +27,7 @@ RESCUES, RESIZES = 11, 6
 #: The number of times that the indexes of all processes are compared.
 LOOKS = 3
 #: Seconds after which all consequences of faults are repaired.
-MENDED = 2 * HOUR
+FIXED = 2 * HOUR
 
 
 class Run:
@@ -138,7 +138,7 @@ class Run:
         """Run until everything has ended; return what does not."""
         world, baton = self.world, self.world.baton
         # Consequences of faults are found and repaired meanwhile.
-        baton.run(baton.now + MENDED)
+        baton.run(baton.now + FIXED)
         world.settled = True
         while True:
             if wrong := invariants.followers(world) + invariants.late(world):
@@ -147,7 +147,7 @@ class Run:
                 "SELECT max(max(end_date, CASE WHEN status IN ('WAITING', "
                 "'IN_PROGRESS') THEN retry_until + coalesce(duration, 0) "
                 "ELSE 0 END)) FROM leases")
-            left = (last or 0) + MENDED - baton.now
+            left = (last or 0) + FIXED - baton.now
             if left <= 0:
                 return []
             baton.run(baton.now + min(

@@ -50,7 +50,7 @@ class _OnPort(databases.Server):
         """Let nobody into a database, and throw out who is in it."""
 
     @abc.abstractmethod
-    def mend(self, name: str) -> None:
+    def fix(self, name: str) -> None:
         """Let its owner in again."""
 
 
@@ -84,7 +84,7 @@ class Mariadb(_OnPort, databases.Mariadb):
             f"REVOKE ALL ON {name}.* FROM {DATABASES[name]}@'%%'",
             f'KILL USER {DATABASES[name]}')
 
-    def mend(self, name: str) -> None:
+    def fix(self, name: str) -> None:
         self.execute(f"GRANT ALL ON {name}.* TO {DATABASES[name]}@'%%'")
 
 
@@ -125,7 +125,7 @@ class Postgresql(_OnPort, databases.Postgresql):
             f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
             f"WHERE datname = '{name}'")
 
-    def mend(self, name: str) -> None:
+    def fix(self, name: str) -> None:
         self.execute(f'ALTER DATABASE {name} ALLOW_CONNECTIONS true')
 
 

@@ -255,9 +255,9 @@ class Stack:
         """Take a database from those who use it."""
         self._database.cut(name)
 
-    def mend(self, name: str) -> None:
+    def fix(self, name: str) -> None:
         """Give it back."""
-        self._database.mend(name)
+        self._database.fix(name)
 
     def guests(self, host: str) -> str:
         """The folder where a host's guests are (tests/stack/compute.py)."""

@@ -313,7 +313,7 @@ class TestAdmissionQueue(AdmissionQueueTestCase):
             session.execute(sa.delete(models.Event).where(
                 models.Event.event_type == 'retry_lease'))
         found, = self.audit.differences()
-        found.mend()
+        found.fix()
         self.clock.advance(1000)
         driven.run_due(self.engine)
         self.assertEqual('ERROR', self.status(lease))

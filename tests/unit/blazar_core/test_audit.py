@@ -39,15 +39,15 @@ class AuditTestCase(base.LeaseTestCase):
         self.assertEqual([found], list(self.audit.differences()))
         return found
 
-    def assert_mended(self, *words):
+    def assert_solved(self, *words):
         found = self.assert_one(*words)
         self.assertIn('--fix', found.remedy)
         for _time in range(2):
-            found.mend()
+            found.fix()
             self.assertEqual([], self.texts())
 
-    def assert_not_mended(self, *words):
-        self.assertIsNone(self.assert_one(*words).mend)
+    def assert_not_solved(self, *words):
+        self.assertIsNone(self.assert_one(*words).fix)
 
     def change(self, table, *where, **values):
         """Change a row, as an operator or a process that died would."""
@@ -112,23 +112,23 @@ class TestLeases(AuditTestCase):
         for start, status in ((50, 'PENDING'), (0, 'STARTING')):
             lease = self.lease(start, 100)
             self.delete(models.Booking)
-            self.assert_mended(f'Lease {lease["id"]} (lease) is {status}, but '
+            self.assert_solved(f'Lease {lease["id"]} (lease) is {status}, but '
                                'has no booking.')
             self.assertEqual('TERMINATED', self.status(lease))
 
     def test_fix_terminates_offer_without_bookings(self):
         offer = self.leases.creation.offer(self.new_lease(50, 100), 60)
         self.delete(models.Booking)
-        self.assert_mended('is OFFERED, but has no booking.')
+        self.assert_solved('is OFFERED, but has no booking.')
         self.assertEqual('TERMINATED', self.status(offer))
 
     def test_pending_lease_with_sent_or_missing_build_is_reported(self):
         self.lease(50, 100)
         self.change(models.Booking, dispatched_at=NOW)
-        self.assert_not_mended('is PENDING, but the build of its servers was '
+        self.assert_not_solved('is PENDING, but the build of its servers was '
                                'already sent')
         self.delete(models.DeferredBuild)
-        self.assert_not_mended('is PENDING, but the build of its servers is '
+        self.assert_not_solved('is PENDING, but the build of its servers is '
                                'missing')
 
     def test_started_lease_with_unsent_servers_is_reported(self):
@@ -137,11 +137,11 @@ class TestLeases(AuditTestCase):
         # The build may be tried again.
         self.assertEqual([], list(self.audit.differences()))
         self.change(models.Lease, status='ACTIVE')
-        self.assert_not_mended('is ACTIVE, but 1 of its servers were not sent '
+        self.assert_not_solved('is ACTIVE, but 1 of its servers were not sent '
                                'to build, and no worker will send them')
         self.change(models.Lease, status='STARTING')
         self.delete(models.DeferredBuild)
-        self.assert_not_mended('is STARTING, but 1 of its servers were not '
+        self.assert_not_solved('is STARTING, but 1 of its servers were not '
                                'sent to build, and no worker will send them')
 
     def test_fix_restores_start_event_of_starting_lease(self):
@@ -149,13 +149,13 @@ class TestLeases(AuditTestCase):
         self.change(models.Lease, status='STARTING')
         self.change(models.Event, models.Event.event_type == 'start_lease',
                     status='DONE')
-        self.assert_mended('is STARTING, but has no event start_lease.')
+        self.assert_solved('is STARTING, but has no event start_lease.')
 
     def test_fix_restores_start_event_of_pending_lease(self):
         lease = self.lease(50, 100)
         self.change(models.Event, models.Event.event_type == 'start_lease',
                     status='ERROR')
-        self.assert_mended('is PENDING, but has no event start_lease.')
+        self.assert_solved('is PENDING, but has no event start_lease.')
         self.clock.advance(50)
         driven.run_due(self.new_engine())
         self.assertEqual('STARTING', self.status(lease))
@@ -163,7 +163,7 @@ class TestLeases(AuditTestCase):
     def test_fix_restores_missing_end_event(self):
         lease = self.lease(50, 100)
         self.delete(models.Event, models.Event.event_type == 'end_lease')
-        self.assert_mended('is PENDING, but has no event end_lease.')
+        self.assert_solved('is PENDING, but has no event end_lease.')
         self.clock.advance(100)
         driven.run_due(self.new_engine())
         self.assertEqual('TERMINATED', self.status(lease))
@@ -172,18 +172,18 @@ class TestLeases(AuditTestCase):
         lease = self.lease(50, 100)
         self.delete(models.Event, models.Event.event_type == 'end_lease')
         first, = self.audit.differences()
-        first.mend()
-        first.mend()
+        first.fix()
+        first.fix()
         self.assertEqual(1, len(self.scalars(
             models.Event, models.Event.event_type == 'end_lease')))
         self.lifecycle.lease_end.end(lease['id'])
-        first.mend()
+        first.fix()
         self.assertEqual({'DONE'}, set(self.events_of(lease).values()))
 
     def test_fix_restores_expiry_event_of_offer(self):
         offer = self.leases.creation.offer(self.new_lease(50, 100), 60)
         self.delete(models.Event)
-        self.assert_mended('is OFFERED, but has no event expire_offer.')
+        self.assert_solved('is OFFERED, but has no event expire_offer.')
         self.assertEqual('TERMINATED', self.status(offer))
 
     def test_overdue_unclaimed_event_is_reported(self):
@@ -193,7 +193,7 @@ class TestLeases(AuditTestCase):
                     time=NOW + 1000, run_at=NOW + 1000)
         self.assertEqual([], self.texts())
         self.clock.advance(1)
-        self.assert_not_mended('its start_lease is due since 2027-01-15 '
+        self.assert_not_solved('its start_lease is due since 2027-01-15 '
                                '08:00:50 UTC, but no worker has claimed it.')
 
     def test_event_with_expired_claim_is_reported(self):
@@ -206,7 +206,7 @@ class TestLeases(AuditTestCase):
                     run_at=NOW + 1000)
         self.assertEqual([], self.texts())
         self.clock.advance(1)
-        self.assert_not_mended('its start_lease was claimed by worker, which '
+        self.assert_not_solved('its start_lease was claimed by worker, which '
                                'has not extended its claim since 2027-01-15 '
                                '08:01 UTC')
 
@@ -217,7 +217,7 @@ class TestLeases(AuditTestCase):
                     run_at=NOW + 1000, attempts=4)
         self.assertEqual([], self.texts())
         self.clock.advance(1)
-        self.assert_not_mended('is past its end', 'but ACTIVE; its '
+        self.assert_not_solved('is past its end', 'but ACTIVE; its '
                                'end was tried 4 times.')
 
     def test_lease_stuck_in_terminating_is_reported(self):
@@ -227,7 +227,7 @@ class TestLeases(AuditTestCase):
         self.clock.advance(findings.STUCK)
         self.assertEqual([], self.texts())
         self.clock.advance(1)
-        self.assert_not_mended('is TERMINATING since 2027-01-15 08:00 UTC: 1 '
+        self.assert_not_solved('is TERMINATING since 2027-01-15 08:00 UTC: 1 '
                                'of its servers still exist.')
 
 
@@ -237,16 +237,16 @@ class TestLeftovers(AuditTestCase):
         lease = self.over()
         self.change(models.Event, models.Event.event_type == 'end_lease',
                     status='UNDONE')
-        self.assert_mended('is TERMINATED, but still has unfinished events.')
+        self.assert_solved('is TERMINATED, but still has unfinished events.')
         with self.database.writer() as session:
             session.add(models.DeferredBuild(lease_id=lease['id'],
                                              encrypted='', created_at=NOW))
-        self.assert_mended('is TERMINATED, but still has a deferred build.')
+        self.assert_solved('is TERMINATED, but still has a deferred build.')
         offer = self.leases.creation.offer(self.new_lease(50, 100, count=2),
                                            60)
         generation = self.generation('one')
         self.change(models.Lease, status='TERMINATED')
-        self.assert_mended('is TERMINATED, but still has bookings and '
+        self.assert_solved('is TERMINATED, but still has bookings and '
                            'unfinished events.')
         self.assertEqual(generation + 1, self.generation('one'))
         self.assertEqual({'DONE'}, set(self.events_of(offer).values()))
@@ -256,7 +256,7 @@ class TestLeftovers(AuditTestCase):
         self.change(models.Lease, status='TERMINATED')
         found = self.assert_one('still has a deferred build and unfinished '
                                 'events')
-        found.mend()
+        found.fix()
         self.assertEqual(1, len(self.scalars(models.Booking.id)))
 
     def test_fix_skips_lease_that_is_no_longer_terminated(self):
@@ -265,14 +265,14 @@ class TestLeftovers(AuditTestCase):
         found = self.assert_one('still has a deferred build and unfinished '
                                 'events')
         self.change(models.Lease, status='PENDING')
-        found.mend()
+        found.fix()
         self.assertEqual([], self.texts())
         self.assertEqual('UNDONE', self.events_of(lease)['start_lease'])
 
     def test_booking_with_window_other_than_lease_is_reported(self):
         lease = self.lease(50, 100)
         self.change(models.Booking, end_date=NOW + 90)
-        self.assert_not_mended(
+        self.assert_not_solved(
             'is from 2027-01-15 08:00:50 UTC to 2027-01-15 08:01:40 UTC, but '
             f'server {base.servers_of(lease)[0]} is booked from 2027-01-15 '
             '08:00:50 UTC to 2027-01-15 08:01:30 UTC.')
@@ -284,7 +284,7 @@ class TestLeftovers(AuditTestCase):
         self.cloud.broken.clear()
         self.assertEqual({'trust': (lease['id'], 'lease', 'TERMINATED')},
                          self.audit.encrypted.credentials())
-        self.assert_mended(f'Lease {lease["id"]} has ended, but the trust of '
+        self.assert_solved(f'Lease {lease["id"]} has ended, but the trust of '
                            'its owner still exists.')
         self.assertEqual(['trust'], self.cloud.revoked)
         self.assertEqual({}, self.audit.encrypted.credentials())
@@ -303,7 +303,7 @@ class TestCapacity(AuditTestCase):
 
     def test_overbooked_host_is_reported(self):
         first, second = self.book_too_much()
-        self.assert_not_mended(
+        self.assert_not_solved(
             'Host one has 2 VCPU, but at 2027-01-15 08:01 UTC 4 are in use or '
             'reserved; leases: ', first['id'], second['id'])
 
@@ -342,7 +342,7 @@ class TestCapacity(AuditTestCase):
     def test_bookings_on_host_missing_in_nova_are_reported(self):
         leases = [self.lease(50, 100), self.lease(50, 100)]
         self.change(models.Host, capacity={})
-        self.assert_not_mended(
+        self.assert_not_solved(
             'Host one no longer exists in Nova but still has bookings of '
             'leases: ', *(lease['id'] for lease in leases))
 

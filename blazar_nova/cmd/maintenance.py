@@ -3,9 +3,9 @@
 """``blazar-nova-manage host maintain``: schedules host maintenance."""
 
 import argparse
+import functools
+import sys
 import typing as ty
-
-import prettytable
 
 from blazar_core.common import words
 from blazar_core.healing import maintenance
@@ -49,6 +49,7 @@ def add(verbs: ty.Any) -> argparse.ArgumentParser:
     maintain.add_argument(
         '--wait', action='store_true',
         help='wait until no lease has bookings on the host in the window')
+    listings.add_format(maintain)
     return maintain
 
 
@@ -60,19 +61,28 @@ def run(parts: 'wiring.Parts', parsed: argparse.Namespace,
     :raises BlazarError: if it fails
     """
     hosts, name, now = parts.maintenance, parsed.name, parts.clock.now()
+    # Only JSON is on stdout then.
+    say = functools.partial(print, flush=True, file=sys.stderr if (
+        parsed.format == listings.JSON) else sys.stdout)
     known = hosts.planned(name)
     if parsed.until.strip().lower() == 'now':
         if known is not None and not parsed.dry_run:
             hosts.end_early(name)
-        print(f'Host {name} is no longer in maintenance.'
-              if known else f'Host {name} is not in maintenance.')
+        _show([], parsed.format)
+        say(f'Host {name} is no longer in maintenance.'
+            if known else f'Host {name} is not in maintenance.')
         return 0
     window = dates.outage(
         parsed.start, parsed.until, known and known.window, now,
         '--until now to end the maintenance')
-    obstacles = _show(hosts.promised(name, window))
+    promised = hosts.promised(name, window)
+    _show(promised, parsed.format)
+    obstacles = sum(bool(one.obstacle) for one in promised)
+    say(f'{words.count(len(promised), "booking")}: '
+        f'{len(promised) - obstacles} reassigned to other hosts, '
+        f'{obstacles} not.')
     if parsed.dry_run or (obstacles and not parsed.force):
-        print('Nothing was changed.' + (
+        say('Nothing was changed.' + (
             '' if parsed.dry_run else
             ' Migrate the servers that cannot be reassigned, or use --force: '
             'what is in use then stays, and a booking without another host '
@@ -81,54 +91,61 @@ def run(parts: 'wiring.Parts', parsed: argparse.Namespace,
     reason = known.reason if known and parsed.reason is None else (
         parsed.reason or '')
     hosts.announce(name, window, reason)
-    print(f'Host {name} is in maintenance from '
-          f'{listings.date(window.start)} to '
-          f'{listings.date(window.end)} UTC.')
-    return _empty(hosts, name, pause) if parsed.wait else 0
+    say(f'Host {name} is in maintenance from {listings.date(window.start)} to '
+        f'{listings.date(window.end)} UTC.')
+    return _empty(hosts, name, pause, say) if parsed.wait else 0
 
 
-def _show(promised: ty.Sequence[maintenance.Promised]) -> int:
-    """Print the bookings; return how many cannot be reassigned."""
-    table = prettytable.PrettyTable(
-        ['Lease', 'Name', 'Project', 'User', 'Start (UTC)', 'End (UTC)',
-         'Server', 'Result'], align='l')
-    # Bookings that are reassigned have one row for each lease; the others have
-    # one each, as their servers have to be migrated.
+_COLUMNS = {
+    'lease_id': 'Lease', 'name': 'Name', 'project_id': 'Project',
+    'user_id': 'User', 'start_date': 'Start (UTC)', 'end_date': 'End (UTC)',
+    'server_id': 'Server', 'obstacle': 'Result'}
+
+
+def _show(promised: ty.Sequence[maintenance.Promised], form: str) -> None:
+    """Print the bookings. In a table, bookings that are reassigned have one
+    row for each lease; the others have one each, as their servers have to be
+    migrated.
+    """
+    if promised or form == listings.JSON:
+        listings.show(form, listings.Listing('bookings', _COLUMNS, (
+            {**one._asdict(), 'start_date': listings.date(one.start_date),
+             'end_date': listings.date(one.end_date)} for one in promised)
+            if form == listings.JSON else _rows(promised)))
+
+
+def _rows(promised: ty.Sequence[maintenance.Promised],
+          ) -> ty.Iterator[dict[str, ty.Any]]:
+    """Yield the rows of the table."""
     rows: dict[ty.Any, list[maintenance.Promised]] = {}
     for one in promised:
         rows.setdefault((one.lease_id, one.start_date, one.end_date) if not
                         one.obstacle else one, []).append(one)
     for one, *others in rows.values():
-        table.add_row([
-            one.lease_id, one.name, one.project_id, one.user_id,
-            listings.date(one.start_date), listings.date(one.end_date),
-            words.count(len(others) + 1, 'booking') if others
-            else one.server_id or '', f'No. {one.obstacle}' if one.obstacle
-            else 'Reassigned to another host.'])
-    if promised:
-        print(table)
-    obstacles = sum(bool(one.obstacle) for one in promised)
-    print(f'{words.count(len(promised), "booking")}: '
-          f'{len(promised) - obstacles} reassigned to other hosts, '
-          f'{obstacles} not.')
-    return obstacles
+        yield {
+            **one._asdict(), 'start_date': listings.date(one.start_date),
+            'end_date': listings.date(one.end_date),
+            'server_id': words.count(len(others) + 1, 'booking') if others
+            else one.server_id, 'obstacle': f'No. {one.obstacle}'
+            if one.obstacle else 'Reassigned to another host.'}
 
 
 def _empty(hosts: maintenance.Maintenance, name: str,
-           pause: ty.Callable[[], None]) -> int:
+           pause: ty.Callable[[], None], say: ty.Callable[[str], None],
+           ) -> int:
     """Wait until leases have no bookings on a host in its maintenance."""
     said = ''
     while known := hosts.planned(name):
         left = sorted({one.lease_id for one in hosts.promised(
             name, known.window, judged=False)})
         if not left:
-            print(f'Host {name} has no bookings of leases in this window.')
+            say(f'Host {name} has no bookings of leases in this window.')
             return 0
         waiting = (f'Waiting for {words.count(len(left), "lease")}, the first '
                    f'one {left[0]}.')
         if waiting != said:
             said = waiting
-            print(said, flush=True)
+            say(said)
         pause()
     listings.tell(
         f'Host {name} is no longer in maintenance, and leases use it.')

@@ -604,6 +604,26 @@ class ManageTest(base.TestCase):
                 self.assertEqual(1, code)
                 self.assertIn(word.partition('=')[0], text)
 
+    def test_bookings_of_host_in_maintenance_are_printed_as_json(self):
+        booking = maintenance.Promised(
+            'lease', 'fill', 'project', 'user', NOW, NOW + 60, 'server',
+            'It is locked.')
+        hosts = mock.Mock(**{'planned.return_value': None,
+                             'promised.return_value': [booking]})
+        parts = mock.Mock(maintenance=hosts, clock=driven.ManualClock(NOW))
+        out, error = io.StringIO(), io.StringIO()
+        with (mock.patch.object(manage, '_parts', lambda _parsed: parts),
+              contextlib.redirect_stdout(out),
+              contextlib.redirect_stderr(error)):
+            self.assertEqual(1, manage.main([
+                'host', 'maintain', 'host1', '--until', '2027-01-15 09:00',
+                '--format', 'json']))
+        self.assertEqual([{
+            **booking._asdict(), 'start_date': '2027-01-15T08:00:00',
+            'end_date': '2027-01-15T08:01:00'}], json.loads(out.getvalue()))
+        self.assertIn('1 booking: 0 reassigned to other hosts, 1 not.\n'
+                      'Nothing was changed.', error.getvalue())
+
     def test_reassigned_servers_are_one_row_for_each_lease(self):
         one = maintenance.Promised('lease', 'fill', 'project', 'user', NOW,
                                    NOW + 60, 'server', '')
@@ -614,8 +634,7 @@ class ManageTest(base.TestCase):
               for name in ('stuck1', 'stuck2'))]
         out = io.StringIO()
         with contextlib.redirect_stdout(out):
-            self.assertEqual(2, maintain._show(rows))
+            maintain._show(rows, 'table')
         text = out.getvalue()
         self.assertEqual([1, 1, 1, 1, 0], [text.count(said) for said in (
             '8 bookings', ' only ', 'stuck1', 'stuck2', 'server0')], text)
-        self.assertIn('11 bookings: 9 reassigned', text)

@@ -129,16 +129,18 @@ def reservation(text: str) -> dict[str, ty.Any]:
 
 
 def seconds(text: str) -> int:
-    """Return the seconds of a duration such as "10m" or "1h30m"."""
+    """Return the seconds of a duration such as "10m" or "1h30m", or of a
+    number of seconds.
+    """
+    if re.fullmatch('[0-9]+', text):
+        return int(text)
     match = re.fullmatch(
         ''.join(f'(?:([0-9]+){unit})?' for unit in UNITS), text)
-    total = match and sum(
-        int(number or 0) * size
-        for number, size in zip(match.groups(), UNITS.values(), strict=True))
-    if not total:
+    if match is None or not text:
         raise argparse.ArgumentTypeError(
             f'{text!r} is not a duration such as 10m or 1h30m')
-    return total
+    return sum(int(number or 0) * size for number, size in zip(
+        match.groups(), UNITS.values(), strict=True))
 
 
 def add_demand(parser: argparse.ArgumentParser) -> None:
@@ -618,8 +620,8 @@ class Wait(LeaseCommand):
             choices=STAGES[2:],
             help=f'One of {", ".join(STAGES[2:])} (default: ACTIVE)')
         parser.add_argument(
-            '--timeout', metavar='<seconds>', type=int,
-            help='Stop waiting after this time (default: never)')
+            '--timeout', metavar='<duration>', type=seconds,
+            help='Stop waiting after this time, such as 12h (default: never)')
         return parser
 
     def take_action(self, parsed_args: argparse.Namespace) -> Shown:

@@ -570,6 +570,10 @@ class WaitTest(osc_base.OscTestCase):
             'The lease is PENDING instead of ACTIVE after 0 s.',
             self.fails('wait', ID, '--timeout', '0', code=3))
         self.asked()
+        self.assertIn('instead of ACTIVE after 0 s.', self.fails(
+            'wait', ID, '--timeout', '0m', code=3))
+        self.assertIn("'1x' is not a duration", self.fails(
+            'wait', ID, '--timeout', '1x', code=2))
 
     def test_wait_continues_after_api_was_unavailable(self):
         self.cloud.sees(f'GET /leases/{ID}', (503, 'busy'),

@@ -257,11 +257,12 @@ class OfferTest(osc_base.OscTestCase):
 
     def test_expires_option_sets_offer_seconds(self):
         self.cloud.sees('POST /leases', (201, {'lease': osc_base.a_lease()}))
-        for text, seconds in (('90m', 5400), ('1h30m', 5400), ('60s', 60)):
+        for text, seconds in (('90m', 5400), ('1h30m', 5400), ('60s', 60),
+                              ('600', 600)):
             self.offer('--expires', text)
             self.assertEqual(
                 seconds, self.cloud.requests[-1].body['offer_seconds'])
-        for text in ('', '10', '0m', 'soon', '5m1h'):
+        for text in ('', '10.5', '-1', 'soon', '5m1h'):
             self.assertIn('not a duration', self.fails(
                 'offer', 'lease1', *WINDOW, '--reservation', INSTANCE,
                 '--expires', text, code=2))

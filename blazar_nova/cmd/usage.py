@@ -5,6 +5,7 @@
 import argparse
 import dataclasses
 import itertools
+import re
 import typing as ty
 
 from oslo_config import cfg
@@ -22,6 +23,9 @@ from blazar_nova.services import prices
 _QUERY = {'start': 'start_date', 'end': 'end_date', 'project': 'project_id',
           'lease': 'lease_id', 'type': 'resource_type',
           'tags': 'tags', 'group_by': 'group_by', 'timezone': 'timezone'}
+#: These parameters in messages; "tags" is also a word.
+_PARAMETER = re.compile(
+    fr'"({"|".join(_QUERY.values())})"|\b(\w+_(?:date|id|type|by))\b(=)?')
 #: The columns of leases, if there is a row for each.
 _OF_LEASE = ('lease_name', 'tags')
 _TITLES = {
@@ -76,9 +80,12 @@ def run(conf: cfg.ConfigOpts, parsed: argparse.Namespace) -> None:
     :raises BlazarError: if it fails
     """
     now = clocks.SystemClock().now()
-    query, _limit = usage_schema.query({
-        key: getattr(parsed, name) for name, key in _QUERY.items()
-        if getattr(parsed, name) is not None}, now)
+    try:
+        query, _limit = usage_schema.query({
+            key: getattr(parsed, name) for name, key in _QUERY.items()
+            if getattr(parsed, name) is not None}, now)
+    except errors.InvalidLeaseParams as exc:
+        raise errors.InvalidLeaseParams(_in_options(str(exc))) from exc
     rates = prices.read(conf) if parsed.costs else None
     if parsed.costs and rates is None:
         raise errors.ConfigurationError(
@@ -94,7 +101,7 @@ def run(conf: cfg.ConfigOpts, parsed: argparse.Namespace) -> None:
     try:
         listings.show(parsed.format, listings.Listing(
             'usage', {name: _TITLES[name] for name in columns}, (
-                row for one in found for row in _rows(one, parsed.seconds))))
+                row for one in found for row in _rows(one, parsed))))
     except errors.BlazarError as exc:
         raise errors.BlazarError(
             f'The output is incomplete, run the command again: {exc}',
@@ -121,18 +128,29 @@ def _pages(database: api.Database, query: accounting.Query,
             query, after=(totals[-1].window.start, totals[-1].keys))
 
 
-def _rows(total: ty.Mapping[str, ty.Any], seconds: bool,
+def _in_options(message: str) -> str:
+    """Return a message about parameters of the API with our options."""
+    options = {key: f'--{name.replace("_", "-")}'
+               for name, key in _QUERY.items()}
+    return _PARAMETER.sub(
+        lambda found: options.get(found[1] or found[2], found[0]) + (
+            ' ' if found[3] else ''), message)
+
+
+def _rows(total: ty.Mapping[str, ty.Any], parsed: argparse.Namespace,
           ) -> ty.Iterator[dict[str, ty.Any]]:
     """Yield a row for each resource class."""
+    # Arguments without an offset are dates of the time zone.
+    zone = 'Z' if parsed.timezone else ''
     costs = total.get('costs', {})
     for rc in sorted({*costs, *(
             rc for kind in usage_records.Kind for rc in total[kind])}):
         amounts = {kind.value: total[kind].get(rc, 0)
                    for kind in usage_records.Kind}
         yield {**total, 'tags': ' '.join(total.get('tags', ())),
-               'start_date': total['start_date'][:19],
-               'end_date': total['end_date'][:19], 'resource_class': rc,
+               'start_date': total['start_date'][:19] + zone,
+               'end_date': total['end_date'][:19] + zone, 'resource_class': rc,
                'cost': costs.get(rc, '0'),
-               **(amounts if seconds else {
+               **(amounts if parsed.seconds else {
                    kind: round(amount / 3600, 4)
                    for kind, amount in amounts.items()})}

@@ -79,10 +79,12 @@ class Usage(commands.Lister):
             if (name := one.strip()) in _GROUPS]
         if 'lease_id' in keys:
             keys.append('lease_name')
+        # Dates without an offset are those of the time zone.
+        zone = 'Z' if parsed_args.timezone else ''
         return ['start_date', 'end_date', *keys, 'resource_class', *_KINDS,
                 *(_OF_COSTS if rates else ())], [
-            [lease_progress.when(row['start_date']),
-             lease_progress.when(row['end_date']),
+            [lease_progress.when(row['start_date']) + zone,
+             lease_progress.when(row['end_date']) + zone,
              *(row[key] for key in keys), rc,
              *(_amount(row[kind].get(rc, 0), parsed_args.seconds)
                for kind in _KINDS),

@@ -380,9 +380,25 @@ class ManageTest(base.TestCase):
 
     def test_invalid_usage_query_is_reported(self):
         self.manage('db', 'sync')
-        code, text = self.manage('usage', '--group-by', 'week')
-        self.assertEqual((1, True), (
-            code, 'cannot be grouped by "week"' in text))
+        for words, said in (
+                (('--group-by', 'week'), 'cannot be grouped by "week"'),
+                (('--group-by', 'week'), 'such as --group-by project,day.'),
+                (('--start', '2027-01-01', '--end', '2026-01-01'),
+                 'Write an --end that is later than --start.'),
+                (('--type', 'x'), '"x" is no resource type. Write one of '),
+                (('--tags', ',' * 99), '--tags must be a list of at most')):
+            code, text = self.manage('usage', *words)
+            self.assertEqual((1, True), (code, said in text), text)
+
+    def test_dates_of_usage_can_be_arguments_in_same_zone(self):
+        self.manage('db', 'sync')
+        self.hold(self.database())
+        words = ('usage', '--timezone', 'Asia/Tokyo', '--seconds')
+        (row,) = self.json(*words, '--start', '2027-01-15 17:00:00',
+                           '--end', '2027-01-15 18:00')
+        self.assertEqual('2027-01-15T08:00:00Z', row['start_date'])
+        self.assertEqual([row], self.json(
+            *words, '--start', row['start_date'], '--end', row['end_date']))
 
     def purge(self, *words):
         """Run the command at the time of the tests."""

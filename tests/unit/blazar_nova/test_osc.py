@@ -315,8 +315,8 @@ class UsageTest(osc_base.OwnersTestCase):
                 # As behind a proxy that terminates TLS.
                 'http://203.0.113.1/v1/usage?marker=1'}]}), (
                     200, {'usage': [self.ROW]}))
-        shown = {'start_date': '2026-12-01 00:00:00',
-                 'end_date': '2026-12-02 00:00:00', 'project_id': 'here',
+        shown = {'start_date': '2026-12-01 00:00:00Z',
+                 'end_date': '2026-12-02 00:00:00Z', 'project_id': 'here',
                  'resource_class': 'VCPU', 'planned': 2.0, 'reserved': 1.5,
                  'used': 0.0}
         words = {'--start-date': '2026-12-01', '--end-date': '2027-01-01',

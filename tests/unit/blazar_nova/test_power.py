@@ -1388,7 +1388,7 @@ class TestDeaths(PowerTestCase):
         done = subprocess.run(
             [sys.executable, '-c', DIES, self.db.url,
              str(self.clock.now()), self.machines.path, point],
-            cwd=imports.ROOT, env={**os.environ}, timeout=60,
+            cwd=imports.ROOT, env={**os.environ}, timeout=300,
             capture_output=True)
         self.assertEqual(-signal.SIGKILL, done.returncode, done.stderr)
 

@@ -28,6 +28,7 @@ What is found here is a hint: each decision is made in the database.
 import collections
 import contextlib
 import functools
+import itertools
 import threading
 import typing as ty
 
@@ -145,9 +146,11 @@ class Index:
         self.judged: Alike | None = None
         self._overdue: list[_Entry] = []
         self._overstaying: ty.Sequence[ty.Any] = ()
-        #: The entries of the timeline for interruptible servers, and what
-        #: these take by host and lead time.
-        self._lent: list[_Entry] = []
+        #: The entries of the timeline for interruptible servers by host, the
+        #: minute for which they were computed, and what these servers take by
+        #: host and lead time.
+        self._lent: dict[int, list[_Entry]] = {}
+        self._minute = 0
         self._interruptible: dict[
             int, ty.Mapping[int, model.Resources]] = {}
         self._lent_at: Lent | None = None
@@ -312,7 +315,7 @@ class Index:
         """
         with self.excluding((), [
                 BookingRow(host_id, window.end, until, amounts)
-                for host_id, window, amounts in self._lent
+                for host_id, window, amounts in self._all_lent()
                 if window.end < until]):
             yield
 
@@ -340,7 +343,7 @@ class Index:
         """Within :meth:`fresh`: the instant from which on interruptible
         servers take nothing.
         """
-        return max((window.end for _host, window, _some in self._lent),
+        return max((window.end for _host, window, _some in self._all_lent()),
                    default=0)
 
     def evictable(self) -> list[ty.Any]:
@@ -348,7 +351,7 @@ class Index:
         read; for :meth:`excluding`.
         """
         return [BookingRow(host_id, window.start, window.end, amounts)
-                for host_id, window, amounts in self._lent]
+                for host_id, window, amounts in self._all_lent()]
 
     @contextlib.contextmanager
     def without_interruptible(self, host: model.Host, server_id: str,
@@ -359,9 +362,8 @@ class Index:
         amounts, lead_time, _since = host.interruptible[server_id]
         with self.excluding([
                 BookingRow(one, window.start, window.end, amounts)
-                for one, window, _amounts in self._lent
-                if one == host.id and window.end - window.start == (
-                    lead_time + _MINUTE)][:1]):
+                for one, window, _amounts in self._lent.get(host.id, ())
+                if window.end - window.start == lead_time + _MINUTE][:1]):
             yield
 
     def interruptible_servers(self) -> dict[str, list[int]]:
@@ -373,6 +375,10 @@ class Index:
             for server_id in self.hosts[host_id].interruptible:
                 found[server_id].append(host_id)
         return dict(found)
+
+    def _all_lent(self) -> ty.Iterator[_Entry]:
+        # Another thread may read meanwhile.
+        return itertools.chain.from_iterable([*self._lent.values()])
 
     def _apply_all(self, bookings: ty.Iterable[ty.Any], sign: int) -> None:
         assert self._timeline is not None
@@ -395,11 +401,12 @@ class Index:
         self._uuids, self._apart = np.empty(0, object), None
         self.judged = None
         self._masks.cache_clear()
-        self._lent_at = None
+        self._lent_at, self._lent = None, {}
         self._interruptible = {
             host.id: rule.by_lead_time(host.interruptible)
             for host in hosts.values() if host.interruptible}
         self._watch_overdue(timeline, overdue, now)
+        self._watch_interruptible(timeline, self._interruptible, now)
         self._timeline = timeline
         self._forgotten = now
         self._since = now - KEEP
@@ -455,32 +462,56 @@ class Index:
         if found.overdue is not None or found.steps:
             self._watch_overdue(timeline, self._overstaying if (
                 found.overdue is None) else found.overdue, now)
+            self._watch_interruptible(
+                timeline, {host.id for host, _changes in found.steps}, now)
         if found.compared:
             self._known.compared = now
         self._known.at = now
 
     def _watch_overdue(self, timeline: timelines.Timeline,
                        rows: ty.Sequence[ty.Any], now: int) -> None:
-        """Reserve the capacity of servers past their end, and of interruptible
-        ones for their lead time, rounded up to a minute, so that the levels of
-        their hosts change once in a minute.
-        """
+        """Reserve the capacity of servers past their end."""
         overdue = [(
             row.host_id, model.Window(row.end_date, now + rule.OVERDUE),
             row.resources) for row in rows if row.host_id in self.hosts]
-        self._overstaying, minute = rows, now - now % _MINUTE
-        self._lent = [
-            (host_id, model.Window(minute, window.end), amounts)
-            for host_id, some in self._interruptible.items()
-            for window, amounts in rule.evictable(some, minute + _MINUTE)]
-        overdue += self._lent
+        self._overstaying = rows
         if overdue != self._overdue:
-            for sign, entries in (
-                    (-1, _without(self._overdue, overdue)),
-                    (1, _without(overdue, self._overdue))):
-                for host_id, window, resources in entries:
-                    timeline.apply(host_id, window, resources, sign)
+            _replace(timeline, _without(self._overdue, overdue),
+                     _without(overdue, self._overdue))
             self._overdue = overdue
+
+    def _watch_interruptible(self, timeline: timelines.Timeline,
+                             changed: ty.Collection[int], now: int) -> None:
+        """Reserve the capacity of interruptible servers for their lead time,
+        rounded up to a minute, so that the levels of their hosts change once
+        in a minute.
+
+        :param changed: the ids of hosts that have changed; others are looked
+            at in the next minute
+        """
+        minute = now - now % _MINUTE
+        if minute != self._minute:
+            changed = {*self._interruptible, *self._lent}
+            self._minute = minute
+        for host_id in changed:
+            before = self._lent.get(host_id, [])
+            after = [(host_id, model.Window(minute, window.end), amounts)
+                     for window, amounts in rule.evictable(
+                         self._interruptible.get(host_id, {}),
+                         minute + _MINUTE)]
+            if after != before:
+                _replace(timeline, before, after)
+            if after:
+                self._lent[host_id] = after
+            else:
+                self._lent.pop(host_id, None)
+
+
+def _replace(timeline: timelines.Timeline, before: ty.Iterable[_Entry],
+             after: ty.Iterable[_Entry]) -> None:
+    for sign, entries in ((-1, before), (1, after)):
+        for host_id, window, resources in entries:
+            timeline.apply(host_id, window, resources, sign)
 
 
 def _without(some: ty.Iterable[_Entry], others: ty.Iterable[_Entry],

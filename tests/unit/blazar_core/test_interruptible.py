@@ -235,6 +235,43 @@ class TestAdmission(InterruptibleTestCase):
         self.leave(server_id)
         self.assertTrue(self.quote(self.clock.now() - NOW + 1))
 
+    def test_index_follows_interruptible_servers(self):
+        rng, there = random.Random(0), []
+        for name in 'ab':
+            self.host(name, VCPU=100)
+        for _step in range(60):
+            self.clock.advance(rng.choice([0, 1, 30, 90]))
+            if there and rng.random() < 0.4:
+                self.leave(*there.pop(rng.randrange(len(there))))
+            else:
+                host = rng.choice('ab')
+                there.append((self.boot(host, rng.randint(1, 3), lead_time=(
+                    rng.choice([LEAD, 2 * LEAD]))), host))
+            found = []
+            for index in (self.admission.index, booking_index.Index(
+                    self.database, self.clock)):
+                with index.fresh() as timeline:
+                    now = self.clock.now()
+                    found.append([timeline.peak(self.row(name).id, (
+                        model.Window(now + at, now + at + 1)))
+                        for name in 'ab'
+                        for at in range(0, 2 * LEAD + 120, 30)])
+            self.assertEqual(*found)
+
+    def test_change_of_host_costs_same_for_many_others(self):
+        for name in 'abcde':
+            self.host(name, VCPU=4)
+            self.boot(name)
+        self.clock.advance(-self.clock.now() % 60)
+        with self.admission.index.fresh():
+            pass
+        self.tell('ordinary', 'a', VCPU=1)
+        with mock.patch.object(rule, 'evictable',
+                               wraps=rule.evictable) as evictable:
+            with self.admission.index.fresh():
+                pass
+        self.assertEqual(1, evictable.call_count)
+
     def test_unreported_interruptible_server_is_found_by_sync(self):
         """The periodic sync finds it: nova-scheduler had no database."""
         self.host('one', VCPU=4)

@@ -62,6 +62,16 @@ class Refusal:
                     f'is capacity.')
         return ' '.join([self._why(), self._when(start, end)])
 
+    def while_waiting(self) -> str:
+        """Return why a lease still waits, which is admitted by itself: the
+        user has nothing to write.
+        """
+        expected = '' if self.next_start is None else (
+            f' Capacity is expected from {clocks.minute(self.next_start)} UTC '
+            'on.')
+        return (f'{self._why()} fits_now: {self.fits_now} of {self.wanted}.'
+                f'{expected}')
+
     def _why(self) -> str:
         if self.whole and self.reason is Reason.TOO_BIG and not self.detail:
             if self.wanted == 1:

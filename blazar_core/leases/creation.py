@@ -170,7 +170,7 @@ class LeaseCreation:
                     return admit(later, None)
                 if not may_wait:
                     raise
-                why = str(exc)
+                why = exc.refusal.while_waiting()
         return self._database.retried(self._wait, new, encrypted, why)
 
     def write(self, connection: sa.Connection,

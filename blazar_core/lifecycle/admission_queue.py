@@ -123,7 +123,7 @@ class DeferredAdmission:
             project_id = lease.project_id
         wanted = self.needs(lease_id)
         if isinstance(wanted, refusals.Refusal):
-            return wanted.sentence()
+            return wanted.while_waiting()
         granted = self.bound(project_id, lease_id)
         try:
             picked = self._admission.pick_all(
@@ -137,7 +137,7 @@ class DeferredAdmission:
                     later > self._admission.off_until()) or (
                     later >= end if lease.duration is None
                     else later > (lease.retry_until or 0)):
-                return str(exc)
+                return exc.refusal.while_waiting()
             # Hosts that are off are only switched on for a booking.
             return self._admit(lease_id, later)
         described = self._enter(

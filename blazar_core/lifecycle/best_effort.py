@@ -190,7 +190,7 @@ class MovePlanning:
         """
         wanted = self._deferred.needs(lease_id)
         if isinstance(wanted, refusals.Refusal):
-            return wanted.sentence()
+            return wanted.while_waiting()
         now = self._clock.now()
         with self._database.reader() as session:
             lease = api.found(session, lease_id)

@@ -95,7 +95,11 @@ class TestAdmissionQueue(AdmissionQueueTestCase):
         generation = self.generation('one')
         lease = self.held(end=2000)
         self.assertEqual('WAITING', lease['status'])
-        self.assertIn('There is no capacity', lease['status_reason'])
+        said = (
+            'The lease waits for capacity and is retried: There is no '
+            'capacity for this lease in this window. fits_now: 0 of 1. '
+            'Capacity is expected from 2027-01-15 08:16:40 UTC on.')
+        self.assertEqual(said, lease['status_reason'])
         self.assertEqual(NOW + 600, lease['retry_until'])
         self.assertFalse(lease['degraded'])
         self.assertEqual(generation, self.generation('one'))
@@ -103,6 +107,7 @@ class TestAdmissionQueue(AdmissionQueueTestCase):
         driven.run_due(self.engine)
         self.look()
         self.assertEqual('WAITING', self.status(lease))
+        self.assertEqual(said, self.reason(lease))
         self.assertEqual([], [*self.audit.differences()])
         self.free(first)
         self.look()

@@ -148,11 +148,12 @@ def _add_hosts(nouns: ty.Any) -> None:
     verbs = _noun(nouns, 'host', 'manage the enrolled hosts')
     listings.add_format(_verb(
         verbs, 'list', 'list them', _host_list))
-    add = _verb(verbs, 'add', 'enroll a host, which is then used by leases '
+    add = _verb(verbs, 'add', 'enroll hosts, which are then used by leases '
                               'only; waits for pending builds and resizes to '
-                              'it; resumes an interrupted '
+                              'them; resumes an interrupted '
                               'enrollment', _host_add)
-    add.add_argument('name', help='hypervisor, or its nova-compute')
+    add.add_argument('name', help='hypervisor, or its nova-compute; several '
+                                  'are separated by commas')
     add.add_argument('extra', nargs='*', metavar='KEY=VALUE',
                      help='extra capability that users can ask for, in '
                           'addition to what Nova reports')
@@ -314,7 +315,7 @@ def _host_list(parsed: argparse.Namespace) -> None:
         _enrollment(parsed).listed()))
 
 
-def _host_add(parsed: argparse.Namespace) -> None:
+def _host_add(parsed: argparse.Namespace) -> int:
     from blazar_nova.schemas import host_schema
 
     body = {}
@@ -323,20 +324,42 @@ def _host_add(parsed: argparse.Namespace) -> None:
         if not equals:
             raise errors.InvalidLeaseParams(
                 f'{pair} is not in the form KEY=VALUE, such as gpu=A100.')
-    asked = host_schema.create({**body, 'name': parsed.name})
-    hosts = _enrollment(parsed)
+    asked = [host_schema.create({**body, 'name': name.strip()})
+             for name in parsed.name.split(',')]
+    hosts, failed = _enrollment(parsed), 0
+    for number, (name, extra) in enumerate(asked, 1):
+        if len(asked) > 1:
+            listings.progress(parsed, f'Host {number} of {len(asked)}: {name}')
+        try:
+            _enroll(hosts, parsed, name, extra)
+        except errors.BlazarError as exc:
+            if len(asked) == 1 or isinstance(exc, _Interrupted):
+                raise
+            failed += 1
+            listings.tell(str(exc))
+    if failed:
+        listings.tell(f'{failed} of {len(asked)} hosts could not be enrolled.')
+    return 1 if failed else 0
+
+
+class _Interrupted(errors.BlazarError):
+    """The operator has interrupted an enrollment."""
+
+
+def _enroll(hosts: 'HostEnrollment', parsed: argparse.Namespace, name: str,
+            extra: ty.Mapping[str, str]) -> None:
     from blazar_nova.services import host_enrollment
 
     try:
-        host = hosts.add(*asked, pause=host_enrollment.patient(
+        host = hosts.add(name, extra, pause=host_enrollment.patient(
             float('inf'), functools.partial(print, flush=True)),
             say=functools.partial(listings.progress, parsed))
     except KeyboardInterrupt:
-        raise errors.Conflict(
-            f'Host {parsed.name} accepts no new servers until it is enrolled '
-            'by this command, or removed by "host remove".') from None
-    print(f'Host {parsed.name} has the ID {host["id"]}: it serves leases '
-          'only.')
+        raise _Interrupted(
+            f'Host {name} accepts no new servers until it is enrolled by this '
+            'command, or removed by "host remove".') from None
+    print(f'Host {name} has the ID {host["id"]}: it serves leases only.',
+          flush=True)
 
 
 def _host_remove(parsed: argparse.Namespace) -> None:

@@ -620,6 +620,30 @@ class ManageTest(base.TestCase):
                 self.assertEqual(1, code)
                 self.assertIn(word.partition('=')[0], text)
 
+    def test_several_hosts_are_enrolled_though_one_fails(self):
+        def add(name, extra, **_more):
+            added.append((name, extra))
+            if name == 'two':
+                raise errors.NotFound('There is no host two.')
+            return {'id': len(added)}
+
+        added, hosts = [], mock.Mock(add=add)
+        out, error = io.StringIO(), io.StringIO()
+        with (mock.patch.object(manage, '_enrollment', lambda _parsed: hosts),
+              contextlib.redirect_stdout(out),
+              contextlib.redirect_stderr(error)):
+            self.assertEqual(1, manage.main([
+                'host', 'add', 'one,two,three', 'rack=7', '--verbose']))
+        self.assertEqual([(name, {'rack': '7'}) for name in (
+            'one', 'two', 'three')], added)
+        self.assertEqual(['Host one has the ID 1: it serves leases only.',
+                          'Host three has the ID 3: it serves leases only.'],
+                         out.getvalue().splitlines())
+        self.assertEqual([
+            'Host 1 of 3: one', 'Host 2 of 3: two', 'There is no host two.',
+            'Host 3 of 3: three', '1 of 3 hosts could not be enrolled.'],
+            error.getvalue().splitlines())
+
     def test_bookings_of_host_in_maintenance_are_printed_as_json(self):
         booking = maintenance.Promised(
             'lease', 'fill', 'project', 'user', NOW, NOW + 60, 'server',

@@ -56,7 +56,8 @@ STAGES = ['OFFERED', 'WAITING', 'PENDING', 'STARTING', 'ACTIVE', 'TERMINATING',
 LEASE_TYPES = ['immediate', 'scheduled', 'retry', 'best_effort']
 
 #: The columns of "occurrences".
-_OF_OCCURRENCES = ('id', 'start_date', 'end_date', 'status', 'reason')
+_OF_OCCURRENCES = (
+    'id', 'start_date', 'end_date', 'status', 'reason', 'flavor')
 
 #: The keys of the size of what is reserved.
 _SIZE = ('source_flavor_id', 'vcpus', 'memory_mb', 'disk_gb', 'affinity',
@@ -350,6 +351,14 @@ def _count(reservation: Json) -> str:
     if most is None:
         return str(reservation.get('amount', ''))
     return str(most) if least == most else f'{least} to {most}'
+
+
+def flavors_of(lease: Json) -> str:
+    """Return the flavors with which servers of a lease are booted, one on
+    each line.
+    """
+    return '\n'.join(one['flavor_id'] for one in lease['reservations']
+                     if one.get('flavor_id'))
 
 
 def column(value: ty.Any) -> ty.Any:
@@ -688,6 +697,10 @@ class Occurrences(Lister):
                     f'Lease {parsed_args.lease} does not recur.')
             # It is an occurrence itself.
             lease = client.lease(lease['recurrence_id'])
+        # The flavor of each is that of its reservation.
+        flavors = {one['id']: flavors_of(one) for one in client.leases(
+            name=lease['name'], occurrences='true')}
         return _OF_OCCURRENCES, [
-            tuple(one[name] for name in _OF_OCCURRENCES)
+            tuple({**one, 'flavor': flavors.get(one['id'], '')}[name]
+                  for name in _OF_OCCURRENCES)
             for one in lease['occurrences']]

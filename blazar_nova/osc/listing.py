@@ -83,9 +83,7 @@ class Show(commands.Command, command.ShowOne):
         values = _values(lease, datetime.datetime.now(datetime.UTC))
         return _OF_ONE, tuple({
             **dict(zip(*commands.shown_lease(lease), strict=True)),
-            **values, 'flavor': '\n'.join(
-                one['flavor_id'] for one in lease['reservations']
-                if one.get('flavor_id')),
+            **values, 'flavor': commands.flavors_of(lease),
             'hosts': commands.Hosts([
                 host for one in lease['reservations']
                 for host in one.get('hosts') or []])}.get(name)

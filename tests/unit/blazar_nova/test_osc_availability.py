@@ -343,12 +343,24 @@ class RecurringTest(osc_base.OscTestCase):
                 'end_date': '2026-12-01T16:00:00.000000',
                 'status': 'PENDING', 'reason': ''}
         self.cloud.sees(f'GET /leases/{ID}', (200, {
-            'lease': osc_base.a_lease(occurrences=[each])}))
-        self.assertEqual([each], self.reservation('occurrences', ID))
+            'lease': osc_base.a_lease(occurrences=[each, {
+                **each, 'id': None, 'status': 'LEFT_OUT'}])}))
+        self.cloud.sees('GET /leases', (200, {'leases': [
+            osc_base.a_lease(id=each['id'], reservations=[
+                {'flavor_id': 'f1'}, {'flavor_id': None}]),
+            osc_base.a_lease(id='another', reservations=[
+                {'flavor_id': 'f2'}])]}))
+        left_out = {**each, 'id': None, 'status': 'LEFT_OUT', 'flavor': ''}
+        each['flavor'] = 'f1'
+        self.assertEqual([each, left_out],
+                         self.reservation('occurrences', ID))
+        self.assertEqual({'name': 'lease1', 'occurrences': 'true'},
+                         self.cloud.requests[-1].query)
         self.cloud.sees(
             f'GET /leases/{OTHER}', (200, {'lease': osc_base.a_lease(
                 occurrences=[], recurrence_id=ID)}))
-        self.assertEqual([each], self.reservation('occurrences', OTHER))
+        self.assertEqual([each, left_out],
+                         self.reservation('occurrences', OTHER))
 
     def test_occurrences_of_lease_without_recurrence_fail(self):
         self.cloud.sees(f'GET /leases/{ID}', (200, {'lease': osc_base.a_lease(

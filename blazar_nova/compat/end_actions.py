@@ -25,6 +25,7 @@ from blazar_nova.compat import gated_casts
 from blazar_nova.compat import lost_tasks
 from blazar_nova.compat import request_context
 from blazar_nova.compat import server_deletion
+from blazar_nova.compat import volume_images
 
 LOG = logging.getLogger(__name__)
 
@@ -208,14 +209,12 @@ class EndActions(request_context.Acting):
         if not _needs_image(self._compute_api, context, instance, lease_id,
                             check, event):
             return None
-        on_volume = compute_utils.is_volume_backed_instance(context, instance)
-        work = functools.partial(
-            _create_image, self._compute_api.snapshot_volume_backed
-            if on_volume else self._compute_api.snapshot, context, instance,
-            lease_id, name, check, event, label)
-        if on_volume:
-            return work
-        work()
+        if compute_utils.is_volume_backed_instance(context, instance):
+            return functools.partial(
+                _create_volume_image, context, instance, lease_id, name, check,
+                event, label)
+        _create_image(self._compute_api.snapshot, context, instance, lease_id,
+                      name, check, event, label)
         return None
 
     def has_image(self, server_id: str, lease_id: str,
@@ -333,6 +332,22 @@ def _create_image(work: ty.Callable[..., ty.Any], context: ty.Any,
     LOG.info('Server %s: making the image %s of it', instance.uuid, name)
     _ask(work, context, instance, name, extra_properties={
         _LEASE: lease_id, _SERVER: instance.uuid, _EVENT: event or _END})
+
+
+def _create_volume_image(context: ty.Any, *args: ty.Any) -> None:
+    """Ask Nova for an image of a server that has its disk on a volume.
+
+    :param args: as of :func:`_create_image`, from the context on
+    :raises CloudUnavailable: as that
+    """
+    image = volume_images.VolumeImage()
+    try:
+        _create_image(image.create, context, *args)
+    except errors.CloudUnavailable as exc:
+        # Glance may have an image of which it has not told.
+        if not image.asked or isinstance(exc, errors.CloudRefusal):
+            image.undo(context)
+        raise
 
 
 def _has_image(api: ty.Any, context: ty.Any, server_id: str, lease_id: str,

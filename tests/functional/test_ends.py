@@ -10,6 +10,8 @@ import fixtures
 import glanceclient.exc
 from nova.conductor import api as compute_task_api
 from nova import context as nova_context
+from nova import exception
+from nova.image import glance
 from nova import objects
 from nova.tests import fixtures as nova_fixtures
 from nova.tests.functional.api import client as nova_client
@@ -22,6 +24,7 @@ from blazar_core.plugins import cloud_api
 from blazar_nova.compat import compute_hosts
 from blazar_nova.compat import lost_tasks
 from blazar_nova.compat import nova_cloud
+from blazar_nova.compat import volume_images
 from tests import driven
 from tests.functional import api_base
 from tests.functional import test_deletion
@@ -45,14 +48,18 @@ class EndsTestCase(api_base.ApiTestCase):
     def end(self, seconds=10):
         """Carry out due events until the lease has ended."""
         def is_over():
-            self.clock.advance(self.over + seconds - self.clock.now())
-            driven.run_due(self.listener.engine)
-            self.over += 10
+            self.try_end(seconds)
             return {('TERMINATED',)} == {*self.query(
                 "SELECT status FROM leases WHERE name = 'mine'")}
 
         self.wait_for(is_over, what='the end of the lease')
         self.run_sync()
+
+    def try_end(self, seconds=10):
+        """Carry out due events, later each time."""
+        self.clock.advance(self.over + seconds - self.clock.now())
+        driven.run_due(self.listener.engine)
+        self.over += 10
 
     def images(self):
         return {one['name']: one for one in self.glance.images.values()
@@ -74,6 +81,45 @@ class EndsTestCase(api_base.ApiTestCase):
 
 class TestEnds(EndsTestCase):
 
+    def on_volume(self):
+        """Boot a server on a volume; return it, the id of the volume, and the
+        ids of the snapshots that cinder creates and has.
+        """
+        real, made, kept = cinder.API.get, [], []
+
+        def volume(_self, *args, **kwargs):
+            return {'display_description': '', 'display_name': 'v',
+                    **real(*args, **kwargs)}
+
+        def snapshot(_self, _context, volume_id, *_args):
+            made.append(volume_id)
+            kept.append(f'snapshot{len(made)}')
+            return {'id': kept[-1]}
+
+        def delete(_self, _context, snapshot_id):
+            if snapshot_id != self.ready:
+                raise exception.CinderConnectionFailed(reason='it is creating')
+            kept.remove(snapshot_id)
+
+        def get(_self, _context, snapshot_id):
+            self.ready, was_ready = snapshot_id, self.ready
+            return {'status': 'available' if was_ready == snapshot_id
+                    else 'creating'}
+
+        self.ready = None
+        for name, method in (('get', volume), ('get_snapshot', get),
+                             ('create_snapshot_force', snapshot),
+                             ('delete_snapshot', delete)):
+            self.stub_out(f'nova.volume.cinder.API.{name}', method)
+        volume_id = nova_fixtures.CinderFixture.IMAGE_BACKED_VOL
+        server = self.boot_active('vm1', hints=self.lease_hints(
+            'mine', length=HOUR, on_end='snapshot'), imageRef='',
+            block_device_mapping_v2=[{
+                'boot_index': 0, 'uuid': volume_id, 'source_type': 'volume',
+                'destination_type': 'volume'}])
+        self.run_sync()
+        return server, volume_id, made, kept
+
     def test_snapshot_policy_creates_image_and_deletes_server(self):
         server = self.leased(on_end='snapshot')
         self.assertEqual('snapshot,delete', self.lease('mine')['on_end'])
@@ -86,29 +132,30 @@ class TestEnds(EndsTestCase):
 
     def test_snapshot_of_volume_backed_server_is_created_once(self):
         """It has no instance_uuid, and is created once."""
-        real, made = cinder.API.get, []
-
-        def volume(_self, *args, **kwargs):
-            return {'display_description': '', 'display_name': 'v',
-                    **real(*args, **kwargs)}
-
-        def snapshot(_self, _context, volume_id, *_args):
-            made.append(volume_id)
-            return {'id': f'snapshot{len(made)}'}
-
-        self.stub_out('nova.volume.cinder.API.get', volume)
-        self.stub_out('nova.volume.cinder.API.create_snapshot_force', snapshot)
-        volume_id = nova_fixtures.CinderFixture.IMAGE_BACKED_VOL
-        server = self.boot_active('vm1', hints=self.lease_hints(
-            'mine', length=HOUR, on_end='snapshot'), imageRef='',
-            block_device_mapping_v2=[{
-                'boot_index': 0, 'uuid': volume_id, 'source_type': 'volume',
-                'destination_type': 'volume'}])
-        self.run_sync()
+        server, volume_id, made, kept = self.on_volume()
         self.end()
         self.wait_until_gone(server['id'])
         self.assertEqual(([volume_id], ['mine-vm1']), (
             made, [*self.images()]))
+        self.assertEqual(['snapshot1'], kept)
+
+    def test_snapshots_of_refused_images_are_deleted(self):
+        server, _volume_id, made, kept = self.on_volume()
+        self.useFixture(fixtures.MockPatchObject(volume_images, '_PAUSE', 0))
+        for error, left in (
+                (glanceclient.exc.HTTPOverLimit('no quota'), 0),
+                (exception.ImageNotAuthorized(image_id='mine-vm1'), 0),
+                (exception.GlanceConnectionFailed(server='s', reason=''), 1)):
+            before = len(made)
+            with mock.patch.object(glance.API, 'create', side_effect=error):
+                self.wait_for(lambda before=before: (
+                    self.try_end(), len(made) > before)[1],
+                    what='another attempt')
+            self.assertEqual(left, len(kept), error)
+        self.end()
+        self.wait_until_gone(server['id'])
+        self.assertEqual(
+            (2, ['mine-vm1']), (len(kept), [*self.images()]))
 
     def test_image_of_other_owner_is_ignored(self):
         server = self.leased(on_end='snapshot')

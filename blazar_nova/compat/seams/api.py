@@ -293,6 +293,12 @@ _QUOTA = entry.subject(
             'get_snapshot(self, ctx, snapshot_id, *args, **kwargs)',
             'snapshots of a build'),
         entry.called(
+            'create_snapshot_force(self, ctx, res_id, *args, **kwargs)',
+            'undo an image of a server'),
+        entry.called(
+            'delete_snapshot(self, ctx, snapshot_id, *args, **kwargs)',
+            'undo an image of a server'),
+        entry.called(
             'attachment_delete(self, ctx, attachment_id, *args, **kwargs)',
             'undo a refused boot')),
     entry.of(

@@ -276,7 +276,13 @@ _ACTIONS = entry.subject(
         entry.called(
             'snapshot_volume_backed(self, context, instance, name, '
             'extra_properties=)', 'make an image of a server'),
+        entry.called(
+            '__init__(self, image_api=, network_api=, volume_api=)',
+            'undo an image of a server'),
         entry.refers('__init__', 'image_api', 'images of a server'),
+        entry.refers(
+            'snapshot_volume_backed',
+            'image_api create volume_api', 'undo an image of a server'),
         entry.called(
             'live_migrate(self, context, instance, block_migration, '
             'disk_over_commit, host_name, force=, async_=)', 'drain a host'),
@@ -308,6 +314,8 @@ _ACTIONS = entry.subject(
     entry.of(
         'nova.image.glance.API',
         entry.called('get_all(self, context, **kwargs)', 'images of a server'),
+        entry.called('create(self, context, image_info, data=)',
+                     'undo an image of a server'),
         entry.called(
             'delete(self, context, id_or_uri)', 'images of a server')),
     entry.of(

@@ -35,6 +35,8 @@ _COUNTS = sa.select(
         models.Booking.server_id))).label('waiting'),
 ).outerjoin(models.Reservation.bookings).group_by(models.Reservation.lease_id)
 
+#: Number of leases whose rows are read at once.
+_AT_ONCE = 1000
 OPEN = models.Event.status.in_(states.OPEN)
 
 
@@ -93,23 +95,41 @@ class Unfinished:
         for lease in self._unfinished():
             yield from self._about(lease)
 
-    def _unfinished(self) -> list[_Lease]:
-        """Return the leases that are not terminated, from one snapshot."""
+    def _unfinished(self) -> ty.Iterator[_Lease]:
+        """Yield the leases that are not terminated; there may be very many.
+        """
+        last = ''
+        while page := self._page(last):
+            yield from page
+            last = page[-1].row.id
+
+    def _page(self, last: str) -> list[_Lease]:
+        """Return the next of these leases, from one snapshot.
+
+        :param last: only leases with later ids
+        """
         with self._database.reader() as session:
+            found = session.execute(
+                sa.select(models.Lease.__table__).where(
+                    models.Lease.status != states.Lease.TERMINATED,
+                    models.Lease.id > last)
+                .order_by(models.Lease.id).limit(_AT_ONCE)).all()
+            if not found:
+                return []
+            ids = [row.id for row in found]
             counts = {row.lease_id: (row.bookings, row.servers, row.waiting)
-                      for row in session.execute(_COUNTS)}
+                      for row in session.execute(_COUNTS.where(
+                          models.Reservation.lease_id.in_(ids)))}
             builds = set(session.scalars(
-                sa.select(models.DeferredBuild.lease_id)))
+                sa.select(models.DeferredBuild.lease_id).where(
+                    models.DeferredBuild.lease_id.in_(ids))))
             events: dict[str, dict[str, ty.Any]] = (
                 collections.defaultdict(dict))
             for row in session.execute(
                     sa.select(models.Event.__table__)
-                    .where(OPEN).order_by(models.Event.run_at.desc())):
+                    .where(OPEN, models.Event.lease_id.in_(ids))
+                    .order_by(models.Event.run_at.desc())):
                 events[row.lease_id][row.event_type] = row
-            found = session.execute(
-                sa.select(models.Lease.__table__).where(
-                    models.Lease.status != states.Lease.TERMINATED)
-                .order_by(models.Lease.start_date, models.Lease.id)).all()
         return [_Lease(row, *counts.get(row.id, (None, 0, 0)),
                        row.id in builds, events.get(row.id, {}))
                 for row in found]

@@ -7,6 +7,7 @@ import sqlalchemy as sa
 from blazar_core.audit import audit
 from blazar_core.audit import findings
 from blazar_core.audit import leftovers
+from blazar_core.audit import unfinished
 from blazar_core.db import models
 from tests import databases
 from tests import driven
@@ -64,6 +65,29 @@ class AuditTestCase(base.LeaseTestCase):
         self.lifecycle.lease_end.end(lease['id'])
         self.assertEqual('TERMINATED', self.status(lease))
         return lease
+
+
+class TestPages(AuditTestCase):
+
+    def test_leases_are_read_page_by_page(self):
+        self.host('two', VCPU=8)
+        ids = {self.lease(50, 100)['id'] for _number in range(5)}
+        self.delete(models.Event, models.Event.event_type == 'end_lease')
+        self.assertEqual(5, len(self.texts()))
+        read = []
+
+        def note(_connection, _cursor, statement, values, *_more):
+            if statement.startswith('SELECT') and 'FROM events' in statement:
+                read.append(sum(str(one) in ids for one in (
+                    values.values() if isinstance(values, dict) else values)))
+
+        sa.event.listen(self.database.engine, 'before_cursor_execute', note)
+        self.addCleanup(sa.event.remove, self.database.engine,
+                        'before_cursor_execute', note)
+        with mock.patch.object(unfinished, '_AT_ONCE', 2):
+            self.assertEqual(5, len(list(
+                self.audit.unfinished.differences())))
+        self.assertEqual([2, 2, 1], read)
 
 
 class TestNoDifferences(AuditTestCase):

@@ -203,7 +203,9 @@ def _over(session: orm.Session, ids: ty.Sequence[str], before: int,
 
 
 def _is_over(lease: ty.Any, before: int) -> tuple[ty.Any, ...]:
-    return (lease.c.status == states.Lease.TERMINATED,
+    # An expression: SQLite would search all leases of that status for a few
+    # ids.
+    return (lease.c.status + '' == states.Lease.TERMINATED.value,
             lease.c.end_date < before, lease.c.updated_at < before,
             sa.func.coalesce(lease.c.deleted_at, 0) < before)
 

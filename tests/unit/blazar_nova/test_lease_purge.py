@@ -373,3 +373,27 @@ class TestRefund(test_budget.ChargingTestCase):
         self.clock.advance(10 * lease_purge.LEAST_AGE)
         self.assertEqual((1, 0), purge.purge(
             self.clock.now() - lease_purge.LEAST_AGE))
+
+
+class PlanTest(base.LeaseTestCase):
+    """How SQLite searches; the other databases choose by statistics."""
+
+    scenarios = [('sqlite', {'kind': 'sqlite'})]
+
+    def test_leases_of_a_page_are_searched_by_their_ids(self):
+        asked = []
+
+        def note(_connection, _cursor, statement, values, *_more):
+            asked.append((statement, values))
+
+        sa.event.listen(self.database.engine, 'before_cursor_execute', note)
+        with self.database.reader() as session:
+            lease_purge._over(session, ['one', 'two'], base.NOW)
+        sa.event.remove(self.database.engine, 'before_cursor_execute', note)
+        (statement, values), = (one for one in asked if 'leases' in one[0])
+        with self.database.connection() as connection:
+            steps = [row[3] for row in connection.exec_driver_sql(
+                f'EXPLAIN QUERY PLAN {statement}', values)]
+        self.assertEqual(
+            ['SEARCH leases USING INDEX sqlite_autoindex_leases_1 (id=?)'],
+            steps)

@@ -272,7 +272,7 @@ def _unblock(api: ty.Any, context: ty.Any, instance: ty.Any) -> None:
     """
     if instance.task_state is not None or instance.vm_state not in BLOCKING:
         return
-    work = {vm_states.RESIZED: api.confirm_resize,
+    work = {vm_states.RESIZED: functools.partial(_confirm, api),
             vm_states.RESCUED: api.unrescue,
             # Nova can stop a server in ERROR, which then is STOPPED.
             vm_states.ERROR: api.stop,
@@ -280,6 +280,21 @@ def _unblock(api: ty.Any, context: ty.Any, instance: ty.Any) -> None:
     LOG.info('Server %s: asking Nova to bring it out of the state %s',
              instance.uuid, instance.vm_state)
     _ask(work, context, instance)
+
+
+def _confirm(api: ty.Any, context: ty.Any, instance: ty.Any) -> None:
+    """Ask Nova to confirm a resize, again if such a request was lost.
+
+    :raises CloudRefusal: if it is being confirmed
+    """
+    try:
+        api.confirm_resize(context, instance)
+    except exception.MigrationNotFoundByStatus:
+        migration = lost_tasks.lost_confirmation(context, instance)
+        if migration is None:
+            raise errors.CloudRefusal(
+                'Nova is confirming its resize.') from None
+        api.confirm_resize(context, instance, migration)
 
 
 def _unshelve(api: ty.Any, context: ty.Any, instance: ty.Any) -> None:

@@ -26,6 +26,7 @@ from blazar_core.common import errors
 from blazar_core.plugins import cloud_api
 from blazar_nova.compat import build_calls
 from blazar_nova.compat import compute_hosts
+from blazar_nova.compat import lost_tasks
 from blazar_nova.compat import network_api
 from blazar_nova.compat import request_context
 from blazar_nova.compat import unbuilt_servers
@@ -246,6 +247,10 @@ class ServerDeletion(request_context.Acting):
         # Each attempt has a request id of its own, by which Nova finds it.
         context.request_id = f'{OWN}{uuidutils.generate_uuid()}'
         instance = self._compute_api.get(context, server_id)
+        if instance.task_state == task_states.RESIZE_REVERTING:
+            check()
+            # Nova would leave the guest on the previous host.
+            lost_tasks.reset(context, instance, _PATIENCE)
         _check_source(context, instance)
         check()
         if instance.task_state in _DELETING:

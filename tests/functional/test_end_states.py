@@ -22,6 +22,8 @@ from oslo_serialization import jsonutils
 
 from blazar_core.common import errors
 from blazar_core.plugins import cloud_api
+from blazar_nova.compat import lost_tasks
+from blazar_nova.compat import server_deletion
 from blazar_nova.compat import server_state
 from tests import driven
 from tests.functional import base
@@ -101,7 +103,7 @@ class EachStateTestCase(test_ends.EndsTestCase):
             return [*self.query("SELECT conditions FROM leases "
                                 "WHERE status != 'TERMINATED'")]
 
-        self.wait_for(is_over, 60, 'the end of the lease')
+        self.wait_for(is_over, 300, 'the end of the lease')
         self.run_sync()
         return left()
 
@@ -257,6 +259,102 @@ class TestActionsInProgress(EachStateTestCase):
     def test_shelve_policy_during_resize_or_shelve(self):
         self.check('shelve', **dict.fromkeys(
             (one.strip('_') for one in self.STEPS), 'SHELVED_OFFLOADED'))
+
+
+class TestLostTasks(EachStateTestCase):
+    """Actions of users of which nothing follows, as their message was lost or
+    the process died, until the lease of the server ends.
+    """
+
+    _COMPUTE = 'nova.compute.rpcapi.ComputeAPI.'
+    _CONDUCTOR = 'nova.conductor.rpcapi.ComputeTaskAPI.'
+    #: What nova-api dies in, before it records the action.
+    _RECORD = 'nova.objects.InstanceAction.action_start'
+    #: By what is lost: the action before, the action, and the call.
+    LOST: ty.ClassVar[dict[str, tuple[ty.Any, ty.Any, str]]] = {
+        'confirm': ({'migrate': None}, {'confirmResize': None},
+                    f'{_COMPUTE}confirm_resize'),
+        'interrupted confirm': (
+            {'resize': {'flavorRef': '2'}}, {'confirmResize': None},
+            f'{_COMPUTE}confirm_resize'),
+        'revert': ({'resize': {'flavorRef': '2'}}, {'revertResize': None},
+                   f'{_COMPUTE}revert_resize'),
+        'resize': (None, {'resize': {'flavorRef': '2'}},
+                   f'{_CONDUCTOR}migrate_server'),
+        'rebuild': (None, {'rebuild': {'imageRef': base.IMAGE}},
+                    f'{_CONDUCTOR}rebuild_instance'),
+        'unrecorded pause': (None, {'pause': None}, _RECORD)}
+
+    def lose(self, on_end):
+        """Return the ids of servers by what is lost of each."""
+        self.boot('vm', count=len(self.LOST), hints=self.lease_hints(
+            'mine', length=HOUR, on_end=on_end))
+        servers = dict(zip(self.LOST, (
+            one['id'] for one in self.alice.get_servers()), strict=True))
+        for server_id in servers.values():
+            self.wait_for_status(server_id, 'ACTIVE', 120)
+        self.run_sync()
+        for name, server_id in servers.items():
+            if (before := self.LOST[name][0]) is not None:
+                self.act({'id': server_id}, before, self.admin)
+                self.wait_for_status(server_id, 'VERIFY_RESIZE', 120)
+        for name, server_id in servers.items():
+            _before, action, call = self.LOST[name]
+            is_unrecorded = call == self._RECORD
+            with mock.patch(call, side_effect=OSError(
+                    'it died') if is_unrecorded else None) as sent:
+                self.admin.post_server_action(
+                    server_id, action,
+                    check_response_status=[202, 204, 500])
+                self.wait_for(lambda sent=sent: sent.called, what='the call')
+        self.begin({'id': servers['interrupted confirm']},
+                   'compute_confirm_resize')
+        return servers
+
+    def lost_for(self, lost, interrupted):
+        self.useFixture(fixtures.MockPatchObject(lost_tasks, '_LOST', lost))
+        self.useFixture(fixtures.MockPatchObject(
+            lost_tasks, '_INTERRUPTED', interrupted))
+
+    def used(self):
+        """Return the usages of all providers in placement that have some."""
+        found = (self.placement.get(
+            f'/resource_providers/{one["uuid"]}/usages').body['usages']
+            for one in self.placement.get(
+                '/resource_providers').body['resource_providers'])
+        return [one for one in found if any(one.values())]
+
+    def test_end_policy_goes_on_after_lost_requests(self):
+        servers = self.lose('stop')
+        self.assertNotEqual([], self.end_within(30))
+        self.assertEqual(
+            [*servers], [name for name, one in servers.items()
+                         if self.shown(one) != 'SHUTOFF'])
+        self.lost_for(0, 1800)
+        self.assertIn('is confirming its resize', str(self.end_within(300)))
+        self.assertEqual(
+            ['interrupted confirm'], [
+                name for name, one in servers.items()
+                if self.shown(one) != 'SHUTOFF'])
+        self.lost_for(0, 0)
+        self.assertEqual([], self.end_within(600))
+        self.assertEqual('SHUTOFF', self.shown(servers['interrupted confirm']))
+        spec = objects.RequestSpec.get_by_instance_uuid(
+            nova_context.get_admin_context(), servers['revert'])
+        self.assertEqual('2', spec.flavor.flavorid)
+        self.assert_verified()
+        for server_id in servers.values():
+            self.act({'id': server_id}, {'forceDelete': None}, self.admin)
+            self.wait_until_gone(server_id, 120)
+        self.assertEqual([], self.used())
+
+    def test_deletion_after_lost_requests_leaves_nothing(self):
+        servers = self.lose('delete')
+        self.useFixture(fixtures.MockPatchObject(
+            server_deletion, '_PATIENCE', 0))
+        self.assertEqual([], self.end_within(120))
+        self.assertEqual({_GONE}, {*map(self.shown, servers.values())})
+        self.assertEqual([], self.used())
 
 
 class TestAfterTheEnd(test_ends.EndsTestCase):

@@ -68,6 +68,17 @@ class EndsTestCase(api_base.ApiTestCase):
     def act(self, server, action, client=None):
         (client or self.alice).post_server_action(server['id'], action)
 
+    def begin(self, server, event):
+        """Record that a nova-compute has begun with its last action."""
+        context = nova_context.get_admin_context()
+        with nova_context.target_cell(
+                context, objects.InstanceMapping.get_by_instance_uuid(
+                    context, server['id']).cell_mapping) as of_cell:
+            of_cell.request_id = objects.InstanceActionList.\
+                get_by_instance_uuid(of_cell, server['id'])[0].request_id
+            objects.InstanceActionEvent.event_start(
+                of_cell, server['id'], event)
+
     def assert_ordinary(self, server):
         """Assert that a server no longer belongs to a lease."""
         self.assert_verified()
@@ -670,7 +681,7 @@ class TestLostRequests(EndsTestCase):
                     return_value=mock.Mock(up=False)):
                 self.run_end()
             self.assertEqual('suspending', self.task_of(server))
-            self.begin(server)
+            self.begin(server, 'compute_suspend_instance')
             self.run_end()
             self.assertEqual('suspending', self.task_of(server))
 
@@ -731,17 +742,6 @@ class TestLostRequests(EndsTestCase):
         self.clock.advance(self.over + 10 - self.clock.now())
         driven.run_due(self.listener.engine)
         self.over += 300
-
-    def begin(self, server):
-        """Record that a nova-compute has begun with its last action."""
-        context = nova_context.get_admin_context()
-        with nova_context.target_cell(
-                context, objects.InstanceMapping.get_by_instance_uuid(
-                    context, server['id']).cell_mapping) as of_cell:
-            of_cell.request_id = objects.InstanceActionList.\
-                get_by_instance_uuid(of_cell, server['id'])[0].request_id
-            objects.InstanceActionEvent.event_start(
-                of_cell, server['id'], 'compute_suspend_instance')
 
     def task_of(self, server):
         return self.admin.get_server(server['id'])['OS-EXT-STS:task_state']

@@ -323,16 +323,6 @@ class HealthTest(Failing, leased.LeasedTestCase):
         self.relocate()
         self.leaves(server)
 
-    def test_rebuild_by_user_is_not_taken_for_lost_evacuation(self):
-        server = self.runs('vm1')
-        with mock.patch.object(compute_task_api.ComputeTaskAPI,
-                               'rebuild_instance'):
-            self.alice.post_server_action(server['id'], {'rebuild': {
-                'imageRef': server['image']['id']}})
-        with mock.patch.object(lost_tasks, '_LOST', 0):
-            self.listener.parts.cloud.reset_lost_task(server['id'])
-        self.assertEqual('rebuilding', self.task_of(server))
-
     def test_paused_server_is_not_evacuated(self):
         server = self.runs('vm1')
         self.admin.post_server_action(server['id'], {'pause': None})

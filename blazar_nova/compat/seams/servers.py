@@ -214,15 +214,19 @@ _SERVERS = entry.subject(
         entry.named('DELETE', 'how far a deletion is'),
         entry.named('DETACH_VOLUME', 'how far a detachment is'),
         entry.named(
-            'CREATE_IMAGE EVACUATE LIVE_MIGRATION SHELVE SHELVE_OFFLOAD STOP '
-            'SUSPEND UNRESCUE UNSHELVE', 'what was begun at an end')),
+            'BACKUP CHANGE_PASSWORD CONFIRM_RESIZE CREATE_IMAGE EVACUATE '
+            'LIVE_MIGRATION MIGRATE PAUSE REBOOT REBUILD RESCUE RESIZE RESUME '
+            'REVERT_RESIZE SHELVE SHELVE_OFFLOAD START STOP SUSPEND UNPAUSE '
+            'UNRESCUE UNSHELVE', 'what was begun at an end')),
     entry.of(
         'nova.compute.task_states',
         entry.named(
-            'DELETING IMAGE_SNAPSHOT_PENDING MIGRATING POWERING_OFF '
-            'REBUILDING RESIZE_PREP RESIZE_REVERTING SCHEDULING SHELVING '
-            'SHELVING_OFFLOADING SOFT_DELETING SUSPENDING UNRESCUING '
-            'UNSHELVING rebuild_states resizing_states',
+            'DELETING IMAGE_BACKUP IMAGE_SNAPSHOT_PENDING MIGRATING PAUSING '
+            'POWERING_OFF POWERING_ON REBOOTING REBOOTING_HARD REBUILDING '
+            'RESCUING RESIZE_PREP RESIZE_REVERTING RESUMING SCHEDULING '
+            'SHELVING SHELVING_OFFLOADING SOFT_DELETING SUSPENDING UNPAUSING '
+            'UNRESCUING UNSHELVING UPDATING_PASSWORD rebuild_states '
+            'resizing_states',
             'what is being done to a server')),
     entry.of(
         'nova.compute.vm_states',
@@ -320,7 +324,7 @@ _ACTIONS = entry.subject(
             'delete(self, context, id_or_uri)', 'images of a server')),
     entry.of(
         'nova.objects.Migration',
-        entry.fields('status', 'undo an evacuation'),
+        entry.fields('status updated_at', 'undo an evacuation'),
         entry.fields('uuid source_compute source_node', 'revert a resize'),
         entry.called('get_by_instance_and_status(context, instance_uuid, '
                      'status)', 'revert a resize'),

@@ -32,7 +32,6 @@ from blazar_core.capacity import admissions
 from blazar_core.capacity import selection
 from blazar_core.common import clocks
 from blazar_core.common import errors
-from blazar_core.common import host_properties
 from blazar_core.common import model
 from blazar_core.db import api
 from blazar_core.db import models
@@ -41,6 +40,7 @@ from blazar_core.leases import new_leases
 from blazar_core.leases import requests
 from blazar_core.leases import views
 from blazar_nova.resource_types import inputs
+from blazar_nova.resource_types import property_expressions
 from blazar_nova.schemas import hint_params
 from blazar_nova.schemas import lease_schema
 from tests import driven
@@ -244,11 +244,12 @@ class Member:
                 ) -> model.Demand:
         wanted = None
         if condition is not None:
-            wanted = host_properties.parse(['or', ['>=', '$vcpus', number], [
-                'in', f'${condition}', *(
-                    f'{value}x' for value in range(
-                        host_properties.MAX_VALUES - 1))]])
-            host_properties.check(wanted, PUBLIC)
+            values = (f'{value}x' for value in range(
+                property_expressions.MAX_VALUES - 1))
+            wanted = property_expressions.parse([
+                'or', ['>=', '$vcpus', number],
+                ['in', f'${condition}', *values]])
+            property_expressions.check(wanted, PUBLIC)
         return model.Demand(
             {'VCPU': vcpus, 'MEMORY_MB': memory_mb, 'DISK_GB': 20}, servers,
             {None: model.Affinity.NONE, True: model.Affinity.SAME,

@@ -26,11 +26,11 @@ from benchmarks import world as worlds
 from blazar_core.capacity import admissions
 from blazar_core.capacity import eligibility
 from blazar_core.capacity import scheduler_claims
-from blazar_core.common import host_properties
 from blazar_core.common import model
 from blazar_core.common import refusals
 from blazar_core.db import models
 from blazar_core.leases import views
+from blazar_nova.resource_types import property_expressions
 from tests import driven
 
 HOSTS, BOOKINGS = 1000, 10_000
@@ -91,7 +91,7 @@ def whole(kind: str, url: str, size: int) -> ty.Iterator[records.Record]:
                                    '[">=", "$vcpus", "8"]]')):
         demand = model.Demand(
             model.WHOLE, WANTED // size, among=model.HostPool.ENROLLED,
-            properties=host_properties.parse(expression))
+            properties=property_expressions.parse(expression))
         search.pick(demand, windows[0])
         found[name] = [*records.times(
             f'availability.{kind}.hosts.{name}',
@@ -128,8 +128,9 @@ def measure(kind: str, url: str, world: worlds.World,
     # As many whole hosts as there are, of which some are always in use.
     refused = model.Demand(dict(world.capacity), world.hosts,
                            model.Affinity.DIFFERENT)
-    markers = [lease['id'] for lease in views.page(database, views.Query(
-        sort=(('id', False),), limit=len(days)))[0]]
+    some, _more = views.page(database, views.Query(
+        sort=(('id', False),), limit=len(days)))
+    markers = [lease['id'] for lease in some]
     asked: dict[str, ty.Callable[[model.Window], ty.Any]] = {
         'pick': lambda window: search.pick(fits, window),
         'refusal': lambda window: expect(search.quote([refused], window)),
@@ -140,9 +141,10 @@ def measure(kind: str, url: str, world: worlds.World,
                 SERVER, {host.uuid: DEMAND}, forced=True)),
         'free': lambda window: search.starts.availability(
             fits, window, worlds.DAY, 10),
-        'page': lambda window: views.page(database, views.Query(
-            project_id='project', limit=100, marker=markers[
-                window.start // worlds.DAY % len(markers)]))}
+        'page': lambda window: views.page(
+            database, views.Query(
+                project_id='project', limit=100, marker=markers[
+                    window.start // worlds.DAY % len(markers)]))}
     for name, ask in asked.items():
         ask(windows[0])
         statements.clear()

@@ -28,10 +28,10 @@ from benchmarks import world as worlds
 from blazar_core.capacity import admissions
 from blazar_core.capacity import eligibility
 from blazar_core.capacity import inventory
-from blazar_core.common import host_properties
 from blazar_core.common import model
 from blazar_core.db import api
 from blazar_core.db import models
+from blazar_nova.resource_types import property_expressions
 from tests import driven
 
 HOSTS, BOOKINGS, LEASES = 100_000, 800_000, 50_000
@@ -72,7 +72,7 @@ def ask(database: api.Database) -> ty.Iterator[records.Record]:
             models.Booking.id == 1).values(server_id=server_id))
     window = model.Window(worlds.NOW + 86_400, worlds.NOW + 90_000)
     plain = model.Demand(DEMAND)
-    special = model.Demand(DEMAND, properties=host_properties.parse(GPU))
+    special = model.Demand(DEMAND, properties=property_expressions.parse(GPU))
     asked = chance.sample(hosts, min(ASKED, len(hosts)))
     what: dict[str, ty.Callable[[], object]] = {
         'filter.plain': lambda: eligible_hosts.for_unreserved(DEMAND, asked),

@@ -82,6 +82,36 @@ def exists(name: str) -> bool:
     return False
 
 
+def missing(path: str) -> list[str]:
+    """Return the names that a file uses of imported modules of this project
+    that do not define them.
+    """
+    modules = {}
+    for name in imports(path):
+        module = os.path.join(ROOT, f'{name.replace(".", "/")}.py')
+        if os.path.exists(module):
+            modules[name.rpartition('.')[2]] = os.path.relpath(module, ROOT)
+    return [f'{path}:{node.lineno}: {node.value.id}.{node.attr}'
+            for node in ast.walk(parsed(path))
+            if isinstance(node, ast.Attribute) and
+            isinstance(node.value, ast.Name) and node.value.id in modules and
+            node.attr not in _defined(modules[node.value.id])]
+
+
+@functools.cache
+def _defined(path: str) -> frozenset[str]:
+    """Return the names that a file defines or imports, anywhere in it."""
+    found = {'__name__', '__file__', '__doc__'}
+    for node in ast.walk(parsed(path)):
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            found.add(node.name)
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            found.add(node.id)
+        elif isinstance(node, ast.Import | ast.ImportFrom):
+            found.update(one.asname or one.name for one in node.names)
+    return frozenset(found)
+
+
 def _imported_modules(path: str, known: ty.Collection[str],
                       ) -> ty.Iterator[str]:
     for name in imports(path):

@@ -83,6 +83,12 @@ class TestSubpackages(base.BaseTestCase):
                 if is_in(name, *ROOMS, 'benchmarks', 'tests'):
                     self.assertTrue(code.exists(name), f'{path}: {name}')
 
+    def test_benchmarks_use_names_that_exist(self):
+        # No other test runs them, and mypy does not check them.
+        self.assertEqual([], [
+            name for path in code.sources('benchmarks')
+            for name in code.missing(path)])
+
     def test_missing_module_is_found(self):
         self.assertFalse(code.exists('blazar_core.common.no_such'))
         self.assertFalse(code.exists('blazar_core.no_such.clocks'))

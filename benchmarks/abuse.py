@@ -38,10 +38,10 @@ from blazar_core.db import models
 from blazar_core.leases import leases
 from blazar_core.leases import new_leases
 from blazar_core.leases import requests
-from blazar_core.leases import views
 from blazar_nova.resource_types import inputs
 from blazar_nova.resource_types import property_expressions
 from blazar_nova.schemas import hint_params
+from blazar_nova.schemas import lease_queries
 from blazar_nova.schemas import lease_schema
 from tests import driven
 from tests.unit.blazar_core import racer
@@ -146,7 +146,7 @@ class Member:
         self.leases = leases.Leases(
             database, clock, self.search, racer.FileType.types(os.devnull))
         self.made: list[str] = []
-        self.marker = views.page(database, views.Query(
+        self.marker = lease_queries.page(database, lease_queries.Query(
             project_id='project', limit=500))[0][-1]['id']
 
     def make(self, kind: str, request: Request) -> None:
@@ -235,7 +235,7 @@ class Member:
         if marker:
             asked['marker'] = self.marker
         query, _fields = lease_schema.query(asked, worlds.NOW, 86400)
-        found, _more = views.page(self.database, dataclasses.replace(
+        found, _more = lease_queries.page(self.database, dataclasses.replace(
             query, project_id='project'))
         json.dumps(found)
 

@@ -29,8 +29,8 @@ from blazar_core.capacity import scheduler_claims
 from blazar_core.common import model
 from blazar_core.common import refusals
 from blazar_core.db import models
-from blazar_core.leases import views
 from blazar_nova.resource_types import property_expressions
+from blazar_nova.schemas import lease_queries
 from tests import driven
 
 HOSTS, BOOKINGS = 1000, 10_000
@@ -128,7 +128,7 @@ def measure(kind: str, url: str, world: worlds.World,
     # As many whole hosts as there are, of which some are always in use.
     refused = model.Demand(dict(world.capacity), world.hosts,
                            model.Affinity.DIFFERENT)
-    some, _more = views.page(database, views.Query(
+    some, _more = lease_queries.page(database, lease_queries.Query(
         sort=(('id', False),), limit=len(days)))
     markers = [lease['id'] for lease in some]
     asked: dict[str, ty.Callable[[model.Window], ty.Any]] = {
@@ -141,8 +141,8 @@ def measure(kind: str, url: str, world: worlds.World,
                 SERVER, {host.uuid: DEMAND}, forced=True)),
         'free': lambda window: search.starts.availability(
             fits, window, worlds.DAY, 10),
-        'page': lambda window: views.page(
-            database, views.Query(
+        'page': lambda window: lease_queries.page(
+            database, lease_queries.Query(
                 project_id='project', limit=100, marker=markers[
                     window.start // worlds.DAY % len(markers)]))}
     for name, ask in asked.items():

@@ -22,6 +22,7 @@ from blazar_nova.schemas import dates
 from blazar_nova.schemas import echoed_fields
 from blazar_nova.schemas import error_answers
 from blazar_nova.schemas import hint_params
+from blazar_nova.schemas import lease_queries
 from blazar_nova.schemas import lease_schema
 from blazar_nova.schemas import usage_schema
 from blazar_nova.schemas import web_requests
@@ -76,7 +77,7 @@ class LeaseController:
             query = dataclasses.replace(
                 query, marker=self._leases.series.current(
                     query.marker))
-        found, more = views.page(self._database, query)
+        found, more = lease_queries.page(self._database, query)
         if more and not query.paged:
             raise errors.InvalidLeaseParams(
                 f'These are more than {len(found)} leases. Write filters '
@@ -316,7 +317,7 @@ class LeaseController:
         try:
             lease = self._lease(request, lease_id, 'blazar:leases:delete')
         except errors.NotFound:
-            owner = views.owner_of_deleted(
+            owner = lease_queries.owner_of_deleted(
                 self._database,
                 self._leases.series.current(lease_id))
             if owner is None or not self._policy.allows(

@@ -19,8 +19,8 @@ from blazar_core.common import errors
 from blazar_core.common import states
 from blazar_core.db import api
 from blazar_core.db import models
-from blazar_core.leases import views
 from blazar_core.lifecycle import event_queue
+from blazar_nova.schemas import lease_queries
 from blazar_nova.services import end_notices
 
 JSON = 'json'
@@ -132,7 +132,7 @@ def leases(database: api.Database, ended: bool, host: str | None) -> Listing:
              'end_date': date(lease['end_date']),
              'servers': [server for reservation in lease['reservations']
                          for server in reservation['servers']]}
-            for lease in views.listed(database, ended, host)))
+            for lease in lease_queries.listed(database, ended, host)))
 
 
 def announced(database: api.Database) -> Listing:
@@ -243,7 +243,8 @@ def _counts(database: api.Database, now: int) -> dict[str, int]:
 def _degraded(database: api.Database) -> list[dict[str, ty.Any]]:
     return [{**lease, **{flag: sum(
         one[flag] for one in lease['reservations']) for flag in _FLAGS}}
-        for lease in views.listed(database, ended=False, degraded=True)]
+        for lease in lease_queries.listed(
+            database, ended=False, degraded=True)]
 
 
 def _unavailable(host: ty.Any) -> dict[str, ty.Any]:

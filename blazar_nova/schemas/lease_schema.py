@@ -22,6 +22,7 @@ from blazar_nova.resource_types import inputs
 from blazar_nova.schemas import dates
 from blazar_nova.schemas import event_schema
 from blazar_nova.schemas import hint_params
+from blazar_nova.schemas import lease_queries
 from blazar_nova.schemas import lease_types
 from blazar_nova.schemas import lease_views
 from blazar_nova.schemas import recurrence_schema
@@ -220,7 +221,7 @@ def _check_changed(values: dict[str, object]) -> None:
 
 
 def query(values: collections.abc.Mapping[str, str], now: int,
-          list_ended: int) -> tuple[views.Query, list[str] | None]:
+          list_ended: int) -> tuple[lease_queries.Query, list[str] | None]:
     """Read the parameters of ``GET /leases``.
 
     :param list_ended: for how many seconds ended leases are listed
@@ -231,7 +232,7 @@ def query(values: collections.abc.Mapping[str, str], now: int,
     found = {key: dates.parse_date(values[key + '_date'], now)
              for key in ('start', 'end') if key + '_date' in values}
     paged = 'limit' in values or 'marker' in values
-    return views.Query(
+    return lease_queries.Query(
         project_id=values.get('project_id'), name=values.get('name'),
         tags=hint_params.tags_of(dict(values)) or (),
         status=_status(values['status']) if 'status' in values else None,

@@ -16,11 +16,11 @@ from oslo_policy import policy
 
 from blazar_core.common import errors
 from blazar_core.leases import accounting
-from blazar_core.leases import views
+from blazar_nova.schemas import lease_queries
 
 LOG = logging.getLogger(__name__)
 
-_Query = ty.TypeVar('_Query', accounting.Query, views.Query)
+_Query = ty.TypeVar('_Query', accounting.Query, lease_queries.Query)
 
 ADMIN = 'rule:blazar_admin'
 PROJECT_MEMBER_OR_ADMIN = 'rule:blazar_project_member_or_admin'

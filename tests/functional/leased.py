@@ -13,7 +13,7 @@ from neutronclient.common import exceptions as neutron_exceptions
 from nova.tests import fixtures as nova_fixtures
 
 from blazar_core.common import clocks
-from blazar_core.leases import views
+from blazar_nova.schemas import lease_queries
 from blazar_nova.verify import verification
 from tests import driven
 from tests.functional import base
@@ -117,7 +117,7 @@ class LeasedTestCase(base.FunctionalTestCase):
         """Return all leases, as the API describes them."""
         parts = self.listener.parts
         return [parts.answers.lease(one)
-                for one in views.listed(parts.database, True)]
+                for one in lease_queries.listed(parts.database, True)]
 
     def lease(self, name_or_id: str) -> dict[str, ty.Any]:
         """Return the one lease of that name or id."""

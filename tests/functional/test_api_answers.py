@@ -243,7 +243,7 @@ class TestAnswers(api_base.ApiTestCase):
         self.useFixture(fixtures.MonkeyPatch(
             'blazar_nova.schemas.lease_schema.MAX_WHOLE', 3))
         self.useFixture(fixtures.MonkeyPatch(
-            'blazar_core.leases.views._PARTS', 1))
+            'blazar_nova.schemas.lease_queries._PARTS', 1))
         for hour in range(1, 5):
             self.make(start_in=hour * HOUR, name=f'lease{hour}')
             answer = self.ask('GET', '/leases')

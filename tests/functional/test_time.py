@@ -16,9 +16,9 @@ from blazar_core.common import clocks
 from blazar_core.common import errors
 from blazar_core.db import encryption
 from blazar_core.db import models
-from blazar_core.leases import views
 from blazar_core.lifecycle import retries
 from blazar_nova.compat import nova_cloud
+from blazar_nova.schemas import lease_queries
 from tests import driven
 from tests.functional import base
 from tests.functional import leased
@@ -492,5 +492,5 @@ class DaemonTest(base.FunctionalTestCase):
             told, key=lambda event: event != 'lease.create'))
 
     def status(self, listener: ty.Any) -> str:
-        (lease,) = views.listed(listener.parts.database, True)
+        (lease,) = lease_queries.listed(listener.parts.database, True)
         return ty.cast(str, lease['status'])

@@ -29,8 +29,8 @@ import sqlalchemy as sa
 import testtools
 
 from blazar_core.db import api
-from blazar_core.leases import views
 from blazar_nova.compat import nova_conf
+from blazar_nova.schemas import lease_queries
 from tests.integration import clients
 from tests import stack
 from tests.stack import cloud as accounts
@@ -500,7 +500,7 @@ class IntegrationTestCase(testtools.TestCase):
     def leases(self) -> dict[str, Json]:
         """Return all leases by their ids, as they are shown to users."""
         return {lease['id']: lease
-                for lease in views.listed(self.database, True)}
+                for lease in lease_queries.listed(self.database, True)}
 
     def lease(self, lease_id: str) -> Json:
         return self.leases()[lease_id]

@@ -17,6 +17,7 @@ from blazar_core.capacity import admissions
 from blazar_core.capacity import inventory
 from blazar_core.common import errors
 from blazar_core.common import model
+from blazar_core.common import states
 from blazar_core.db import api
 from blazar_core.db import encryption
 from blazar_core.db import models
@@ -484,6 +485,14 @@ class LeaseTestCase(DatabaseTestCase):
         self.leases = leases.Leases(
             self.database, self.clock, self.admission, self.types)
         self.lifecycle = self.new_handlers(self.database)
+
+    def listed(self) -> list[dict[str, ty.Any]]:
+        """Return the leases that are not over, as lists show them."""
+        with self.database.reader() as session:
+            return views.described(session, session.execute(
+                sa.select(models.Lease.__table__).where(
+                    models.Lease.status.in_(states.GOING_ON),
+                ).order_by(models.Lease.start_date)).all())
 
     def new_handlers(self, database: api.Database) -> handlers.Handlers:
         """Return the handlers of a process with a connection of its own."""

@@ -70,8 +70,8 @@ ASKING = (
     'blazar_core.test_evacuation.TestDrain',
     'blazar_core.test_idempotency.TestIdempotency',
     'blazar_core.test_admission_queue.TestAdmissionQueue',
-    'blazar_core.test_views.TestFilters',
-    'blazar_core.test_views.TestOrder',
+    'blazar_nova.test_lease_queries.TestFilters',
+    'blazar_nova.test_lease_queries.TestOrder',
     'blazar_core.test_usage_records.TestRecords',
     'blazar_core.test_enrollment.TestEnrollment',
     'blazar_core.test_failed_hosts_of_leases.TestFailedHosts',
@@ -94,7 +94,7 @@ _COMPARISON = 'A comparison is of all servers that have a lease.'
 _FIRST = 'It stops after the first rows.'
 #: A page of the leases of all projects, with ended ones: the database goes
 #: along their starts until the page is full, which nearly all of them fill.
-_PAGE = ('blazar_core/leases/views.py', 'page', 'leases')
+_PAGE = ('blazar_nova/schemas/lease_queries.py', 'page', 'leases')
 _ENDED = 'leases.deleted_at IS NULL OR'
 _KEPT = 'It is by what is kept of leases that go on.'
 #: Functions that read all rows of some tables on purpose: the file, the
@@ -113,7 +113,8 @@ EVERYTHING = (
      'All are encrypted with another key.'),
     ('leases/idempotency.py', 'trim', 'request_keys',
      'Where no listener has run for days, most keys are old.'),
-    ('leases/views.py', 'listed', 'leases reservations bookings',
+    ('../blazar_nova/schemas/lease_queries.py', 'listed',
+     'leases reservations bookings',
      'An operator lists all, or those that are degraded.'),
     ('leases/accounting.py', 'totals', 'usage_records leases',
      'An operator asks for the usage of all projects.'),

@@ -59,7 +59,7 @@ class TestFailedBuilds(lifecycle_base.LifecycleTestCase):
             self.assertEqual(0, self.room())
             reservation, = views.get(
                 self.database, lease['id'])['reservations']
-            listed, = views.page(self.database, views.Query())[0]
+            listed, = self.listed()
             self.assertEqual((True, [reservation]), (
                 reservation['missing_resources'], listed['reservations']))
         # The usage has an end, so another lease can follow.

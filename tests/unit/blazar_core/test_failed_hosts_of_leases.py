@@ -365,7 +365,7 @@ class TestFailedHosts(whole_hosts_base.WholeHostsTestCase):
         self.assertEqual(
             [('lease.degraded', lease['id']), ('lease.update', lease['id']),
              ('lease.healed', lease['id'])], self.notified[-3:])
-        (listed,), _more = views.page(self.database, views.Query())
+        listed, = self.listed()
         self.assertEqual((False, True), tuple(
             listed['reservations'][0][flag] for flag in (
                 'missing_resources', 'resources_changed')))
@@ -427,7 +427,7 @@ class TestFailedHosts(whole_hosts_base.WholeHostsTestCase):
         self.assertEqual({'one'}, self.bookings_of(lease).keys())
         self.assertEqual({'two'}, self.bookings_of(other).keys())
         self.assertIs(True, self.missing(lease))
-        (listed,), _more = views.page(self.database, views.Query(limit=1))
+        listed = self.listed()[0]
         self.assertIs(True, listed['degraded'])
         (warning,) = listed['warnings']
         self.assertIn('1 host of reservation', warning)

@@ -9,7 +9,6 @@ from blazar_core.db import api
 from blazar_core.db import models
 from blazar_core.healing import host_status
 from blazar_core.leases import updates
-from blazar_core.leases import views
 from blazar_core.plugins import cloud_api
 from tests import databases
 from tests.unit import base
@@ -402,7 +401,7 @@ class TestHealing(HostStatusTestCase):
             False, self.get(lease)['reservations'][0]['missing_resources'])
 
     def page(self):
-        (found,), _more = views.page(self.database, views.Query())
+        found, = self.listed()
         return found
 
 

@@ -245,59 +245,6 @@ class TestStatements(RecurringTestCase):
                     for one in lease['occurrences']]
 
 
-class TestListedAsOne(RecurringTestCase):
-
-    def page(self, **query):
-        return [one['id'] for one in views.page(
-            self.database, views.Query(**query))[0]]
-
-    def test_next_occurrence_represents_series(self):
-        lease = self.make(100, 200, 300)
-        ids = [one['id'] for one in lease['occurrences']]
-        self.assertEqual(ids[:1], self.page())
-        self.assertEqual(ids, self.page(occurrences=True))
-        self.lifecycle.lease_end.delete(ids[0])
-        self.cloud.servers.clear()
-        self.lifecycle.lease_end.end(ids[0])
-        self.assertEqual(ids[1:2], self.page())
-        self.assertEqual(ids[1], self.leases.series.current(lease['id']))
-        self.assertEqual(['DELETED', 'PENDING', 'PENDING'],
-                         self.statuses(lease))
-
-    def test_last_occurrence_represents_ended_series(self):
-        lease = self.make(100, 200)
-        ids = [one['id'] for one in lease['occurrences']]
-        self.clock.advance(1000)
-        for lease_id in ids:
-            self.lifecycle.lease_end.end(lease_id)
-        self.assertEqual([], self.page())
-        self.assertEqual(ids[1:], self.page(ended=True))
-
-    def test_paging_continues_after_series_with_deleted_rest(self):
-        lease = self.make(100, 200, 300)
-        self.lease(160, 190)
-        ids = [one['id'] for one in lease['occurrences']]
-        self.clock.advance(160)
-        self.lifecycle.lease_end.end(ids[0])
-        for lease_id in ids[1:]:
-            self.lifecycle.lease_end.delete(lease_id)
-            self.lifecycle.lease_end.end(lease_id)
-        self.assertEqual(ids[0], self.leases.series.current(lease['id']))
-        first, second = self.page(ended=True)
-        self.assertEqual([second], self.page(
-            ended=True, marker=self.leases.series.current(lease['id'])))
-        self.assertEqual(ids[0], first)
-
-    def test_deleted_series_is_not_found(self):
-        lease = self.make(100, 200)
-        for one in lease['occurrences']:
-            self.lifecycle.lease_end.delete(one['id'])
-            self.lifecycle.lease_end.end(one['id'])
-        self.assertRaises(errors.NotFound, self.leases.series.get,
-                          lease['id'])
-        self.assertEqual([], self.page(ended=True))
-
-
 class TestKeptServers(RecurringTestCase):
 
     def setUp(self):

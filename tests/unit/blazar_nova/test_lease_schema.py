@@ -9,8 +9,8 @@ from blazar_core.common import errors
 from blazar_core.common import model
 from blazar_core.leases import requests
 from blazar_core.leases import updates
-from blazar_core.leases import views
 from blazar_nova.schemas import hint_params
+from blazar_nova.schemas import lease_queries
 from blazar_nova.schemas import lease_schema
 from tests import examples
 from tests.unit import base
@@ -457,7 +457,7 @@ class TestQuery(base.RefusalTestCase):
                 values, NOW, 60)[0].ended_after)
 
     def test_default_query_lists_leases_that_have_not_ended(self):
-        self.assertEqual((views.Query(
+        self.assertEqual((lease_queries.Query(
             ended=False, limit=10000, paged=False), None), self.query())
 
     def test_ended_must_be_a_boolean(self):
@@ -467,7 +467,7 @@ class TestQuery(base.RefusalTestCase):
                             lambda: self.query(ended='yes'))
 
     def test_all_filters_are_parsed(self):
-        self.assertEqual((views.Query(
+        self.assertEqual((lease_queries.Query(
             project_id='p', name='lease1', status='ACTIVE',
             resource_type='virtual:instance', start=base.NOW + HOUR,
             end=NOW, sort=(('created_at', True), ('name', False)),

@@ -13,15 +13,17 @@ from blazar_core.db import models
 from blazar_core.leases import new_leases
 from blazar_core.leases import requests
 from blazar_core.leases import views
+from blazar_nova.schemas import lease_queries
 from tests import databases
 from tests.unit import base
+from tests.unit.blazar_core import test_series
 
 load_tests = databases.load_tests
 
 NOW = base.NOW
 
 
-class ViewsTestCase(base.LeaseTestCase):
+class QueriesTestCase(base.LeaseTestCase):
 
     scenarios = databases.SQL
 
@@ -34,7 +36,8 @@ class ViewsTestCase(base.LeaseTestCase):
             start, end, name=name), **wanted)
 
     def page(self, **query):
-        return views.page(self.database, views.Query(**query))[0]
+        return lease_queries.page(
+            self.database, lease_queries.Query(**query))[0]
 
     def names(self, **query):
         return [lease['name'] for lease in self.page(**query)]
@@ -56,7 +59,18 @@ class ViewsTestCase(base.LeaseTestCase):
         return asked
 
 
-class TestFilters(ViewsTestCase):
+class TestFilters(QueriesTestCase):
+
+    def test_leases_are_listed_by_their_start(self):
+        for start, project in ((70, 'a'), (50, 'b'), (60, 'a')):
+            self.lease(start, 100, project=project)
+        for answer in ([*lease_queries.listed(self.database, True)],
+                       self.page()):
+            self.assertEqual([50, 60, 70], [
+                lease['start_date'] - NOW for lease in answer])
+            self.assertEqual(
+                [views.get(self.database, lease['id'])
+                 for lease in answer], answer)
 
     def test_unfiltered_leases_are_sorted_by_start(self):
         for name, start in (('b', 60), ('c', 70), ('a', 50)):
@@ -122,11 +136,12 @@ class TestFilters(ViewsTestCase):
                           deleted['id'])
         # An operator still sees it, and its owner is known.
         self.assertEqual({'kept', 'deleted'}, {
-            lease['name'] for lease in views.listed(self.database, True)})
-        self.assertEqual('project', views.owner_of_deleted(
+            lease['name'] for lease in lease_queries.listed(
+                self.database, True)})
+        self.assertEqual('project', lease_queries.owner_of_deleted(
             self.database, deleted['id']))
         for lease_id in (kept['id'], 'unheard-of'):
-            self.assertIsNone(views.owner_of_deleted(
+            self.assertIsNone(lease_queries.owner_of_deleted(
                 self.database, lease_id))
 
     def test_ended_lease_is_shown_on_request(self):
@@ -158,18 +173,19 @@ class TestFilters(ViewsTestCase):
         self.assertEqual(['over'], self.names(status='TERMINATED'))
 
         def page(limit):
-            found, more = views.page(self.database, views.Query(
+            query = lease_queries.Query(
                 paged=False, ended_after=base.NOW - 60, limit=limit, sort=(
-                    ('start_date', False), ('name', False))))
+                    ('start_date', False), ('name', False)))
+            found, more = lease_queries.page(self.database, query)
             return [lease['name'] for lease in found], more
 
         self.assertEqual((['over', 'one', 'two'], False), page(3))
         self.assertEqual((['one', 'two'], False), page(2))
         self.assertEqual((['one'], True), page(1))
         # The same if they have too many parts.
-        for name in ('_AT_ONCE', '_PARTS_OF_ALL'):
-            self.useFixture(fixtures.MonkeyPatch(
-                f'blazar_core.leases.views.{name}', 1))
+        for name in ('blazar_core.leases.views.AT_ONCE',
+                     'blazar_nova.schemas.lease_queries._PARTS_OF_ALL'):
+            self.useFixture(fixtures.MonkeyPatch(name, 1))
         self.assertEqual((['one'], True), page(3))
 
     def test_failed_or_ending_lease_is_not_ended(self):
@@ -207,7 +223,61 @@ class TestFilters(ViewsTestCase):
         self.assertEqual([], self.names(resource_type='physical:host'))
 
 
-class TestOrder(ViewsTestCase):
+class TestListedAsOne(test_series.RecurringTestCase):
+
+    def page(self, **query):
+        found, _more = lease_queries.page(
+            self.database, lease_queries.Query(**query))
+        return [one['id'] for one in found]
+
+    def test_next_occurrence_represents_series(self):
+        lease = self.make(100, 200, 300)
+        ids = [one['id'] for one in lease['occurrences']]
+        self.assertEqual(ids[:1], self.page())
+        self.assertEqual(ids, self.page(occurrences=True))
+        self.lifecycle.lease_end.delete(ids[0])
+        self.cloud.servers.clear()
+        self.lifecycle.lease_end.end(ids[0])
+        self.assertEqual(ids[1:2], self.page())
+        self.assertEqual(ids[1], self.leases.series.current(lease['id']))
+        self.assertEqual(['DELETED', 'PENDING', 'PENDING'],
+                         self.statuses(lease))
+
+    def test_last_occurrence_represents_ended_series(self):
+        lease = self.make(100, 200)
+        ids = [one['id'] for one in lease['occurrences']]
+        self.clock.advance(1000)
+        for lease_id in ids:
+            self.lifecycle.lease_end.end(lease_id)
+        self.assertEqual([], self.page())
+        self.assertEqual(ids[1:], self.page(ended=True))
+
+    def test_paging_continues_after_series_with_deleted_rest(self):
+        lease = self.make(100, 200, 300)
+        self.lease(160, 190)
+        ids = [one['id'] for one in lease['occurrences']]
+        self.clock.advance(160)
+        self.lifecycle.lease_end.end(ids[0])
+        for lease_id in ids[1:]:
+            self.lifecycle.lease_end.delete(lease_id)
+            self.lifecycle.lease_end.end(lease_id)
+        self.assertEqual(ids[0], self.leases.series.current(lease['id']))
+        first, second = self.page(ended=True)
+        self.assertEqual([second], self.page(
+            ended=True, marker=self.leases.series.current(lease['id'])))
+        self.assertEqual(ids[0], first)
+
+    def test_deleted_series_is_not_found(self):
+        lease = self.make(100, 200)
+        for one in lease['occurrences']:
+            self.lifecycle.lease_end.delete(one['id'])
+            self.lifecycle.lease_end.end(one['id'])
+        self.assertRaises(errors.NotFound, self.leases.series.get,
+                          lease['id'])
+        self.assertEqual([], self.page(ended=True))
+
+
+class TestOrder(QueriesTestCase):
 
     def setUp(self):
         super().setUp()
@@ -247,8 +317,8 @@ class TestOrder(ViewsTestCase):
 
     def test_limited_page_states_whether_more_exist(self):
         for limit, more in ((4, True), (5, False), (6, False)):
-            found, said = views.page(
-                self.database, views.Query(limit=limit))
+            found, said = lease_queries.page(
+                self.database, lease_queries.Query(limit=limit))
             self.assertEqual((min(limit, 5), more), (len(found), said))
 
     def test_marker_of_ended_lease_stays_valid(self):
@@ -260,15 +330,16 @@ class TestOrder(ViewsTestCase):
 
     def test_a_page_of_large_leases_is_shorter(self):
         self.useFixture(fixtures.MonkeyPatch(
-            'blazar_core.leases.views._AT_ONCE', 2))
+            'blazar_core.leases.views.AT_ONCE', 2))
         self.useFixture(fixtures.MonkeyPatch(
-            'blazar_core.leases.views._PARTS', 8))
-        every = [lease['id'] for lease in views.listed(self.database, True)]
+            'blazar_nova.schemas.lease_queries._PARTS', 8))
+        every = [lease['id'] for lease in lease_queries.listed(
+            self.database, True)]
         together, marker, sizes = [], None, []
         more = True
         while more:
-            found, more = views.page(
-                self.database, views.Query(marker=marker))
+            found, more = lease_queries.page(
+                self.database, lease_queries.Query(marker=marker))
             together += [lease['id'] for lease in found]
             marker = together[-1]
             sizes.append(len(found))
@@ -287,7 +358,7 @@ class TestOrder(ViewsTestCase):
         self.assertEqual([], self.page(marker=yours['id']))
 
 
-class TestStatements(ViewsTestCase):
+class TestStatements(QueriesTestCase):
 
     def test_page_takes_four_statements(self):
         self.assertEqual(1, len(self.statements(self.page)))
@@ -301,14 +372,14 @@ class TestStatements(ViewsTestCase):
 
     def test_long_list_takes_a_few_more_statements(self):
         self.useFixture(fixtures.MonkeyPatch(
-            'blazar_core.leases.views._AT_ONCE', 2))
+            'blazar_core.leases.views.AT_ONCE', 2))
         made = [self.reserve(50 + number, 100, self.places(1))
                 for number in range(5)]
         self.assertEqual(made, self.page())
         self.assertEqual(1 + 3 * 3, len(self.statements(self.page)))
 
 
-class TestDescribe(ViewsTestCase):
+class TestDescribe(QueriesTestCase):
 
     def assert_same_everywhere(self, lease):
         """Check that a lease and the list of leases agree."""
@@ -402,7 +473,7 @@ class TestDescribe(ViewsTestCase):
 
     def test_parts_of_degraded_leases_alone_are_read_to_list_them(self):
         self.useFixture(fixtures.MonkeyPatch(
-            'blazar_core.leases.views._AT_ONCE', 1))
+            'blazar_core.leases.views.AT_ONCE', 1))
         moved, lacking, *_healthy = [
             self.lease(50, 100) for _number in range(5)]
         with self.database.writer() as session:
@@ -413,7 +484,7 @@ class TestDescribe(ViewsTestCase):
                 models.Booking.reservation_id ==
                 lacking['reservations'][0]['id']).values(host_id=None))
         found = []
-        asked = self.statements(lambda: found.extend(views.listed(
+        asked = self.statements(lambda: found.extend(lease_queries.listed(
             self.database, ended=False, degraded=True)))
         self.assertCountEqual([moved['id'], lacking['id']], [
             one['id'] for one in found])
@@ -422,10 +493,10 @@ class TestDescribe(ViewsTestCase):
 
     def test_parts_are_read_when_leases_of_a_full_list_are_yielded(self):
         self.useFixture(fixtures.MonkeyPatch(
-            'blazar_core.leases.views._AT_ONCE', 1))
+            'blazar_core.leases.views.AT_ONCE', 1))
         for _number in range(3):
             self.lease(50, 100)
-        every = views.listed(self.database, ended=False)
+        every = lease_queries.listed(self.database, ended=False)
         asked = [len(self.statements(lambda: next(every))) for _lease in
                  range(3)]
         self.assertEqual([1 + 3, 3, 3], asked)
@@ -442,7 +513,8 @@ class TestDescribe(ViewsTestCase):
         encrypted, = self.scalars(models.DeferredBuild.encrypted)
         trust, = self.scalars(models.Credential.encrypted)
         for described in (lease, views.get(self.database, lease['id']),
-                          *self.page(), *views.listed(self.database, True)):
+                          *self.page(),
+                          *lease_queries.listed(self.database, True)):
             text = json.dumps(described)
             for secret in ('secret', encrypted, trust):
                 self.assertNotIn(secret, text)

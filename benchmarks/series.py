@@ -29,6 +29,7 @@ from benchmarks import records
 from benchmarks import servers
 from benchmarks import world as worlds
 from blazar_core.capacity import admissions
+from blazar_core.common import background
 from blazar_core.common import clocks
 from blazar_core.common import errors
 from blazar_core.common import model
@@ -37,6 +38,7 @@ from blazar_core.leases import limits
 from blazar_core.leases import new_leases
 from blazar_core.leases import requests
 from blazar_core.leases import updates
+from blazar_nova.schemas import lease_views
 from blazar_nova.services import limit_requests
 from tests import databases
 from tests import driven
@@ -70,7 +72,9 @@ class Member:
             self.database, clock, search, self.types)
         conf = databases.configuration(url)
         conf.set_override('max_leases_per_project', 1000, 'blazar_enforcement')
-        self.limits = limits.Limits(conf, self.database, clock)
+        self.limits = limit_requests.LimitRequests(
+            limits.Limits(conf, self.database, clock), self.types,
+            lease_views.LeaseViews(self.types), background.Background())
 
     def new(self, request: requests.LeaseRequest, count: int,
             affinity: model.Affinity, recurrence_id: str | None = None,
@@ -84,7 +88,7 @@ class Member:
     def granted(self, series: ty.Sequence[new_leases.NewLease],
                 ) -> list[new_leases.NewLease]:
         granted = self.limits.check_all([
-            limit_requests.asked_of(one, False, self.types) for one in series])
+            self.limits.asked_of(one, False) for one in series])
         return [dataclasses.replace(one, granted=granted) for one in series]
 
     def plain(self) -> None:
@@ -126,10 +130,8 @@ class Member:
         for one in reversed(series):
             change = updates.LeaseChange(start=one['start_date'] + 3600,
                                          end=one['end_date'] + 3600)
-            granted = self.limits.check(dataclasses.replace(
-                limit_requests.asked_of(
-                    limit_requests.as_changed(one, change), False, self.types),
-                lease_id=one['id'], resized=False, beside=ids - {one['id']}))
+            granted = self.limits.check(self.limits.asked_of_change(
+                one, change, beside=ids - {one['id']}))
             changes[one['id']] = dataclasses.replace(change, granted=granted)
         self.leases.updates.update_all(changes)
 

@@ -87,10 +87,11 @@ def missing(path: str) -> list[str]:
     that do not define them.
     """
     modules = {}
-    for name in imports(path):
-        module = os.path.join(ROOT, f'{name.replace(".", "/")}.py')
-        if os.path.exists(module):
-            modules[name.rpartition('.')[2]] = os.path.relpath(module, ROOT)
+    for node in ast.walk(parsed(path)):
+        for one in node.names if isinstance(node, ast.ImportFrom) else ():
+            module = f'{node.module}.{one.name}'.replace('.', '/') + '.py'
+            if os.path.exists(os.path.join(ROOT, module)):
+                modules[one.asname or one.name] = module
     return [f'{path}:{node.lineno}: {node.value.id}.{node.attr}'
             for node in ast.walk(parsed(path))
             if isinstance(node, ast.Attribute) and
@@ -100,15 +101,19 @@ def missing(path: str) -> list[str]:
 
 @functools.cache
 def _defined(path: str) -> frozenset[str]:
-    """Return the names that a file defines or imports, anywhere in it."""
-    found = {'__name__', '__file__', '__doc__'}
-    for node in ast.walk(parsed(path)):
+    """Return the names that a module defines or imports, outside functions and
+    classes.
+    """
+    found, nodes = {'__name__', '__file__', '__doc__'}, [parsed(path)]
+    for node in nodes:
         if isinstance(node, ast.FunctionDef | ast.ClassDef):
             found.add(node.name)
-        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            continue
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
             found.add(node.id)
         elif isinstance(node, ast.Import | ast.ImportFrom):
             found.update(one.asname or one.name for one in node.names)
+        nodes.extend(ast.iter_child_nodes(node))
     return frozenset(found)
 
 

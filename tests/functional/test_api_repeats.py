@@ -160,7 +160,7 @@ class TestRequestsThatDie(api_base.ApiTestCase):
 
     def test_unknown_outcome_of_dispatch_undoes_nothing(self):
         with mock.patch.object(bound_servers, 'admit', side_effect=ValueError):
-            servers = self.refused_and_left('dispatch', lambda: None)
+            servers = self.refused_and_left('take_permit', lambda: None)
         self.assertEqual((2, []), (len(servers), self.left()))
         # As if the build had been lost.
         self.assertEqual({'RESERVED'}, {

@@ -6,6 +6,7 @@ Everything that the project knows of parking lots is in :class:`ParkingLots`.
 """
 
 import itertools
+import re
 import types
 import typing as ty
 from unittest import mock
@@ -16,6 +17,7 @@ from oslo_utils import uuidutils
 from blazar_core.capacity import inventory
 from blazar_core.common import errors
 from blazar_core.common import model
+from blazar_core.common import words
 from blazar_core.db import models
 from blazar_core.healing import overbooking
 from blazar_core.leases import new_leases
@@ -52,7 +54,16 @@ class ParkingLots(resource_types.ResourceType):
         self.stuck = False
 
     def read(self, values: resource_types.Values) -> resource_types.Values:
-        return {key: int(values[key]) for key in self.parameters}
+        return {key: self._number(values, key) for key in self.parameters}
+
+    def _number(self, values: resource_types.Values, key: str) -> int:
+        if key not in values:
+            raise errors.InvalidLeaseParams(f'Missing parameter {key}.')
+        given = str(values[key])
+        if not re.fullmatch('[1-9][0-9]{0,8}', given):
+            raise errors.InvalidLeaseParams(
+                f'"{key}" is {words.shown(given)}. Write a positive number.')
+        return int(given)
 
     def requirements(self, asking: ty.Any, params: resource_types.Values,
                      ) -> resource_types.Requirements:

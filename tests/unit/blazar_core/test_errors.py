@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
+import enum
 import inspect
 import re
 
@@ -14,6 +15,7 @@ class TestErrors(base.BaseTestCase):
     def classes(self):
         return {name: value for name, value in vars(errors).items()
                 if inspect.isclass(value) and
+                not issubclass(value, enum.Enum) and
                 value.__module__ == errors.__name__}
 
     def test_all_errors_derive_from_blazar_error(self):

@@ -45,6 +45,8 @@ class SlowTestCase(base.TestCase):
                 ('bounded_calls.LIMIT', 0.6),
                 ('bounded_calls.SHORT_LIMIT', 0.2)):
             self.patch(f'blazar_nova.compat.{name}', value)
+        # Images of volumes are made by another object of Nova.
+        self.patch('nova.compute.api.API', lambda **_clients: self.nova)
         self.patch('nova.policy.check_is_admin', lambda _context: False)
         self.patch('nova.compute.utils.is_volume_backed_instance',
                    lambda _context, one: one.volumes)
